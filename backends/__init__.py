@@ -1,0 +1,17 @@
+"""One module per framework, the same sections in the same order: read them side by side.
+
+The package can be called too, `mha.backends()`: a dict of what exists, what is installed, which version, or why not.
+"""
+
+import sys
+import types
+
+from mha import dispatch
+
+
+class _CallablePackage(types.ModuleType):
+    def __call__(self) -> dict[str, dispatch.Backend]:
+        return dispatch.backends()
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,341 @@
+"""Multi-head attention in MXNet, with Gluon's blocks: one of five tabs, to be read beside the others.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, D num_hiddens,
+d width of a query or key head, dv width of a value head.
+
+MXNet stores a kernel as (out, in): `get_weights` and `set_weights` transpose. It knows by itself whether it is training
+(`autograd.record()`), so `training` is needed only to overrule it. On the CPU it has no half-precision matrix product.
+
+Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
+Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, sections
+"Attention Scoring Functions" and "Multi-Head Attention".
+"""
+
+import contextlib
+import functools
+import math
+import operator
+
+import numpy as onp
+
+from mha import checks
+from mha.import_mxnet import import_mxnet
+from mha.weights import shapes
+
+mx = import_mxnet()
+from mxnet import autograd, np, npx  # noqa: E402
+from mxnet.gluon import nn  # noqa: E402
+
+npx.set_np()  # for all of the process: Gluon's blocks then take and give `mx.np` arrays
+
+FRAMEWORKS = ("mxnet",)
+DTYPES = ("float32", "float64")
+
+
+# 1. Masked softmax
+
+
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Combine lengths, mask and causal order into one array of booleans, True = may attend.
+
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
+    """
+    conditions = []
+    each_query = npx.arange_like(queries, axis=1).astype("int64")  # (Q,)
+    each_key = npx.arange_like(keys, axis=1).astype("int64")  # (K,)
+    if valid_lens is not None:
+        per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
+        conditions.append(each_key < per_query.astype("int64")[:, None, :, None])  # (B, 1, 1 or Q, K)
+    if mask is not None:
+        mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
+        conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
+    if causal:
+        order = each_key <= each_query[:, None]  # (Q, K)
+        conditions.append(order[None, None])  # (1, 1, Q, K)
+    return functools.reduce(operator.mul, conditions) if conditions else None
+
+
+def blank_unused(queries, keys, values, visible):
+    """Put zeros for queries that see no key, and for keys and values that no query sees.
+
+    queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
+    alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
+    """
+    if visible is None:
+        return queries, keys, values
+    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
+    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    queries = _where(sees, queries, np.zeros_like(queries))
+    keys = _where(seen, keys, np.zeros_like(keys))
+    values = _where(seen, values, np.zeros_like(values))
+    return queries, keys, values
+
+
+def visible_softmax(scores, visible):
+    """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
+
+    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
+    """
+    scores = widen(scores)
+    if visible is None:
+        return npx.softmax(scores)
+    lowest = float(onp.finfo(scores.dtype).min)
+    weights = npx.softmax(_where(visible, scores, np.full_like(scores, lowest)))
+    return _where(visible, weights, np.zeros_like(weights))
+
+
+def masked_softmax(X, valid_lens=None):
+    """Softmax of scores X (B, Q, K) over the first valid_lens keys, integers (B,) or (B, Q); None hides nothing.
+
+    Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
+    """
+    visible = visible_keys(X, X.swapaxes(1, 2), valid_lens)  # (B, 1, 1 or Q, K)
+    weights = visible_softmax(X, None if visible is None else visible[:, 0])
+    return weights.astype(X.dtype)
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    return X.astype(onp.promote_types(X.dtype, onp.float32), copy=False)
+
+
+# 2. Attention poolings
+
+
+class AttentionPooling(nn.Block):
+    """What all attention poolings share: weigh the values by a softmax of scores. Subclasses define the scores."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, queries, keys, values, visible=None, training=None):
+        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d); visible broadcasts against (B, Q, K).
+
+        Returns the scores (B, Q, K), the weights (B, Q, K) before dropout, and the pooled values (B, Q, dv).
+        """
+        queries, keys, values = blank_unused(queries, keys, values, visible)
+        scores = self.scores(queries, keys)  # (B, Q, K)
+        weights = visible_softmax(scores, visible).astype(values.dtype)  # (B, Q, K)
+        pooled = npx.batch_dot(self.drop(weights, training), values)  # (B, Q, dv)
+        return scores, weights, pooled
+
+    def drop(self, weights, training):
+        """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
+        training = autograd.is_training() if training is None else training
+        return npx.dropout(weights, p=self.dropout, mode="always") if training else weights
+
+
+class DotProductAttention(AttentionPooling):
+    """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
+
+    def scores(self, queries, keys):
+        """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        d = queries.shape[-1]
+        return npx.batch_dot(widen(queries), widen(keys), transpose_b=True) / math.sqrt(d)  # (B, Q, K)
+
+
+class AdditiveAttention(AttentionPooling):
+    """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
+
+    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32"):
+        super().__init__(dropout)
+        self.W_q = dense(query_size, num_hiddens, False, dtype)
+        self.W_k = dense(key_size, num_hiddens, False, dtype)
+        self.w_v = dense(num_hiddens, 1, False, dtype)
+
+    def scores(self, queries, keys):
+        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
+        features = np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, num_hiddens)
+        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+
+
+def pooling(config):
+    """The attention pooling that a configuration asks for, acting on the split heads."""
+    if config.pooling == "additive":
+        return AdditiveAttention(config.dropout, config.key_dim, config.key_dim, config.key_dim, config.dtype)
+    return DotProductAttention(config.dropout)
+
+
+# 3. The transposes
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = X.shape
+    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, H, T, d)
+    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = X.shape
+    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, T, H, d)
+    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
+
+
+def repeat_heads(visible, batch_size, num_heads):
+    """Give every head of a sample its row of `visible`, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if visible is None:
+        return None
+    _, _, Q, K = visible.shape
+    visible = np.broadcast_to(visible, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return visible.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
+
+
+# 4. The layer
+
+
+class MultiHeadAttention(nn.Block):
+    """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.W_q = dense(config.query_size, config.num_heads * config.key_dim, config.bias, config.dtype)
+        self.W_k = dense(config.key_size, config.num_heads * config.key_dim, config.bias, config.dtype)
+        self.W_v = dense(config.value_size, config.num_heads * config.value_dim, config.bias, config.dtype)
+        self.W_o = dense(config.num_heads * config.value_dim, config.num_hiddens, config.bias, config.dtype)
+        self.attention = pooling(config)
+
+    def forward(
+        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+    ):
+        """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
+
+        valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
+        causal: query i sees key j only if j <= i; training: whether to drop weights, None = as the framework says.
+        Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
+        Raises TypeError or ValueError if a shape or dtype does not fit the layer.
+        """
+        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal)
+        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+        steps = self.steps(queries, keys, values, visible, training)
+        if not return_weights:
+            return steps["output"]  # (B, Q, D)
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+
+    def steps(self, queries, keys, values, visible=None, training=None):
+        """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
+        B, H = queries.shape[0], self.config.num_heads
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
+        visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training)  # (B*H, Q, K or dv)
+        merged = transpose_output(pooled, H)  # (B, Q, H*dv)
+        output = self.W_o(merged)  # (B, Q, D)
+        return {
+            "W_q": W_q, "W_k": W_k, "W_v": W_v,
+            "split_q": split_q, "split_k": split_k, "split_v": split_v,
+            "scores": scores, "weights": weights, "pooled": pooled,
+            "merged": merged, "output": output,
+        }  # fmt: skip
+
+
+# 5. Arrays and weights in and out
+
+
+def dense(in_size, out_size, bias, dtype):
+    """A dense layer from in_size to out_size features; the framework's own where it has one."""
+    return nn.Dense(out_size, flatten=False, use_bias=bias, in_units=in_size or 0, dtype=dtype)
+
+
+def build(config, arrays, seed=0):
+    """The layer of a configuration with the given canonical weights; seed draws dropout where the layer owns it."""
+    layer = MultiHeadAttention(config)
+    layer.initialize(mx.init.Zero())  # the default initialiser cannot draw float64
+    return set_weights(layer, arrays)
+
+
+def get_weights(layer):
+    """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
+    return {name: onp.ascontiguousarray(_canonical(X.data().asnumpy())) for name, X in _parameters(layer).items()}
+
+
+def set_weights(layer, arrays):
+    """The layer with these canonical weights, which must fit it."""
+    for name, parameter in _parameters(layer).items():
+        parameter.set_data(tensor(_canonical(arrays[name])))
+    return layer
+
+
+def attend(
+    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+):
+    """Call the layer, with its own arguments in its framework's own way."""
+    return layer(queries, keys, values, valid_lens, mask, causal, training, return_weights)  # Gluon takes no names
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+
+    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    """
+    inputs = [X.copy() for X in (queries, keys, values)]
+    for X in inputs:
+        X.attach_grad()
+    parameters = _parameters(layer)
+    with autograd.record(train_mode=False):
+        output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
+    cotangent = np.ones_like(output) if cotangent is None else cotangent
+    by_all = autograd.grad([output], [*inputs, *(X.data() for X in parameters.values())], [cotangent])
+    by_all = [X.as_np_ndarray() for X in by_all]
+    by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
+    return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+
+
+def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+    """Every step of a call without dropout, by name and in order; arguments as for the layer."""
+    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    visible = visible_keys(queries, keys, valid_lens, mask, causal)
+    return layer.steps(queries, keys, values, visible, training=False)
+
+
+def tensor(array, layer=None):
+    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+    return np.array(array, dtype=array.dtype)  # in MXNet's current context: 1.9 and 2.0 name a layer's differently
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return X.asnumpy()
+
+
+def is_traced(X):
+    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
+    return False
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    return contextlib.nullcontext()
+
+
+def device():
+    """What the framework computes on, in words."""
+    return str(mx.current_context())
+
+
+def _where(condition, X, Y):
+    """Where of arrays; MXNet's own crashes if it broadcasts to an empty array, and loses the gradient if Y is a number."""
+    return X if X.size == 0 else np.where(condition, X, Y)
+
+
+def _canonical(X):
+    """A parameter, or its gradient, of this framework as a view in the canonical layout: kernels (in, out)."""
+    return X.T if X.ndim == 2 else X
+
+
+def _parameters(layer):
+    """The layer's own parameters by canonical name, in canonical order."""
+    own = (name.replace(".kernel", ".weight") for name in shapes(layer.config))
+    return {name: functools.reduce(getattr, path.split("."), layer) for name, path in zip(shapes(layer.config), own)}

@@ -1,0 +1,404 @@
+"""Multi-head attention in NumPy: one of five tabs, to be read beside the others.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, D num_hiddens,
+d width of a query or key head, dv width of a value head.
+
+NumPy brings no layers and no automatic differentiation, so this tab alone has a `_Dense` layer, a `_softmax` and
+hand-derived `backward` methods. In float64 it is the reference that the other four are measured against.
+
+Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
+Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, sections
+"Attention Scoring Functions" and "Multi-Head Attention".
+"""
+
+import functools
+import math
+
+import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
+import numpy as np
+
+from mha import checks
+from mha.weights import shapes
+
+FRAMEWORKS = ("numpy",)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+# 1. Masked softmax
+
+
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Combine lengths, mask and causal order into one array of booleans, True = may attend.
+
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
+    """
+    conditions = []
+    each_query = np.arange(queries.shape[1])  # (Q,)
+    each_key = np.arange(keys.shape[1])  # (K,)
+    if valid_lens is not None:
+        per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
+        conditions.append(each_key < per_query[:, None, :, None])  # (B, 1, 1 or Q, K)
+    if mask is not None:
+        mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
+        conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
+    if causal:
+        order = each_key <= each_query[:, None]  # (Q, K)
+        conditions.append(order[None, None])  # (1, 1, Q, K)
+    return functools.reduce(np.logical_and, conditions) if conditions else None
+
+
+def blank_unused(queries, keys, values, visible):
+    """Put zeros for queries that see no key, and for keys and values that no query sees.
+
+    queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
+    alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
+    """
+    if visible is None:
+        return queries, keys, values
+    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
+    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    queries = np.where(sees, queries, np.zeros_like(queries))
+    keys = np.where(seen, keys, np.zeros_like(keys))
+    values = np.where(seen, values, np.zeros_like(values))
+    return queries, keys, values
+
+
+def visible_softmax(scores, visible):
+    """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
+
+    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
+    """
+    scores = widen(scores)
+    if visible is None:
+        return _softmax(scores)
+    lowest = np.finfo(scores.dtype).min
+    weights = _softmax(np.where(visible, scores, np.full_like(scores, lowest)))
+    return np.where(visible, weights, np.zeros_like(weights))
+
+
+def masked_softmax(X, valid_lens=None):
+    """Softmax of scores X (B, Q, K) over the first valid_lens keys, integers (B,) or (B, Q); None hides nothing.
+
+    Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
+    """
+    visible = visible_keys(X, X.swapaxes(1, 2), valid_lens)  # (B, 1, 1 or Q, K)
+    weights = visible_softmax(X, None if visible is None else visible[:, 0])
+    return weights.astype(X.dtype)
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
+
+
+# 2. Attention poolings
+
+
+class AttentionPooling:
+    """What all attention poolings share: weigh the values by a softmax of scores. Subclasses define the scores."""
+
+    def __init__(self, dropout):
+        self.dropout = dropout
+        self.random = np.random.default_rng()
+
+    def __call__(self, queries, keys, values, visible=None, training=None):
+        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d); visible broadcasts against (B, Q, K).
+
+        Returns the scores (B, Q, K), the weights (B, Q, K) before dropout, and the pooled values (B, Q, dv).
+        """
+        queries, keys, values = blank_unused(queries, keys, values, visible)
+        scores = self.scores(queries, keys)  # (B, Q, K)
+        weights = visible_softmax(scores, visible).astype(values.dtype)  # (B, Q, K)
+        pooled = _matmul(self.drop(weights, training), values)  # (B, Q, dv)
+        return scores, weights, pooled
+
+    def drop(self, weights, training):
+        """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
+        if not training or self.dropout == 0:
+            return weights
+        kept = self.random.random(weights.shape) >= self.dropout  # (B, Q, K)
+        return (weights * kept / (1 - self.dropout)).astype(weights.dtype)
+
+    def backward(self, queries, keys, values, visible, cotangent):
+        """Gradients of a pooling without dropout by queries, keys, values and, by name, its own weights.
+
+        cotangent (B, Q, dv): the gradient of the loss by the pooled values. With p = softmax(s), the gradient by s is
+        p * (g - sum(p * g)); it is 0 wherever p is, so hidden keys and rows without keys receive nothing.
+        """
+        queries, keys, values = blank_unused(queries, keys, values, visible)
+        weights = visible_softmax(self.scores(queries, keys), visible)  # (B, Q, K)
+        by_weights = cotangent @ values.swapaxes(1, 2)  # (B, Q, K)
+        by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
+        by_queries, by_keys, by_parameters = self.scores_backward(queries, keys, by_scores)
+        by_values = weights.swapaxes(1, 2) @ cotangent  # (B, K, dv)
+        return *blank_unused(by_queries, by_keys, by_values, visible), by_parameters
+
+
+class DotProductAttention(AttentionPooling):
+    """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
+
+    def scores(self, queries, keys):
+        """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        d = queries.shape[-1]
+        return _matmul(widen(queries), widen(keys).swapaxes(1, 2)) / math.sqrt(d)  # (B, Q, K)
+
+    def scores_backward(self, queries, keys, cotangent):
+        """Gradients of the scores by queries, keys and (there are none) weights; cotangent (B, Q, K)."""
+        scaled = cotangent / math.sqrt(queries.shape[-1])  # (B, Q, K)
+        return scaled @ keys, scaled.swapaxes(1, 2) @ queries, {}
+
+
+class AdditiveAttention(AttentionPooling):
+    """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
+
+    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32"):
+        super().__init__(dropout)
+        self.W_q = dense(query_size, num_hiddens, False, dtype)
+        self.W_k = dense(key_size, num_hiddens, False, dtype)
+        self.w_v = dense(num_hiddens, 1, False, dtype)
+
+    def scores(self, queries, keys):
+        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
+        features = self.features(queries, keys)  # (B, Q, K, num_hiddens)
+        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+
+    def features(self, queries, keys):
+        """tanh(W_q q + W_k k) for every pair of a query (B, Q, d) and a key (B, K, d): (B, Q, K, num_hiddens)."""
+        return np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])
+
+    def scores_backward(self, queries, keys, cotangent):
+        """Gradients of the scores by queries, keys and, by name, the weights; cotangent (B, Q, K)."""
+        features = self.features(queries, keys)  # (B, Q, K, num_hiddens)
+        by_features, by_w_v = self.w_v.backward("attention.w_v", features, cotangent[:, :, :, None])
+        by_sum = by_features * (1 - features**2)  # (B, Q, K, num_hiddens)
+        by_queries, by_W_q = self.W_q.backward("attention.W_q", queries, by_sum.sum(2))
+        by_keys, by_W_k = self.W_k.backward("attention.W_k", keys, by_sum.sum(1))
+        return by_queries, by_keys, by_W_q | by_W_k | by_w_v
+
+
+def pooling(config):
+    """The attention pooling that a configuration asks for, acting on the split heads."""
+    if config.pooling == "additive":
+        return AdditiveAttention(config.dropout, config.key_dim, config.key_dim, config.key_dim, config.dtype)
+    return DotProductAttention(config.dropout)
+
+
+# 3. The transposes
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = X.shape
+    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, H, T, d)
+    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = X.shape
+    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, T, H, d)
+    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
+
+
+def repeat_heads(visible, batch_size, num_heads):
+    """Give every head of a sample its row of `visible`, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if visible is None:
+        return None
+    _, _, Q, K = visible.shape
+    visible = np.broadcast_to(visible, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return visible.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
+
+
+# 4. The layer
+
+
+class MultiHeadAttention:
+    """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
+
+    def __init__(self, config):
+        self.config = config
+        self.W_q = dense(config.query_size, config.num_heads * config.key_dim, config.bias, config.dtype)
+        self.W_k = dense(config.key_size, config.num_heads * config.key_dim, config.bias, config.dtype)
+        self.W_v = dense(config.value_size, config.num_heads * config.value_dim, config.bias, config.dtype)
+        self.W_o = dense(config.num_heads * config.value_dim, config.num_hiddens, config.bias, config.dtype)
+        self.attention = pooling(config)
+
+    def __call__(
+        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+    ):
+        """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
+
+        valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
+        causal: query i sees key j only if j <= i; training: whether to drop weights, None = as the framework says.
+        Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
+        Raises TypeError or ValueError if a shape or dtype does not fit the layer.
+        """
+        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal)
+        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+        steps = self.steps(queries, keys, values, visible, training)
+        if not return_weights:
+            return steps["output"]  # (B, Q, D)
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+
+    def steps(self, queries, keys, values, visible=None, training=None):
+        """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
+        B, H = queries.shape[0], self.config.num_heads
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
+        visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, Q, K or dv)
+        merged = transpose_output(pooled, H)  # (B, Q, H*dv)
+        output = self.W_o(merged)  # (B, Q, D)
+        return {
+            "W_q": W_q, "W_k": W_k, "W_v": W_v,
+            "split_q": split_q, "split_k": split_k, "split_v": split_v,
+            "scores": scores, "weights": weights, "pooled": pooled,
+            "merged": merged, "output": output,
+        }  # fmt: skip
+
+
+    def backward(self, queries, keys, values, visible, cotangent):
+        """Gradients of the layer without dropout by inputs and, by name, weights; arguments as for `steps`.
+
+        cotangent (B, Q, D): the gradient of the loss by the output. Half precision is widened first.
+        """
+        H = self.config.num_heads
+        queries, keys, values, cotangent = widen(queries), widen(keys), widen(values), widen(cotangent)
+        steps = self.steps(queries, keys, values, visible)
+        by_merged, by_W_o = self.W_o.backward("W_o", steps["merged"], cotangent)  # (B, Q, H*dv)
+        visible = repeat_heads(visible, queries.shape[0], H)  # (B*H, Q, K)
+        by_q, by_k, by_v, by_pooling = self.attention.backward(
+            steps["split_q"], steps["split_k"], steps["split_v"], visible, transpose_qkv(by_merged, H)
+        )  # (B*H, T, d)
+        by_queries, by_W_q = self.W_q.backward("W_q", queries, transpose_output(by_q, H))  # (B, Q, query_size)
+        by_keys, by_W_k = self.W_k.backward("W_k", keys, transpose_output(by_k, H))  # (B, K, key_size)
+        by_values, by_W_v = self.W_v.backward("W_v", values, transpose_output(by_v, H))  # (B, K, value_size)
+        by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
+        return by_inputs | by_W_q | by_W_k | by_W_v | by_W_o | by_pooling
+
+
+class _Dense:
+    """A dense layer: x @ kernel + bias, with kernel (in, out)."""
+
+    def __init__(self, in_size, out_size, bias, dtype):
+        self.kernel = np.zeros((in_size, out_size), dtype)
+        self.bias = np.zeros((out_size,), dtype) if bias else None
+
+    def __call__(self, X):
+        X = _matmul(X, self.kernel)  # (..., out)
+        return X if self.bias is None else X + self.bias
+
+    def backward(self, name, X, cotangent):
+        """Gradients by the input X (..., in) and, under `name`, by the weights; cotangent (..., out)."""
+        axes = tuple(range(X.ndim - 1))
+        by_weights = {f"{name}.kernel": np.tensordot(X, cotangent, (axes, axes))}  # (in, out)
+        if self.bias is not None:
+            by_weights[f"{name}.bias"] = cotangent.sum(axes)  # (out,)
+        return cotangent @ widen(self.kernel).T, by_weights
+
+
+def _matmul(A, B):
+    """A @ B in A's dtype, multiplied in float32 at least: NumPy's own half-precision product is slow and loses bits."""
+    return np.matmul(widen(A), widen(B)).astype(A.dtype, copy=False)
+
+
+def _softmax(X):
+    """Softmax over the last axis, shifted by the largest score; NumPy has none of its own."""
+    exponentials = np.exp(X - X.max(-1, keepdims=True, initial=np.finfo(X.dtype).min))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+# 5. Arrays and weights in and out
+
+
+def dense(in_size, out_size, bias, dtype):
+    """A dense layer from in_size to out_size features; the framework's own where it has one."""
+    return _Dense(in_size, out_size, bias, dtype)
+
+
+def build(config, arrays, seed=0):
+    """The layer of a configuration with the given canonical weights; seed draws dropout where the layer owns it."""
+    layer = MultiHeadAttention(config)
+    layer.attention.random = np.random.default_rng(seed)
+    return set_weights(layer, arrays)
+
+
+def get_weights(layer):
+    """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
+    return {name: parameter.copy() for name, parameter in _parameters(layer).items()}
+
+
+def set_weights(layer, arrays):
+    """The layer with these canonical weights, which must fit it."""
+    for name, parameter in _parameters(layer).items():
+        parameter[...] = arrays[name]
+    return layer
+
+
+def attend(
+    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+):
+    """Call the layer, with its own arguments in its framework's own way."""
+    return layer(
+        queries, keys, values, valid_lens, mask=mask, causal=causal, training=training, return_weights=return_weights
+    )
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+
+    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    """
+    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    visible = visible_keys(queries, keys, valid_lens, mask, causal)
+    inputs = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+    if cotangent is None:
+        cotangent = np.ones((*queries.shape[:2], layer.config.num_hiddens), layer.config.dtype)
+    return {name: X.astype(layer.config.dtype) for name, X in layer.backward(*inputs, visible, cotangent).items()}
+
+
+def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+    """Every step of a call without dropout, by name and in order; arguments as for the layer."""
+    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    visible = visible_keys(queries, keys, valid_lens, mask, causal)
+    return layer.steps(queries, keys, values, visible, training=False)
+
+
+def tensor(array, layer=None):
+    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+    return np.asarray(array)
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return np.asarray(X)
+
+
+def is_traced(X):
+    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
+    return False
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    # The other frameworks compute NaN and infinity without a word; NumPy would warn.
+    return np.errstate(all="ignore")
+
+
+def device():
+    """What the framework computes on, in words."""
+    return "cpu"
+
+
+def _parameters(layer):
+    """The layer's own parameters by canonical name, in canonical order."""
+    return {name: functools.reduce(getattr, name.split("."), layer) for name in shapes(layer.config)}

@@ -1,0 +1,35 @@
+"""One multi-head attention over five backends that gives the same numbers on each.
+
+The backend is an argument, else the environment variable MHA_BACKEND, else "numpy"; see README.md for the rest.
+"""
+
+from mha import backends
+from mha.arrays import (
+    check_shape,
+    masked_softmax,
+    normal,
+    ones,
+    tensor,
+    to_numpy,
+    transpose_output,
+    transpose_qkv,
+    zeros,
+)
+from mha.layer import MultiHeadAttention, load, sync
+
+__all__ = [
+    "MultiHeadAttention",
+    "backends",
+    "check_shape",
+    "load",
+    "masked_softmax",
+    "normal",
+    "ones",
+    "sync",
+    "tensor",
+    "to_numpy",
+    "transpose_output",
+    "transpose_qkv",
+    "zeros",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,129 @@
+"""Which backend: named by an argument, by MHA_BACKEND, or by an array's own type; a framework is imported only on use."""
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import types
+from typing import Any
+
+import numpy as np
+
+from mha import checks
+
+# What each backend imports, and the command that installs it.
+NEEDS = {
+    "numpy": ("numpy",),
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow",),
+    "jax": ("jax", "flax"),
+    "mxnet": ("mxnet",),
+}
+INSTALL = {name: f"pip install 'mha[{name}]'" for name in NEEDS} | {
+    "mxnet": "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
+}
+ARRAY_MODULES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "mxnet": "mxnet",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """One backend, as `mha.backends()` reports it.
+
+    name: as in MHA_BACKEND; installed: whether its framework is there; version: of the framework, None if it is not;
+    problem: None, or what is missing and the command that installs it.
+    """
+
+    name: str
+    installed: bool
+    version: str | None
+    problem: str | None
+
+
+def backends() -> dict[str, Backend]:
+    """Every backend that exists, whether it is installed, its version, or why not; imports no framework.
+
+    Returns a dict of `Backend` by name, NumPy first.
+    """
+    return {name: _describe(name) for name in NEEDS}
+
+
+def backend_name(backend: str | None = None) -> str:
+    """The backend to use: the argument, else the environment variable MHA_BACKEND, else "numpy".
+
+    Raises TypeError or ValueError, listing the known names, if it is none of them.
+    """
+    if backend is None and os.environ.get("MHA_BACKEND"):
+        return checks.choice("MHA_BACKEND", os.environ["MHA_BACKEND"], tuple(NEEDS))
+    return checks.choice("backend", "numpy" if backend is None else backend, tuple(NEEDS))
+
+
+def load(name: str) -> types.ModuleType:
+    """The module of a backend, importing its framework.
+
+    Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
+    broken raises its own error.
+    """
+    if missing := _missing(name):
+        raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {INSTALL[name]}", name=missing[0])
+    return importlib.import_module(f"mha.backends.{name}")
+
+
+def backend_of(array: Any) -> str | None:
+    """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
+    return _backend_of_type(type(array))
+
+
+@functools.cache
+def _backend_of_type(kind: type) -> str | None:
+    roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return next((ARRAY_MODULES[root] for root in roots if root in ARRAY_MODULES), None)
+
+
+def tab_of(array: Any, name: str) -> types.ModuleType:
+    """The backend module of an array's own framework; `name` is the argument's name, for the error.
+
+    Raises TypeError if the array is of no known framework.
+    """
+    backend = backend_of(array)
+    if backend is None:
+        raise TypeError(
+            f"{name} is a {type(array).__name__}, expected an array of {', '.join(NEEDS)}; convert it with mha.tensor"
+        )
+    return load(backend)
+
+
+def concrete(value: Any, dtype_of_empty: str) -> Any:
+    """Lists and arrays of any framework as a NumPy array; values that only a compiler will know stay as they are."""
+    if isinstance(value, (list, tuple)):
+        value = np.asarray(value)
+        return value if value.size else value.astype(dtype_of_empty)
+    backend = backend_of(value)
+    if backend is None:
+        return value
+    tab = load(backend)
+    return value if tab.is_traced(value) else tab.to_numpy(value)
+
+
+def _missing(name: str) -> list[str]:
+    return [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
+
+
+def _describe(name: str) -> Backend:
+    if missing := _missing(name):
+        return Backend(name, False, None, f"{' and '.join(missing)} not installed: {INSTALL[name]}")
+    return Backend(name, True, _version(NEEDS[name][0]), None)
+
+
+def _version(module: str) -> str | None:
+    distributions = importlib.metadata.packages_distributions().get(module, ())
+    return next((importlib.metadata.version(distribution) for distribution in distributions), None)

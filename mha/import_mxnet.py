@@ -1,0 +1,98 @@
+"""Import MXNet on a NumPy that has outgrown it, without changing NumPy for anybody else.
+
+MXNet is retired. Its releases ask NumPy for names that later versions removed (1.24 the first, 2.0 most), though they
+need little of them. While MXNet is imported, each of its modules gets an `import` statement of its own, which answers
+`import numpy` with a stand-in: NumPy itself, plus the retired names. Only modules named `mxnet` or `mxnet.*` see it.
+"""
+
+import builtins
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+# Retired names with a successor, and those without one that MXNet lists on import but attention never calls.
+_SUCCESSORS: dict[str, Any] = {
+    "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf, "NAN": numpy.nan, "NaN": numpy.nan,
+    "alltrue": numpy.all, "sometrue": numpy.any, "product": numpy.prod, "round_": numpy.round, "in1d": numpy.isin,
+    "trapz": getattr(numpy, "trapezoid", None),
+    "bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str,
+}  # fmt: skip
+_GONE = ("msort", "mirr", "npv", "pmt", "ppmt", "pv", "rate")
+
+
+def import_mxnet() -> types.ModuleType:
+    """The `mxnet` module, imported as it stands on NumPy < 1.24 and with the stand-in on a later one.
+
+    Raises ModuleNotFoundError if MXNet is not installed.
+    """
+    if not is_needed():
+        return importlib.import_module("mxnet")
+    finder = _MXNetFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        with warnings.catch_warnings():
+            # MXNet compares version numbers with distutils, which says that it is deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module("mxnet")
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def is_needed() -> bool:
+    """Whether this NumPy lacks names that MXNet asks for and MXNet is not yet imported."""
+    return "mxnet" not in sys.modules and not all(hasattr(numpy, name) for name in ("bool", "PZERO", "msort"))
+
+
+class _NumPyForMXNet(types.ModuleType):
+    """NumPy, answering for its retired names."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(numpy, name)
+        except AttributeError:
+            if name in _SUCCESSORS:
+                return _SUCCESSORS[name]
+            if name in _GONE:
+                return _gone(name)
+            raise
+
+
+def _gone(name: str) -> Callable[..., Any]:
+    def function(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"numpy.{name} was removed from NumPy; this NumPy is {numpy.__version__}")
+
+    return function
+
+
+class _MXNetFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules of MXNet, and of nobody else, and gives each the `import` statement below."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] != "mxnet":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _MXNetLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _MXNetLoader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__builtins__"] = _BUILTINS
+        super().exec_module(module)
+
+
+def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:
+    module = builtins.__import__(name, *arguments, **options)
+    return _STAND_IN if module is numpy else module
+
+
+_STAND_IN = _NumPyForMXNet("numpy")
+_BUILTINS = dict(vars(builtins), __import__=_import)

@@ -1,0 +1,35 @@
+"""One suite, any backends: `pytest --backends torch,jax`; without the option, all five.
+
+A backend that is asked for and cannot be loaded is an error, never a skip.
+"""
+
+import numpy as np
+import pytest
+
+from mha import dispatch
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--backends", default=",".join(dispatch.NEEDS), help="the backends to test, joined by commas; default: all five"
+    )
+
+
+def pytest_configure(config):
+    config.backends = config.getoption("--backends").split(",")
+    for backend in config.backends:
+        try:
+            dispatch.load(dispatch.backend_name(backend))
+        except Exception as error:
+            raise pytest.UsageError(f"--backends asks for {backend!r}, which does not load: {error}") from error
+
+
+def pytest_generate_tests(metafunc):
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", metafunc.config.backends, scope="session")
+
+
+@pytest.fixture
+def rng():
+    """Random numbers, the same in every run."""
+    return np.random.default_rng(20170612)
