@@ -152,7 +152,7 @@ class AdditiveAttention(AttentionPooling):
 
     def scores(self, queries, keys):
         """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
-        features = jnp.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, num_hiddens)
+        features = jnp.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
 
 
@@ -222,7 +222,8 @@ class MultiHeadAttention(nn.Module):
         """
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
-        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+        somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
+        queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
         if not return_weights:
             return steps["output"]  # (B, Q, D)
@@ -235,7 +236,7 @@ class MultiHeadAttention(nn.Module):
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
-        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, Q, K or dv)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, ...)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
         return {
@@ -269,13 +270,11 @@ def set_weights(layer, arrays):
     return layer.unbind()[0].bind(_variables(arrays), rngs=layer.scope.rngs)
 
 
-def attend(
-    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-):
+def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
-    return layer(
-        queries, keys, values, valid_lens, mask=mask, causal=causal, training=training, return_weights=return_weights
-    )
+    rngs = {"dropout": layer.make_rng("dropout")} if training else {}
+    options = {"causal": causal, "training": training, "return_weights": return_weights}
+    return _apply(*layer.unbind(), rngs, queries, keys, values, valid_lens, mask, **options)
 
 
 def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
@@ -284,13 +283,9 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     Arguments as for the layer; cotangent (B, Q, D), None = ones.
     """
     module, variables = layer.unbind()
-
-    def call(variables, *inputs):
-        return module.apply(variables, *inputs, valid_lens, mask, causal, training=False)
-
-    output, pull_back = jax.vjp(call, variables, queries, keys, values)
-    cotangent = jnp.ones_like(output) if cotangent is None else cotangent
-    by_variables, *by_inputs = pull_back(cotangent)
+    by_inputs, by_variables = _pull_back(
+        module, (queries, keys, values), variables, valid_lens, mask, cotangent, causal=causal
+    )
     by_inputs = dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
     return by_inputs | _parameters(module.bind(by_variables))
 
@@ -325,6 +320,21 @@ def context(dtype):
 def device():
     """What the framework computes on, in words."""
     return jax.devices()[0].device_kind
+
+
+# Compiled as a whole: one by one, JAX would compile every operation for every new shape.
+@functools.partial(jax.jit, static_argnames=("module", "causal", "training", "return_weights"))
+def _apply(module, variables, rngs, *inputs, **options):
+    return module.apply(variables, *inputs, rngs=rngs, **options)
+
+
+@functools.partial(jax.jit, static_argnames=("module", "causal"))
+def _pull_back(module, inputs, variables, valid_lens, mask, cotangent, causal):
+    def call(inputs, variables):
+        return module.apply(variables, *inputs, valid_lens, mask, causal=causal, training=False)
+
+    output, pull_back = jax.vjp(call, inputs, variables)
+    return pull_back(jnp.ones_like(output) if cotangent is None else cotangent)
 
 
 def _parameters(layer):

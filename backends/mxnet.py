@@ -148,7 +148,7 @@ class AdditiveAttention(AttentionPooling):
 
     def scores(self, queries, keys):
         """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
-        features = np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, num_hiddens)
+        features = np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
 
 
@@ -217,7 +217,8 @@ class MultiHeadAttention(nn.Block):
         """
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
-        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+        somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
+        queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
         if not return_weights:
             return steps["output"]  # (B, Q, D)
@@ -230,7 +231,7 @@ class MultiHeadAttention(nn.Block):
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
-        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training)  # (B*H, Q, K or dv)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training)  # (B*H, ...)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
         return {
@@ -268,9 +269,7 @@ def set_weights(layer, arrays):
     return layer
 
 
-def attend(
-    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-):
+def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
     return layer(queries, keys, values, valid_lens, mask, causal, training, return_weights)  # Gluon takes no names
 
@@ -326,7 +325,7 @@ def device():
 
 
 def _where(condition, X, Y):
-    """Where of arrays; MXNet's own crashes if it broadcasts to an empty array, and loses the gradient if Y is a number."""
+    """Where of arrays; MXNet's crashes if it broadcasts to an empty array, and sends no gradient if Y is a number."""
     return X if X.size == 0 else np.where(condition, X, Y)
 
 
@@ -337,5 +336,5 @@ def _canonical(X):
 
 def _parameters(layer):
     """The layer's own parameters by canonical name, in canonical order."""
-    own = (name.replace(".kernel", ".weight") for name in shapes(layer.config))
-    return {name: functools.reduce(getattr, path.split("."), layer) for name, path in zip(shapes(layer.config), own)}
+    own = {name: name.replace("kernel", "weight").split(".") for name in shapes(layer.config)}
+    return {name: functools.reduce(getattr, path, layer) for name, path in own.items()}

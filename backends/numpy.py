@@ -161,18 +161,18 @@ class AdditiveAttention(AttentionPooling):
 
     def scores(self, queries, keys):
         """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
-        features = self.features(queries, keys)  # (B, Q, K, num_hiddens)
+        features = self.features(queries, keys)  # (B, Q, K, n)
         return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
 
     def features(self, queries, keys):
-        """tanh(W_q q + W_k k) for every pair of a query (B, Q, d) and a key (B, K, d): (B, Q, K, num_hiddens)."""
+        """tanh(W_q q + W_k k) for all pairs of queries (B, Q, d) and keys (B, K, d): (B, Q, K, n), n = num_hiddens."""
         return np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])
 
     def scores_backward(self, queries, keys, cotangent):
         """Gradients of the scores by queries, keys and, by name, the weights; cotangent (B, Q, K)."""
-        features = self.features(queries, keys)  # (B, Q, K, num_hiddens)
+        features = self.features(queries, keys)  # (B, Q, K, n)
         by_features, by_w_v = self.w_v.backward("attention.w_v", features, cotangent[:, :, :, None])
-        by_sum = by_features * (1 - features**2)  # (B, Q, K, num_hiddens)
+        by_sum = by_features * (1 - features**2)  # (B, Q, K, n)
         by_queries, by_W_q = self.W_q.backward("attention.W_q", queries, by_sum.sum(2))
         by_keys, by_W_k = self.W_k.backward("attention.W_k", keys, by_sum.sum(1))
         return by_queries, by_keys, by_W_q | by_W_k | by_w_v
@@ -242,7 +242,8 @@ class MultiHeadAttention:
         """
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
-        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+        somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
+        queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
         if not return_weights:
             return steps["output"]  # (B, Q, D)
@@ -255,7 +256,7 @@ class MultiHeadAttention:
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
-        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, Q, K or dv)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, ...)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
         return {
@@ -264,7 +265,6 @@ class MultiHeadAttention:
             "scores": scores, "weights": weights, "pooled": pooled,
             "merged": merged, "output": output,
         }  # fmt: skip
-
 
     def backward(self, queries, keys, values, visible, cotangent):
         """Gradients of the layer without dropout by inputs and, by name, weights; arguments as for `steps`.
@@ -344,9 +344,7 @@ def set_weights(layer, arrays):
     return layer
 
 
-def attend(
-    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-):
+def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
     return layer(
         queries, keys, values, valid_lens, mask=mask, causal=causal, training=training, return_weights=return_weights
@@ -360,7 +358,8 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     """
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
-    inputs = blank_unused(queries, keys, values, None if visible is None else visible.any(1))
+    somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
+    inputs = blank_unused(queries, keys, values, somewhere)
     if cotangent is None:
         cotangent = np.ones((*queries.shape[:2], layer.config.num_hiddens), layer.config.dtype)
     return {name: X.astype(layer.config.dtype) for name, X in layer.backward(*inputs, visible, cotangent).items()}

@@ -143,7 +143,7 @@ class AdditiveAttention(AttentionPooling):
 
     def scores(self, queries, keys):
         """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
-        features = tf.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, num_hiddens)
+        features = tf.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
 
 
@@ -194,7 +194,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def __init__(self, config, **options):
         config = config if isinstance(config, Config) else Config(**config)
-        super().__init__(dtype=config.dtype, autocast=False, **options)
+        super().__init__(autocast=False, **(options | {"dtype": config.dtype}))
         self.config = config
         self.W_q = dense(config.query_size, config.num_heads * config.key_dim, config.bias, config.dtype)
         self.W_k = dense(config.key_size, config.num_heads * config.key_dim, config.bias, config.dtype)
@@ -215,7 +215,8 @@ class MultiHeadAttention(keras.layers.Layer):
         """
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
-        queries, keys, values = blank_unused(queries, keys, values, None if visible is None else tf.reduce_any(visible, 1))
+        somewhere = None if visible is None else tf.reduce_any(visible, 1)  # (B, Q, K), in any head
+        queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
         if not return_weights:
             return steps["output"]  # (B, Q, D)
@@ -228,7 +229,7 @@ class MultiHeadAttention(keras.layers.Layer):
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
-        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, Q, K or dv)
+        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, ...)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
         return {
@@ -240,7 +241,6 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def compute_mask(self, inputs, previous_mask):
         """No mask for the layers that follow: ours is about queries and keys, not about the output."""
-        return None
 
     def get_config(self):
         """The options from which Keras' own saver makes the layer again."""
@@ -275,9 +275,7 @@ def set_weights(layer, arrays):
     return layer
 
 
-def attend(
-    layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-):
+def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
     return layer(
         queries, keys, values, valid_lens, mask=mask, causal=causal, training=training, return_weights=return_weights

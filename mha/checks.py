@@ -91,7 +91,7 @@ def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = 
     _, num_keys, _ = keys.shape
     for name, value in (("keys", keys), ("values", values)):
         if not _fits(value.shape[0], batch):
-            raise ValueError(f"{name} has batch size {value.shape[0]}, expected {batch} as queries; batches do not broadcast")
+            raise ValueError(f"{name} has batch size {value.shape[0]}, expected {batch} as queries: nothing broadcasts")
     if not _fits(values.shape[1], num_keys):
         raise ValueError(f"values has {values.shape[1]} rows a sample, expected {num_keys}: one for each of the keys")
     if valid_lens is not None:
@@ -103,7 +103,7 @@ def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = 
 def lengths(valid_lens: np.ndarray, num_keys: int | None) -> np.ndarray:
     """Lengths whose values are known: none below 0; those above K, which hide nothing, are returned as K."""
     if valid_lens.size and valid_lens.min() < 0:
-        raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: how many of the first keys may be seen")
+        raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: the number of keys to see")
     # Python's ints do not overflow, whatever the integers' width and sign.
     limit = min(2**31 - 1 if num_keys is None else num_keys, int(np.iinfo(valid_lens.dtype).max))
     return np.minimum(valid_lens, valid_lens.dtype.type(limit)).astype(np.int32)
@@ -198,7 +198,9 @@ def _mask_fits(mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys
         raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend")
     full = (batch, num_heads, num_queries, num_keys)
     expected = {2: full[2:], 3: (batch, *full[2:]), 4: full}.get(len(mask.shape))
-    if expected is None or not all(_fits(got, want) or got == 1 for got, want in zip(mask.shape, expected, strict=True)):
+    if expected is None or not all(
+        got == 1 or _fits(got, want) for got, want in zip(mask.shape, expected, strict=True)
+    ):
         raise ValueError(
             f"mask has shape {shape(mask)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
             "(batch, queries, keys) or (batch, heads, queries, keys), where any size may be 1"

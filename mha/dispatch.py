@@ -1,4 +1,4 @@
-"""Which backend: named by an argument, by MHA_BACKEND, or by an array's own type; a framework is imported only on use."""
+"""Which backend: by argument, by MHA_BACKEND, or by an array's own type. A framework is imported only on use."""
 
 import dataclasses
 import functools

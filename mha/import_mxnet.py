@@ -19,7 +19,8 @@ import numpy
 
 # Retired names with a successor, and those without one that MXNet lists on import but attention never calls.
 _SUCCESSORS: dict[str, Any] = {
-    "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf, "NAN": numpy.nan, "NaN": numpy.nan,
+    "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
+    "NAN": numpy.nan, "NaN": numpy.nan,
     "alltrue": numpy.all, "sometrue": numpy.any, "product": numpy.prod, "round_": numpy.round, "in1d": numpy.isin,
     "trapz": getattr(numpy, "trapezoid", None),
     "bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str,

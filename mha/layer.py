@@ -202,9 +202,8 @@ class MultiHeadAttention:
     def _settle(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, causal: Any) -> tuple:
         """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
         causal = checks.flag("causal", causal)
-        arrays = {
-            name: self._plain(name, value) for name, value in {"queries": queries, "keys": keys, "values": values}.items()
-        }
+        named = {"queries": queries, "keys": keys, "values": values}
+        arrays = {name: self._plain(name, value) for name, value in named.items()}
         given = {name: dispatch.backend_of(array) for name, array in arrays.items()}
         for name, backend in given.items():
             if backend != given["queries"] or backend not in ("numpy", self.backend):
