@@ -96,7 +96,7 @@ def masked_softmax(X, valid_lens=None):
 
 
 def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
     return X.astype(jnp.promote_types(X.dtype, jnp.float32))
 
 
@@ -118,9 +118,9 @@ class AttentionPooling(nn.Module):
         """
         queries, keys, values = blank_unused(queries, keys, values, visible)
         scores = self.scores(queries, keys)  # (B, Q, K)
-        weights = visible_softmax(scores, visible).astype(values.dtype)  # (B, Q, K)
-        pooled = jnp.matmul(self.drop(weights, training), values)  # (B, Q, dv)
-        return scores, weights, pooled
+        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        pooled = jnp.matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
+        return scores, weights.astype(values.dtype), pooled.astype(values.dtype)
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""

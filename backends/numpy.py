@@ -89,7 +89,7 @@ def masked_softmax(X, valid_lens=None):
 
 
 def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
     return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
 
 
@@ -110,16 +110,16 @@ class AttentionPooling:
         """
         queries, keys, values = blank_unused(queries, keys, values, visible)
         scores = self.scores(queries, keys)  # (B, Q, K)
-        weights = visible_softmax(scores, visible).astype(values.dtype)  # (B, Q, K)
-        pooled = _matmul(self.drop(weights, training), values)  # (B, Q, dv)
-        return scores, weights, pooled
+        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        pooled = _matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
+        return scores, weights.astype(values.dtype), pooled.astype(values.dtype)
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
         if not training or self.dropout == 0:
             return weights
         kept = self.random.random(weights.shape) >= self.dropout  # (B, Q, K)
-        return (weights * kept / (1 - self.dropout)).astype(weights.dtype)
+        return (weights * kept / (1 - self.dropout)).astype(weights.dtype, copy=False)
 
     def backward(self, queries, keys, values, visible, cotangent):
         """Gradients of a pooling without dropout by queries, keys, values and, by name, its own weights.
@@ -127,13 +127,16 @@ class AttentionPooling:
         cotangent (B, Q, dv): the gradient of the loss by the pooled values. With p = softmax(s), the gradient by s is
         p * (g - sum(p * g)); it is 0 wherever p is, so hidden keys and rows without keys receive nothing.
         """
-        queries, keys, values = blank_unused(queries, keys, values, visible)
+        dtype = values.dtype
+        queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
+        cotangent = widen(cotangent)
         weights = visible_softmax(self.scores(queries, keys), visible)  # (B, Q, K)
         by_weights = cotangent @ values.swapaxes(1, 2)  # (B, Q, K)
         by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
         by_queries, by_keys, by_parameters = self.scores_backward(queries, keys, by_scores)
         by_values = weights.swapaxes(1, 2) @ cotangent  # (B, K, dv)
-        return *blank_unused(by_queries, by_keys, by_values, visible), by_parameters
+        by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
+        return *(X.astype(dtype) for X in by_inputs), by_parameters
 
 
 class DotProductAttention(AttentionPooling):
@@ -269,10 +272,9 @@ class MultiHeadAttention:
     def backward(self, queries, keys, values, visible, cotangent):
         """Gradients of the layer without dropout by inputs and, by name, weights; arguments as for `steps`.
 
-        cotangent (B, Q, D): the gradient of the loss by the output. Half precision is widened first.
+        cotangent (B, Q, D): the gradient of the loss by the output. Every step is rounded to the layer's dtype.
         """
         H = self.config.num_heads
-        queries, keys, values, cotangent = widen(queries), widen(keys), widen(values), widen(cotangent)
         steps = self.steps(queries, keys, values, visible)
         by_merged, by_W_o = self.W_o.backward("W_o", steps["merged"], cotangent)  # (B, Q, H*dv)
         visible = repeat_heads(visible, queries.shape[0], H)  # (B*H, Q, K)
@@ -300,10 +302,10 @@ class _Dense:
     def backward(self, name, X, cotangent):
         """Gradients by the input X (..., in) and, under `name`, by the weights; cotangent (..., out)."""
         axes = tuple(range(X.ndim - 1))
-        by_weights = {f"{name}.kernel": np.tensordot(X, cotangent, (axes, axes))}  # (in, out)
+        by_weights = {f"{name}.kernel": np.tensordot(widen(X), widen(cotangent), (axes, axes))}  # (in, out)
         if self.bias is not None:
-            by_weights[f"{name}.bias"] = cotangent.sum(axes)  # (out,)
-        return cotangent @ widen(self.kernel).T, by_weights
+            by_weights[f"{name}.bias"] = widen(cotangent).sum(axes)  # (out,)
+        return _matmul(cotangent, self.kernel.T), by_weights  # (..., in)
 
 
 def _matmul(A, B):

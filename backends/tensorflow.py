@@ -92,7 +92,7 @@ def masked_softmax(X, valid_lens=None):
 
 
 def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
     return tf.cast(X, tf.float32) if X.dtype.size < 4 else X
 
 
@@ -114,9 +114,9 @@ class AttentionPooling(keras.layers.Layer):
         """
         queries, keys, values = blank_unused(queries, keys, values, visible)
         scores = self.scores(queries, keys)  # (B, Q, K)
-        weights = tf.cast(visible_softmax(scores, visible), values.dtype)  # (B, Q, K)
-        pooled = tf.matmul(self.drop(weights, training), values)  # (B, Q, dv)
-        return scores, weights, pooled
+        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        pooled = tf.matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
+        return scores, tf.cast(weights, values.dtype), tf.cast(pooled, values.dtype)
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""

@@ -92,7 +92,7 @@ def masked_softmax(X, valid_lens=None):
 
 
 def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and sums over keys lose bits in both."""
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
     return X.to(torch.promote_types(X.dtype, torch.float32))
 
 
@@ -113,9 +113,9 @@ class AttentionPooling(nn.Module):
         """
         queries, keys, values = blank_unused(queries, keys, values, visible)
         scores = self.scores(queries, keys)  # (B, Q, K)
-        weights = visible_softmax(scores, visible).to(values.dtype)  # (B, Q, K)
-        pooled = torch.bmm(self.drop(weights, training), values)  # (B, Q, dv)
-        return scores, weights, pooled
+        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        pooled = torch.bmm(self.drop(weights, training), widen(values))  # (B, Q, dv)
+        return scores, weights.to(values.dtype), pooled.to(values.dtype)
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""

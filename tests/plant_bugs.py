@@ -1,0 +1,181 @@
+"""Plant deliberate bugs in each backend and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
+
+Every bug is a replacement in the source of the backend's module. The changed module takes the place of the real one in
+a process of its own, the tests run there, and a bug that no test notices is an error. A pattern that is not found is an
+error too, so that the list cannot go stale.
+"""
+
+import concurrent.futures
+import multiprocessing
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mha import dispatch
+
+TESTS = ["test_parity.py", "test_layer.py", "test_reference.py", "test_dropout.py"]
+
+# name -> replacements (pattern, replacement), the same for every backend where the line is, else by backend.
+# A pattern is a regular expression; a replacement's words in capitals are written each backend's way.
+BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
+    "split without permuting": [
+        (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, H, T, d\)", "X = RESHAPE(X, (B, num_heads, T, width // num_heads))"),
+    ],
+    "merge without permuting": [
+        (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, T, H, d\)", "X = RESHAPE(X, (BH // num_heads, T, num_heads, d))"),
+    ],
+    "lengths tiled over heads, not repeated": [
+        (r"(visible = \S*broadcast_to\(.*\))  # \(B, H, Q, K\)", r"\1; visible = SWAP(visible)"),
+    ],
+    "length counts one key too many": [(r"each_key < ", "each_key <= ")],
+    "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
+    "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
+    "causal forgotten where there are lengths": [(r"    if causal:", "    if causal and valid_lens is None:")],
+    "mask means hide": [
+        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
+         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask) == False)"),
+    ],
+    "mask of the first head for all": [
+        (r"if len\(mask\.shape\) == 3 else mask\)", "if len(mask.shape) == 3 else mask[:, :1])"),
+    ],
+    "no scale": [(r" / math\.sqrt\(d\)", "")],
+    "scale by d, not its root": [(r"math\.sqrt\(d\)", "d")],
+    "scale by the number of keys": [(r"math\.sqrt\(d\)", "math.sqrt(keys.shape[1])")],
+    "square kernels not transposed": {
+        "numpy": [(r"arrays\[name\]", "(ARRAY)")], "torch": [(r"arrays\[name\]", "(ARRAY)")],
+        "tensorflow": [(r"arrays\[name\]", "(ARRAY)")], "mxnet": [(r"arrays\[name\]", "(ARRAY)")],
+        "jax": [(r"tensor\(array\) for name", "tensor(array.T if len(set(array.shape)) == 1 else array) for name")],
+    },
+    "keys projected in place of values": [
+        (r"self\.W_v\(values\)", "self.W_v(values if keys.shape != values.shape else keys)"),
+    ],
+    "bias of the output dropped": [
+        (r"output = self\.W_o\(merged\)", "output = self.W_o(merged) - self.W_o(merged * 0)"),
+    ],
+    "dropout when not training": {
+        "numpy": [(r"if not training or self\.dropout == 0", "if self.dropout == 0")],
+        "torch": [(r"self\.dropout, training\)", "self.dropout, True)")],
+        "tensorflow": [(r"self\.dropping\(weights, training=training\)", "self.dropping(weights, training=True)")],
+        "jax": [(r"deterministic=not training", "deterministic=False"), (r"if training else \{\}", "if True else {}")],
+        "mxnet": [(r"if training else weights", "if True else weights")],
+    },
+    "dropout without growing the kept": [
+        (r"self\.drop\(weights, training\)", "self.drop(weights, training) * (1 - self.dropout)"),
+    ],
+    "weights returned after dropout": [
+        (r"( +)(weights = visible_softmax\(scores, visible\).*)", r"\1\2\n\1weights = self.drop(weights, training)"),
+    ],
+    "weak mask fill": [(r"lowest = .*", "lowest = -10.0")],
+    "the book's fill, empty rows uniform": [
+        (r"lowest = .*", "lowest = -1e6"),
+        (r"    return \S*where\(visible, weights, .*", "    return weights"),
+    ],
+    "fill of minus infinity, empty rows NaN": [
+        (r"lowest = .*", 'lowest = -float("inf")'),
+        (r"    return \S*where\(visible, weights, .*", "    return weights"),
+    ],
+    "softmax over the queries": {
+        "numpy": [(r"exponentials\.sum\(-1", "exponentials.sum(-2")],
+        "torch": [(r"(torch\.softmax\(.*), -1\)", r"\1, -2)")],
+        "tensorflow": [(r"(tf\.nn\.softmax\(.*), -1\)", r"\1, -2)")],
+        "jax": [(r"(jax\.nn\.softmax\(.*), -1\)", r"\1, -2)")],
+        "mxnet": [(r"(npx\.softmax\(.*)\)", r"\1, axis=-2)")],
+    },
+    "padding not blanked": [(r"if visible is None:(\n +return queries, keys, values)", r"if True:\1")],
+    "additive scores without tanh": [(r"\w+\.tanh\(", "(")],
+    "scores in float32 whatever the dtype": {
+        "numpy": [(r"np\.promote_types\(X\.dtype, np\.float32\)", "np.float32")],
+        "torch": [(r"torch\.promote_types\(X\.dtype, torch\.float32\)", "torch.float32")],
+        "tensorflow": [(r"tf\.cast\(X, tf\.float32\) if .*", "tf.cast(X, tf.float32)")],
+        "jax": [(r"jnp\.promote_types\(X\.dtype, jnp\.float32\)", "jnp.float32")],
+        "mxnet": [(r"onp\.promote_types\(X\.dtype, onp\.float32\)", '"float32"')],
+    },
+    "no gradient through the weights": {
+        "numpy": [(r"by_scores = weights \*", "by_scores = 0 * weights *")],
+        "torch": [(r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)")],
+        "tensorflow": [(r"self\.drop\(weights, training\)", "self.drop(tf.stop_gradient(weights), training)")],
+        "jax": [(r"self\.drop\(weights, training\)", "self.drop(jax.lax.stop_gradient(weights), training)")],
+        "mxnet": [(r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)")],
+    },
+}  # fmt: skip
+
+# How each backend writes what the replacements above leave open.
+WAYS = {
+    "RESHAPE(X, ": {"tensorflow": "tf.reshape(X, "} | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "X.reshape("),
+    "SWAP(visible)": {"tensorflow": "tf.transpose(visible, (1, 0, 2, 3))"}
+    | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "visible.swapaxes(0, 1)"),
+    "ARRAY": dict.fromkeys(dispatch.NEEDS, "arrays[name].T if len(set(arrays[name].shape)) == 1 else arrays[name]"),
+}
+
+
+def plant(source: str, backend: str, bug: str) -> str:
+    """The source of a backend's module with a bug in it."""
+    replacements = BUGS[bug]
+    for pattern, replacement in replacements[backend] if isinstance(replacements, dict) else replacements:
+        for general, own in WAYS.items():
+            replacement = replacement.replace(general, own[backend])
+        source, count = re.subn(pattern, replacement, source)
+        if not count:
+            raise LookupError(f"the bug {bug!r} finds no {pattern!r} in the backend {backend!r}")
+    return source
+
+
+class FirstFailure:
+    """A pytest plugin that remembers the first test that failed."""
+
+    def __init__(self):
+        self.name = None
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and self.name is None:
+            self.name = report.nodeid.rpartition("/")[2]
+
+
+def try_bug(backend: str, bug: str) -> str | None:
+    """Run the tests against a backend with a bug; the first test that fails, or None if none does."""
+    real = dispatch.load(backend)
+    path = Path(real.__file__)
+    changed = types.ModuleType(real.__name__)
+    changed.__file__ = str(path)
+    sys.modules[real.__name__] = changed
+    exec(compile(plant(path.read_text(encoding="utf-8"), backend, bug), path, "exec"), vars(changed))
+    failure = FirstFailure()
+    tests = [str(Path(__file__).parent / name) for name in TESTS]
+    code = pytest.main(["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--backends", backend, *tests], [failure])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {code!r} for the bug {bug!r} in the backend {backend!r}")
+    return failure.name
+
+
+def main(
+    backends: Annotated[str, typer.Option(help="The backends to plant bugs in, joined by commas.")] = ",".join(
+        dispatch.NEEDS
+    ),
+) -> None:
+    """Plant every bug in every backend; exit code 1 if one goes unnoticed."""
+    names = backends.split(",")
+    spawn = multiprocessing.get_context("spawn")
+    pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in names}
+    jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in names for bug in BUGS}
+    done = concurrent.futures.as_completed(jobs)
+    caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), Console(stderr=True))}
+
+    table = Table("bug", *names, title="The first test that notices each bug")
+    for bug in BUGS:
+        table.add_row(bug, *(caught[name, bug] or "[bold red]UNNOTICED" for name in names))
+    Console(width=None if sys.stdout.isatty() else 60 + 70 * len(names)).print(table)
+    unnoticed = [job for job, test in caught.items() if test is None]
+    print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")
+    raise typer.Exit(1 if unnoticed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

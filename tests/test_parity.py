@@ -1,0 +1,101 @@
+"""Every backend computes what NumPy computes in float64, by the rules of mha/parity.py, forward and gradients."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import mha
+from mha import dispatch, parity
+from mha.config import Config
+
+# Beyond the quick suite: what `mha parity` leaves out to stay quick.
+MORE = (
+    parity.Case("no bias", parity.WIDTHS | {"bias": False}, [3, 2]),
+    parity.Case("additive, one head", {"num_hiddens": 11, "num_heads": 1, "pooling": "additive"}, [3, 2]),
+    parity.Case("additive, head of width 1", {"num_hiddens": 7, "num_heads": 7, "pooling": "additive"}, [3, 2]),
+    parity.Case("additive, lengths per query", parity.WIDTHS | {"pooling": "additive"}, [[1, 4, 2], [0, 3, 9]]),
+    parity.Case("additive, 2053 keys", parity.WIDTHS | {"pooling": "additive"}, [2039], batch=1, num_keys=2053),
+    parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
+    parity.Case("mask of one row", parity.WIDTHS, mask=(1, 5)),
+    parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
+    parity.Case("mask of one head for all", parity.WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
+    parity.Case("scale 30, 2053 keys, causal", parity.WIDTHS, causal=True, scale=30.0, batch=1, num_keys=2053),
+    parity.Case(
+        "half precision, unequal widths", parity.WIDTHS, [[1, 4, 2], [0, 3, 9]], dtypes=("float16", "bfloat16")
+    ),
+)
+
+
+def failures(results):
+    return [str(result) for result in results if not result.passed]
+
+
+@pytest.mark.parametrize("case", [*parity.CASES, *MORE], ids=lambda case: case.name)
+def test_case(backend, case):
+    for dtype in case.dtypes:
+        if dtype in dispatch.load(backend).DTYPES:
+            assert not failures(parity.compare(backend, case, dtype))
+
+
+def test_exactness(backend):
+    for dtype in dispatch.load(backend).DTYPES:
+        assert not failures(parity.check_exact(backend, dtype))
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_random_case(backend, number):
+    draw = np.random.default_rng(number).integers
+    heads, batch, queries, keys = draw(1, 7), draw(1, 5), draw(1, 9), draw(1, 11)
+    options = {name: int(draw(1, 9)) for name in ("query_size", "key_size", "value_size", "key_dim", "value_dim")}
+    options |= {"num_heads": int(heads), "num_hiddens": int(heads * draw(1, 6)), "bias": bool(draw(2))}
+    case = parity.Case(
+        f"random {number}",
+        options | {"pooling": ("dot", "additive")[draw(2)]},
+        valid_lens=[None, draw(0, keys + 2, batch).tolist(), draw(0, keys + 2, (batch, queries)).tolist()][draw(3)],
+        mask=[None, (int(queries), int(keys)), (int(batch), int(heads), int(queries), int(keys))][draw(3)],
+        causal=bool(draw(2)),
+        batch=int(batch),
+        num_queries=int(queries),
+        num_keys=int(keys),
+        dtypes=("float64",),
+    )
+    assert not failures(parity.compare(backend, case, "float64"))
+
+
+def test_the_rule_notices_small_mistakes():
+    """What DESIGN calls mistakes exceeds its bound at every scale, so that a passing comparison means something."""
+    for scale in (1e-2, 1.0, 30.0):
+        case = dataclasses.replace(parity.CASES[1], scale=scale)
+        inputs = [X.astype("float64") for X in case.inputs("float32")[:3]]
+        base, oracle = case.layer("numpy", "float32"), case.layer("numpy", "float64")
+        oracle.weights = {name: X.astype("float64") for name, X in base.weights.items()}
+        expected, based = oracle(*inputs, [3, 2]), base(*case.inputs("float32")[:3], [3, 2])
+        allowed = parity.bound("float32", expected, based)
+        wrong = {
+            "one key too many": oracle(*inputs, [4, 3]),
+            "rounded to 10 bits": expected.astype("float16"),
+            "another scale": mha.MultiHeadAttention(**case.options, dtype="float64")(
+                *(X * 1.01 for X in inputs), [3, 2]
+            ),
+        }
+        for name, result in wrong.items():
+            assert parity.error(result, expected) > allowed, (name, scale)
+        assert parity.error(based, expected) <= allowed
+
+
+def test_the_rule_compares_nan_as_such():
+    nan, one = np.array([1.0, np.nan]), np.array([1.0, 1.0])
+    assert parity.error(nan, nan) == 0
+    assert parity.error(nan, one) == np.inf
+    assert parity.error(one, nan) == np.inf
+    assert parity.error(np.array([np.inf]), np.array([-np.inf])) == np.inf
+    assert parity.error(one, one[None]) == np.inf
+
+
+def test_suite_covers_what_the_design_asks_for():
+    configs = [Config(**case.options) for case in parity.CASES]
+    assert {case.scale for case in parity.CASES} >= {1e-2, 1.0, 30.0}
+    assert max(case.num_keys for case in parity.CASES) >= 2048
+    assert {config.pooling for config in configs} == {"dot", "additive"}
+    assert {config.bias for config in configs} == {True, False}
