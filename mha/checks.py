@@ -6,6 +6,7 @@ what was expected, what came, and what to do.
 
 import numbers
 import operator
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ def probability(name: str, value: object) -> float:
     """A number in [0, 1)."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected a float in [0, 1)")
-    if not 0 <= value < 1:
+    if not 0 <= float(value) < 1:
         raise ValueError(f"{name} is {value!r}, expected a float in [0, 1)")
     return float(value)
 
@@ -98,6 +99,29 @@ def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = 
         _lengths_fit(valid_lens, batch, num_queries)
     if mask is not None:
         _mask_fits(mask, batch, config.num_heads, num_queries, num_keys)
+
+
+def pooling_inputs(pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> None:
+    """Queries, keys, values and lengths that fit an attention pooling and each other, by shape and dtype alone.
+
+    The pooling tells its query_size and key_size, None = any, and whether both must have the same_width.
+    """
+    named = {"queries": queries, "keys": keys, "values": values}
+    for name, value in named.items():
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise TypeError(f"{name} is {_brief(value)}, expected an array of shape (batch, rows, width)")
+        if len(value.shape) != 3:
+            raise ValueError(f"{name} has shape {shape(value)}, expected (batch, rows, width)")
+        if "float" not in dtype_name(value.dtype):
+            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected floats")
+        if dtype_name(value.dtype) != dtype_name(queries.dtype):
+            expected = dtype_name(queries.dtype)
+            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected {expected} as queries; convert one")
+    query_size = queries.shape[2] if pooling.query_size is None else pooling.query_size
+    any_key_size = query_size if pooling.same_width else keys.shape[2]
+    key_size = any_key_size if pooling.key_size is None else pooling.key_size
+    sizes = {"query_size": query_size, "key_size": key_size, "value_size": values.shape[2]}
+    inputs(types.SimpleNamespace(**sizes, dtype=dtype_name(queries.dtype)), queries, keys, values, valid_lens)
 
 
 def lengths(valid_lens: np.ndarray, num_keys: int | None) -> np.ndarray:

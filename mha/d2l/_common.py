@@ -1,0 +1,104 @@
+"""What the book's four tabs share: the argument orders of its editions, and its heat maps."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from mha import arrays, checks
+from mha.config import Config
+
+LAYER = ("num_hiddens", "num_heads", "dropout")
+LAYER_FIRST = ("key_size", "query_size", "value_size", *LAYER)
+ADDITIVE = ("num_hiddens", "dropout")
+ADDITIVE_FIRST = ("key_size", "query_size", *ADDITIVE)
+
+
+def layer_config(arguments: tuple, options: dict[str, Any], bias: str = "bias") -> Config:
+    """The configuration that the arguments of `d2l.MultiHeadAttention` ask for, in the order of either edition.
+
+    `bias` is the tab's own name for the switch of the biases, which is off unless given.
+    Raises TypeError if the arguments are of neither edition, TypeError or ValueError if one is not as in `Config`.
+    """
+    settings = _bind("MultiHeadAttention", (LAYER, LAYER_FIRST), {bias: False}, arguments, options)
+    return Config(bias=settings.pop(bias), **settings)
+
+
+def additive_options(arguments: tuple, options: dict[str, Any]) -> dict[str, Any]:
+    """dropout, num_hiddens, query_size and key_size of `d2l.AdditiveAttention`, from the arguments of either edition.
+
+    A width is None if it was not given: the first call then tells.
+    Raises TypeError if the arguments are of neither edition, TypeError or ValueError if one is no such number.
+    """
+    settings = _bind("AdditiveAttention", (ADDITIVE, ADDITIVE_FIRST), {}, arguments, options)
+    sizes = {name: settings.get(name) for name in ("query_size", "key_size")}
+    return {
+        "dropout": checks.probability("dropout", settings["dropout"]),
+        "num_hiddens": checks.size("num_hiddens", settings["num_hiddens"]),
+    } | {name: None if size is None else checks.size(name, size) for name, size in sizes.items()}
+
+
+def show_heatmaps(
+    matrices: Any,
+    xlabel: str,
+    ylabel: str,
+    titles: Sequence[str] | None = None,
+    figsize: tuple[float, float] = (2.5, 2.5),
+    cmap: str = "Reds",
+) -> None:
+    """Draw matrices, such as attention weights, as a grid of heat maps with one scale of colours.
+
+    Args:
+        matrices: an array of any backend, (rows, columns, queries, keys).
+        xlabel, ylabel: names of the keys' and the queries' axis.
+        titles: one for each column, or None.
+        figsize: width and height of the figure in inches.
+        cmap: name of a colour map of matplotlib.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+        TypeError, ValueError: if matrices is no array of four axes.
+    """
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError as error:
+        message = f"show_heatmaps needs {error.name}: pip install 'mha[plots]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    matrices = arrays.to_numpy(matrices)
+    if len(matrices.shape) != 4:
+        raise ValueError(f"matrices has shape {matrices.shape}, expected (rows, columns, queries, keys)")
+    lowest, highest = matrices.min(), matrices.max()
+    rows, columns = matrices.shape[:2]
+    figure, axes = pyplot.subplots(rows, columns, figsize=figsize, sharex=True, sharey=True, squeeze=False)
+    for row in range(rows):
+        for column in range(columns):
+            image = axes[row, column].imshow(matrices[row, column], cmap=cmap, vmin=lowest, vmax=highest)
+            if titles is not None:
+                axes[row, column].set_title(titles[column])
+    for column in range(columns):
+        axes[-1, column].set_xlabel(xlabel)
+    for row in range(rows):
+        axes[row, 0].set_ylabel(ylabel)
+    figure.colorbar(image, ax=axes, shrink=0.6)
+
+
+def _bind(
+    name: str, editions: Sequence[Sequence[str]], defaults: dict[str, Any], arguments: tuple, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Arguments by name, in the order of the one edition that they fit; no call fits both."""
+    signatures = [_signature(names, defaults) for names in editions]
+    for signature in signatures:
+        try:
+            bound = signature.bind(*arguments, **options)
+        except TypeError:
+            continue
+        bound.apply_defaults()
+        return dict(bound.arguments)
+    given = ", ".join([*map(repr, arguments), *(f"{option}={value!r}" for option, value in options.items())])
+    expected = " or ".join(f"{name}{signature}" for signature in signatures)
+    raise TypeError(f"got {name}({given}), expected {expected}")
+
+
+def _signature(names: Sequence[str], defaults: dict[str, Any]) -> inspect.Signature:
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    needed = [inspect.Parameter(name, either) for name in names]
+    return inspect.Signature([*needed, *(inspect.Parameter(name, either, default=defaults[name]) for name in defaults)])
