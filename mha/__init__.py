@@ -3,7 +3,8 @@
 The backend is an argument, else the environment variable MHA_BACKEND, else "numpy"; see README.md for the rest.
 """
 
-from mha import backends
+from typing import TYPE_CHECKING
+
 from mha.arrays import (
     check_shape,
     masked_softmax,
@@ -16,6 +17,12 @@ from mha.arrays import (
     zeros,
 )
 from mha.layer import MultiHeadAttention, load, sync
+
+# `mha.backends` is a package that can be called; type checkers know only the one or the other.
+if TYPE_CHECKING:
+    from mha.dispatch import backends
+else:
+    from mha import backends
 
 __all__ = [
     "MultiHeadAttention",

@@ -1,7 +1,6 @@
 """Which backend: by argument, by MHA_BACKEND, or by an array's own type. A framework is imported only on use."""
 
 import dataclasses
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -80,12 +79,7 @@ def load(name: str) -> types.ModuleType:
 
 def backend_of(array: Any) -> str | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
-    return _backend_of_type(type(array))
-
-
-@functools.cache
-def _backend_of_type(kind: type) -> str | None:
-    roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    roots = (base.__module__.partition(".")[0] for base in type(array).__mro__)
     return next((ARRAY_MODULES[root] for root in roots if root in ARRAY_MODULES), None)
 
 

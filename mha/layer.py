@@ -215,11 +215,12 @@ class MultiHeadAttention:
             valid_lens = dispatch.concrete(valid_lens, "int64")
         if mask is not None:
             mask = dispatch.concrete(mask, "bool")
-        checks.inputs(self.config, *arrays.values(), valid_lens, mask)
+        queries, keys, values = arrays.values()
+        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         if isinstance(valid_lens, np.ndarray):
-            valid_lens = checks.lengths(valid_lens, arrays["keys"].shape[1])
+            valid_lens = checks.lengths(valid_lens, keys.shape[1])
         back = self._tab.to_numpy if given["queries"] == "numpy" else _same
-        return (*map(self._native, (*arrays.values(), valid_lens, mask)), causal), back
+        return (*map(self._native, (queries, keys, values, valid_lens, mask)), causal), back
 
     def _plain(self, name: str, value: Any) -> Any:
         """Nested lists as a NumPy array in the layer's dtype; arrays as they are."""
