@@ -201,6 +201,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self.W_v = dense(config.value_size, config.num_heads * config.value_dim, config.bias, config.dtype)
         self.W_o = dense(config.num_heads * config.value_dim, config.num_hiddens, config.bias, config.dtype)
         self.attention = pooling(config)
+        self.attention.built = True  # its parts are
         self.supports_masking = True  # or Keras warns that `mask` gets lost: it takes every `mask` for its own kind
 
     def call(
@@ -220,7 +221,7 @@ class MultiHeadAttention(keras.layers.Layer):
         steps = self.steps(queries, keys, values, visible, training)
         if not return_weights:
             return steps["output"]  # (B, Q, D)
-        B, Q, K, H = *keras.ops.shape(queries)[:2], keras.ops.shape(keys)[1], self.config.num_heads
+        (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
         return steps["output"], tf.reshape(steps["weights"], (B, H, Q, K))  # (B, Q, D), (B, H, Q, K)
 
     def steps(self, queries, keys, values, visible=None, training=None):

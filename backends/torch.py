@@ -42,7 +42,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     each_key = torch.arange(keys.shape[1], device=keys.device)  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        conditions.append(each_key < per_query.long()[:, None, :, None])  # (B, 1, 1 or Q, K)
+        conditions.append(each_key < per_query.to(each_key)[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)

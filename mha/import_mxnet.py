@@ -33,22 +33,21 @@ def import_mxnet() -> types.ModuleType:
 
     Raises ModuleNotFoundError if MXNet is not installed.
     """
-    if not is_needed():
-        return importlib.import_module("mxnet")
-    finder = _MXNetFinder()
-    sys.meta_path.insert(0, finder)
+    finders = [_MXNetFinder()] if is_needed() else []
+    sys.meta_path[:0] = finders
     try:
         with warnings.catch_warnings():
-            # MXNet compares version numbers with distutils, which says that it is deprecated.
+            # MXNet uses names that NumPy, and a module of Python, say are deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             return importlib.import_module("mxnet")
     finally:
-        sys.meta_path.remove(finder)
+        for finder in finders:
+            sys.meta_path.remove(finder)
 
 
 def is_needed() -> bool:
-    """Whether this NumPy lacks names that MXNet asks for and MXNet is not yet imported."""
-    return "mxnet" not in sys.modules and not all(hasattr(numpy, name) for name in ("bool", "PZERO", "msort"))
+    """Whether this NumPy lacks names that MXNet asks for."""
+    return numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0"
 
 
 class _NumPyForMXNet(types.ModuleType):
