@@ -1,6 +1,7 @@
 """Which backend: by argument, by MHA_BACKEND, or by an array's own type. A framework is imported only on use."""
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -118,6 +119,9 @@ def _describe(name: str) -> Backend:
     return Backend(name, True, _version(NEEDS[name][0]), None)
 
 
+_distributions = functools.cache(importlib.metadata.packages_distributions)
+
+
 def _version(module: str) -> str | None:
-    distributions = importlib.metadata.packages_distributions().get(module, ())
+    distributions = _distributions().get(module, ())
     return next((importlib.metadata.version(distribution) for distribution in distributions), None)

@@ -1,4 +1,4 @@
-"""When two results are the same: the rules that the tests and `mha parity` measure by.
+"""When two results are the same: the rules that the tests and `mha parity` measure by, and the quick suite of both.
 
 The oracle is the NumPy backend in float64. In float64 every backend must agree with it up to rounding (logic); in a
 lower precision a backend may err as far as plain NumPy of that precision does, times a small factor (precision).
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 from mha import arrays, dispatch
 from mha.config import DTYPES, Config
@@ -306,11 +307,16 @@ def check_exact(backend: str, dtype: str) -> list[Result]:
     return [_result(backend, check, "", dtype, function) for check, function in checks.items()]
 
 
+def one_line(problem: Exception) -> str:
+    """An exception in one line without colours, which Keras writes into its messages."""
+    return " ".join(f"{type(problem).__name__}: {Text.from_ansi(str(problem)).plain}".split())
+
+
 def _result(backend: str, check: str, case: str, dtype: str, function: Callable[[], Verdict]) -> Result:
     try:
         return Result(backend, check, case, dtype, *function())
     except Exception as problem:
-        return Result(backend, check, case, dtype, f"{type(problem).__name__}: {problem}", np.inf, 0.0)
+        return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
 
 
 def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
@@ -334,6 +340,6 @@ def _check_alike(found: Arrays, expected: Arrays) -> None:
 
 
 def _ratio(error: float, bound: float) -> float:
-    if error == 0:
-        return 0.0
+    if error == 0 or error == np.inf:
+        return error
     return error / bound if bound else np.inf

@@ -6,13 +6,12 @@ Columns of W_q, W_k and W_v and rows of W_o are head-major: head 0 first.
 
 import json
 import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from mha import checks
+from mha import checks, files
 from mha.config import Config
 
 LAYOUT = "1"
@@ -72,17 +71,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
     metadata = {"format": "mha", "layout": LAYOUT, "config": json.dumps(asdict(config))}
     # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
     data = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    files.write(path, data)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, np.ndarray]]:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mha import dispatch
 
-TESTS = ["test_parity.py", "test_layer.py", "test_reference.py", "test_dropout.py"]
+TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
 
 # name -> replacements (pattern, replacement), the same for every backend where the line is, else by backend.
 # A pattern is a regular expression; a replacement's words in capitals are written each backend's way.
@@ -166,7 +166,7 @@ def main(
     pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in names}
     jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in names for bug in BUGS}
     done = concurrent.futures.as_completed(jobs)
-    caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), Console(stderr=True))}
+    caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), console=Console(stderr=True))}
 
     table = Table("bug", *names, title="The first test that notices each bug")
     for bug in BUGS:

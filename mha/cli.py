@@ -1,0 +1,268 @@
+"""The command line: `mha demo`, `mha backends` and `mha parity`."""
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+import platform
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import mha
+from mha import demo as demonstration
+from mha import dispatch, files, parity
+from mha.parity import Result
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mha {mha.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One multi-head attention over five backends, the same numbers on each.
+
+    The backends are numpy, torch, tensorflow, jax and mxnet. The environment variable MHA_BACKEND selects one; without
+    it, numpy.
+
+    \b
+    Examples:
+      mha demo
+      MHA_BACKEND=torch mha demo
+      mha parity --backends torch,jax
+
+    Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
+    or what it asks for is not installed.
+    """
+    # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def demo(
+    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+) -> None:
+    """Show multi-head attention at work on one backend.
+
+    The book's example as code, every step from input to output with its shape and its place in the code, and what each
+    head attends to.
+
+    \b
+    Example:
+      mha demo --backend jax
+    """
+    name = _name(backend)
+    try:
+        dispatch.load(name)
+    except ModuleNotFoundError as error:
+        _fail(error)
+    # The example is shown as it runs, and it names no backend: the option stands for the variable.
+    os.environ["MHA_BACKEND"] = name
+    demonstration.show(_console())
+
+
+@app.command()
+def backends() -> None:
+    """List the backends: what is installed, what is not.
+
+    Version and device of each backend, or why it does not work and what to install. Every installed framework is
+    loaded, which takes some seconds.
+
+    Exit code 0 if the backend that MHA_BACKEND selects (numpy if it is not set) works, 1 if not, 2 if it names none.
+
+    \b
+    Example:
+      MHA_BACKEND=jax mha backends
+    """
+    selected = _name(None)
+    works = False
+    table = demonstration.plain_table("backend", "version", "device", "note")
+    for name, backend in dispatch.backends().items():
+        try:
+            device, note = _device(name), ""
+        except Exception as error:
+            device, note = "", backend.problem or f"broken: {parity.one_line(error)}"
+        works = works or (name == selected and not note)
+        note = ", ".join(filter(None, ["selected" if name == selected else "", note]))
+        table.add_row(name, backend.version or "", device, note)
+    _console().print(table)
+    raise typer.Exit(0 if works else 1)
+
+
+@app.command(name="parity")
+def compare(
+    backends: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Backends joined by commas; default: all that are installed.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write versions and every result to FILE; - is stdout."),
+    ] = None,
+) -> None:
+    """Check that the backends compute the same numbers.
+
+    A quick suite, about a minute for all five. Outputs, attention weights, every step and every gradient are compared
+    with NumPy in float64: both poolings, lengths, mask, causal order, three scales, many keys, every dtype that a
+    backend has. The bound is what rounding explains, no fixed tolerance. Hidden keys, padding, transposes, sync, save
+    and load must be exact.
+
+    \b
+    Examples:
+      mha parity
+      mha parity --backends torch,jax --json parity.json
+
+    Exit code 0 if every error is within its bound, 1 if one is not or a framework is broken, 2 if the command is wrong
+    or a backend that it names is not installed.
+    """
+    names = _names(backends)
+    file = None if to in (None, "-") else _writable(to)
+    results = _run(names)
+    failed = [result for result in results if not result.passed]
+    console = _console(stderr=to == "-")
+    console.print(_summary(results))
+    if failed:
+        wrong = ", ".join(dict.fromkeys(result.backend for result in failed))
+        console.print(f"{len(failed)} of {len(results)} results failed, on {wrong}; --json FILE writes each of them")
+    else:
+        console.print(f"{len(results)} results on {', '.join(names)}, all within their bounds")
+    if to is not None:
+        text = json.dumps(_report(names, results), indent=1, allow_nan=False) + "\n"
+        if file is None:
+            typer.echo(text, nl=False)
+        else:
+            try:
+                files.write(file, text.encode())
+            except OSError as error:
+                _fail(error)
+    raise typer.Exit(1 if failed else 0)
+
+
+# Backends by name
+
+
+def _name(backend: str | None) -> str:
+    try:
+        return dispatch.backend_name(backend)
+    except ValueError as error:
+        _fail(error)
+
+
+def _names(backends: str | None) -> list[str]:
+    """The backends that were named, each once, or all that are installed."""
+    known = dispatch.backends()
+    if backends is None:
+        return [name for name, backend in known.items() if backend.installed]
+    names = list(dict.fromkeys(_name(backend.strip()) for backend in backends.split(",")))
+    for name in names:
+        if problem := known[name].problem:
+            _fail(f"backend {name!r}: {problem}")
+    return names
+
+
+def _device(name: str) -> str:
+    tab: Any = dispatch.load(name)
+    return tab.device()
+
+
+# The parity suite
+
+
+def _run(names: list[str]) -> list[Result]:
+    """All results of the quick suite, with a progress bar where stderr is a terminal."""
+    console = _console(stderr=True)
+    results: list[Result] = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for name in names:
+            try:
+                plan = parity.plan([name])
+            except Exception as error:
+                results.append(Result(name, "loads", "", "", parity.one_line(error), math.inf, 0.0))
+                continue
+            for check in progress.track(plan, description=name):
+                results += check()
+    return results
+
+
+def _summary(results: list[Result]) -> Table:
+    """For each backend and check the result that comes nearest to its bound, or exceeds it most."""
+    worst: dict[tuple[str, str], Result] = {}
+    for result in results:
+        key = result.backend, result.check
+        worst[key] = max(worst.get(key, result), result, key=lambda one: (not one.passed, one.ratio))
+    table = demonstration.plain_table("backend", "check", "error", "bound", "ratio", "result", "where")
+    for (backend, check), result in worst.items():
+        numbers = (_number(result.error, ".1e"), _number(result.bound, ".1e"), _number(result.ratio, ".2f"))
+        where = ", ".join(filter(None, [result.dtype, result.case, result.where])) if result.error else ""
+        table.add_row(backend, check, *numbers, "pass" if result.passed else "FAIL", where)
+    return table
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if value else "0"
+
+
+def _report(names: list[str], results: list[Result]) -> dict[str, Any]:
+    """Versions and results as JSON has them: null stands for a number that is not finite."""
+
+    def row(result: Result) -> dict[str, Any]:
+        values = dataclasses.asdict(result) | {"ratio": result.ratio, "passed": result.passed}
+        return {key: None if value == math.inf else value for key, value in values.items()}
+
+    broken = {result.backend for result in results if result.check == "loads"}
+    return {
+        "mha": mha.__version__,
+        "python": platform.python_version(),
+        "backends": {name: {} if name in broken else _versions(name) for name in names},
+        "passed": all(result.passed for result in results),
+        "results": [row(result) for result in results],
+    }
+
+
+def _versions(name: str) -> dict[str, str]:
+    tab: Any = dispatch.load(name)
+    versions = {module: importlib.import_module(module).__version__ for module in tab.FRAMEWORKS}
+    return versions | {"device": tab.device()}
+
+
+# Files, errors and the terminal
+
+
+def _writable(name: str) -> Path:
+    """The file to write later; what is wrong with it is said before a minute is spent."""
+    path = Path(name).resolve()
+    if path.exists() and not path.is_file():
+        _fail(f"--json is {name}, which is no regular file; expected one, or - for stdout")
+    if not path.parent.is_dir():
+        _fail(f"--json is {name}, but there is no folder {path.parent}; make it first")
+    return path
+
+
+def _fail(problem: object) -> NoReturn:
+    """Say in one line what is wrong with the command, and end it."""
+    typer.echo(f"mha: {problem}", err=True)
+    raise typer.Exit(2)
+
+
+def _console(stderr: bool = False) -> Console:
+    """Where to print: as wide as the terminal; in a pipe wide enough that no line is folded."""
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.file.isatty():
+        console.width = 200
+    return console

@@ -1,0 +1,140 @@
+"""What `mha demo` shows: the book's example, its steps from input to output, and what each head attends to."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+import mha
+from mha import checks, dispatch
+from mha.config import Config
+
+# A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
+BLOCKS, ASCII = "·░▒▓█", ".-+#@"
+
+
+def example() -> tuple[mha.MultiHeadAttention, Any]:
+    """The book's example, as `mha demo` prints and runs it: the layer and its output (2, 4, 100)."""
+    attention = mha.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    X, Y = mha.ones((2, 4, 100)), mha.ones((2, 6, 100))
+    output = attention(X, Y, Y, mha.tensor([3, 2]))
+    return attention, output
+
+
+def show(console: Console) -> None:
+    """Print the demonstration under the backend that MHA_BACKEND selects.
+
+    Raises ValueError if that names no backend, ModuleNotFoundError if its framework is not installed.
+    """
+    attention, output = example()
+    valid_lens = [3, 2]
+    queries, keys = (mha.to_numpy(mha.normal(0, 1, (2, T, 100), seed=seed)) for seed, T in enumerate((4, 6)))
+    steps = {"queries": queries, "keys": keys, "values": keys} | attention.trace(queries, keys, keys, valid_lens)
+    _, weights = attention(queries, keys, keys, valid_lens, return_weights=True)  # (B, H, Q, K)
+
+    console.print(f"Multi-head attention on the backend {attention.backend!r}\n", style="bold")
+    console.print("1. The book's example", style="bold")
+    source = inspect.getsource(example).splitlines()[2:-1]
+    console.print(textwrap.indent(textwrap.dedent("\n".join(source)), "   "), style="cyan")
+    console.print(f"   output.shape: {checks.shape(output)}\n")
+
+    console.print("2. From input to output", style="bold")
+    B, H, Q, K = weights.shape
+    D, d, dv = attention.config.num_hiddens, attention.config.key_dim, attention.config.value_dim
+    console.print(f"   B = {B} samples, Q = {Q} queries, K = {K} keys and values, D = {D} hidden units,")
+    console.print(f"   H = {H} heads, d = {d} wide in queries and keys, dv = {dv} in values\n")
+    console.print(steps_table(attention.backend, attention.config, steps))
+    console.print()
+
+    console.print("3. What each head of sample 0 attends to, in random queries and keys", style="bold")
+    marks = BLOCKS if console.encoding.startswith("utf") else ASCII
+    console.print("   Rows are queries, columns are keys. How much of a query's weight a key gets:")
+    console.print(f"   {_legend(marks)}")
+    heads = (Panel(heat_map(head, marks), title=f"head {h}", padding=0) for h, head in enumerate(weights[0]))
+    console.print(Columns(heads, padding=0, expand=False))
+    console.print(f"   Sample 0 has {valid_lens[0]} keys that may be seen; the others are padding.\n")
+
+    console.print("4. What to try next", style="bold")
+    console.print(_next(attention.backend))
+
+
+def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
+    """Every step with its shape in letters and numbers, and where the backend's module computes it."""
+    tab: Any = dispatch.load(backend)
+    scores = tab.AdditiveAttention if config.pooling == "additive" else tab.DotProductAttention
+    # The frameworks differ in what a layer's method for a call is named.
+    pool = next(method for name in ("forward", "call", "__call__") if (method := vars(tab.AttentionPooling).get(name)))
+    known: dict[str, tuple[str, Callable | None]] = {
+        "queries": ("(B, Q, D)", None),
+        "keys": ("(B, K, D)", None),
+        "values": ("(B, K, D)", None),
+        "W_q": ("(B, Q, H*d)", tab.dense),
+        "W_k": ("(B, K, H*d)", tab.dense),
+        "W_v": ("(B, K, H*dv)", tab.dense),
+        "split_q": ("(B*H, Q, d)", tab.transpose_qkv),
+        "split_k": ("(B*H, K, d)", tab.transpose_qkv),
+        "split_v": ("(B*H, K, dv)", tab.transpose_qkv),
+        "scores": ("(B*H, Q, K)", scores.scores),
+        "weights": ("(B*H, Q, K)", tab.visible_softmax),
+        "pooled": ("(B*H, Q, dv)", pool),
+        "merged": ("(B, Q, H*dv)", tab.transpose_output),
+        "output": ("(B, Q, D)", tab.dense),
+    }
+    table = plain_table("step", "shape", "here", "code")
+    for name, step in steps.items():
+        letters, function = known[name]
+        table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function))
+    return table
+
+
+def plain_table(*columns: str) -> Table:
+    """An empty table without a frame; where the terminal is narrow, the last column is folded."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
+    return table
+
+
+def place(function: Callable) -> str:
+    """Where a function is written: backends/torch.py:195 transpose_qkv."""
+    function = inspect.unwrap(function)
+    path = Path(inspect.getfile(function))
+    return f"{path.parent.name}/{path.name}:{inspect.getsourcelines(function)[1]} {function.__name__}"
+
+
+def heat_map(weights: np.ndarray, marks: str) -> str:
+    """One head's weights (Q, K) as a grid of marks, two columns each; queries and keys are numbered."""
+    numbers = "  " + "".join(f"{key:2}" for key in range(weights.shape[1]))
+    rows = (f"{query} " + "".join(2 * _mark(weight, marks) for weight in row) for query, row in enumerate(weights))
+    return "\n".join([numbers, *rows])
+
+
+def _mark(weight: float, marks: str) -> str:
+    return " " if weight == 0 else marks[min(int(weight * len(marks)), len(marks) - 1)]
+
+
+def _legend(marks: str) -> str:
+    ends = [level / len(marks) for level in range(1, len(marks) + 1)]
+    shades = (f"{2 * mark} to {end:.1f}" for mark, end in zip(marks, ends, strict=True))
+    return f"blank hidden, {', '.join(shades)}"
+
+
+def _next(backend: str) -> str:
+    known = dispatch.backends().values()
+    others = [other.name for other in known if other.installed and other.name != backend]
+    missing = [other.name for other in known if not other.installed]
+    lines = [f"MHA_BACKEND={name} mha demo" for name in others]
+    if missing:
+        lines.append(f"mha backends: how to install {', '.join(missing)}")
+    lines.append("mha parity: do the installed backends compute the same numbers?")
+    lines.append(f"backends/{backend}.py: the code, to be read beside the other four")
+    return textwrap.indent("\n".join(lines), "   ")
