@@ -259,7 +259,7 @@ def build(config, arrays, seed=0):
 
 def get_weights(layer):
     """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
-    return {name: onp.ascontiguousarray(_canonical(X.data().asnumpy())) for name, X in _parameters(layer).items()}
+    return {name: to_numpy(_canonical(X.data())).copy() for name, X in _parameters(layer).items()}
 
 
 def set_weights(layer, arrays):
@@ -279,7 +279,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
     Arguments as for the layer; cotangent (B, Q, D), None = ones.
     """
-    inputs = [X.copy() for X in (queries, keys, values)]
+    inputs = [X.detach().copy() for X in (queries, keys, values)]
     for X in inputs:
         X.attach_grad()
     parameters = _parameters(layer)
@@ -321,7 +321,8 @@ def context(dtype):
 
 def device():
     """What the framework computes on, in words."""
-    return str(mx.current_context())
+    current = getattr(mx, "current_device", None) or mx.current_context  # the name in 2.0, and that in 1.9
+    return str(current())
 
 
 def _where(condition, X, Y):

@@ -254,7 +254,7 @@ def build(config, arrays, seed=0):
 
 def get_weights(layer):
     """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
-    return {name: np.ascontiguousarray(to_numpy(_canonical(X))) for name, X in _parameters(layer).items()}
+    return {name: to_numpy(_canonical(X)).copy() for name, X in _parameters(layer).items()}
 
 
 def set_weights(layer, arrays):

@@ -3,6 +3,10 @@
 A backend that is asked for and cannot be loaded is an error, never a skip.
 """
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -33,3 +37,17 @@ def pytest_generate_tests(metafunc):
 def rng():
     """Random numbers, the same in every run."""
     return np.random.default_rng(20170612)
+
+
+@pytest.fixture(scope="session")
+def python():
+    """A function that runs code in a new Python process, which must end well, and returns what it prints."""
+
+    def run(code, *arguments, **environment):
+        command = [sys.executable, "-c", code, *arguments]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -285,7 +285,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(monkeypatch, few_cases, t
 
     path = tmp_path / "parity.json"
     path.write_text("old", encoding="utf-8")
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     result = run("parity", "--backends", "numpy", "--json", str(path))
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr

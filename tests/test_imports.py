@@ -1,0 +1,186 @@
+"""What is imported when, in which order, and what is said of a framework that is missing, broken or unknown."""
+
+import os
+
+import pytest
+
+import mha
+from mha import dispatch
+
+FRAMEWORKS = sorted({module for modules in dispatch.NEEDS.values() for module in (*modules, "keras")} - {"numpy"})
+
+
+# 1. What is imported
+
+
+def test_mha_alone_imports_no_framework(python):
+    loaded = python(
+        "import sys, mha; mha.backends(); mha.MultiHeadAttention(6, 2)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})",
+        MHA_BACKEND="",
+    ).split()
+    assert "mha" in loaded
+    assert not set(loaded) & set(FRAMEWORKS)
+
+
+ONE_BACKEND = """
+import importlib, sys, tempfile
+import numpy as np
+import mha
+from mha import dispatch
+from mha.import_mxnet import import_mxnet
+
+def loaded():
+    return {name.partition(".")[0] for name in sys.modules}
+
+backend, *frameworks = sys.argv[1:]
+# What a framework itself imports is its own affair.
+for name in dispatch.NEEDS[backend]:
+    import_mxnet() if name == "mxnet" else importlib.import_module(name)
+before = loaded()
+attention = mha.MultiHeadAttention(6, 2, backend=backend)
+X = np.ones((1, 3, 6), "float32")
+attention(X, X, X, [2]), attention.gradients(X, X, X), attention.trace(X, X, X)
+mha.to_numpy(mha.masked_softmax(mha.ones((1, 2, 3), backend=backend)))
+with tempfile.TemporaryDirectory() as folder:
+    attention.save(folder + "/layer.safetensors")
+    mha.load(folder + "/layer.safetensors")
+own = {*dispatch.NEEDS[backend], *(["keras"] if backend == "tensorflow" else [])}
+print(*sorted((loaded() - before) & set(frameworks) - own))
+"""
+
+
+def test_a_backend_imports_no_other_framework(backend, python):
+    assert python(ONE_BACKEND, backend, *FRAMEWORKS, MHA_BACKEND="").split() == []
+
+
+IN_ORDER = """
+import sys
+import numpy as np
+import mha
+from mha import parity
+
+random = np.random.default_rng(20170612)
+queries, keys = random.normal(size=(2, 3, 6)), random.normal(size=(2, 5, 6))
+reference = mha.MultiHeadAttention(6, 2, bias=True, dtype="float64", backend="numpy")
+arguments = (queries, keys, keys, [4, 0])
+expected = {"output": reference(*arguments)} | reference.gradients(*arguments)
+layers = {backend: reference.to(backend) for backend in sys.argv[1:]}
+for backend, attention in layers.items():
+    results = {"output": attention(*arguments)} | attention.gradients(*arguments)
+    for name, result in results.items():
+        gradient, scale = name != "output", parity.gradient_scale(name, expected)
+        limit = parity.bound("float64", expected[name], expected[name], gradient=gradient, scale=scale)
+        if parity.error(result, expected[name]) > limit:
+            print(backend, name)
+"""
+
+
+def test_backends_work_in_one_process_in_any_order(backend, pytestconfig, python):
+    first = pytestconfig.backends.index(backend)
+    order = pytestconfig.backends[first:] + pytestconfig.backends[:first]
+    assert python(IN_ORDER, *order) == ""
+
+
+# 2. Which backend
+
+
+def test_the_environment_variable_is_read_when_needed(backend, monkeypatch):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    assert mha.MultiHeadAttention(6, 2).backend == backend
+    assert dispatch.backend_of(mha.ones((2, 3))) == backend
+    assert mha.MultiHeadAttention(6, 2, backend="numpy").backend == "numpy"
+    monkeypatch.setenv("MHA_BACKEND", "")
+    assert mha.MultiHeadAttention(6, 2).backend == "numpy"
+    monkeypatch.delenv("MHA_BACKEND")
+    assert mha.MultiHeadAttention(6, 2).backend == "numpy"
+    assert mha.MultiHeadAttention(6, 2, backend=backend).backend == backend
+
+
+KNOWN = "numpy, torch, tensorflow, jax, mxnet"
+
+
+def test_an_unknown_name_lists_the_known_ones(monkeypatch):
+    with pytest.raises(ValueError, match=f"backend is 'pytorch', expected one of {KNOWN}"):
+        mha.MultiHeadAttention(6, 2, backend="pytorch")
+    with pytest.raises(TypeError, match=rf"backend is 3 \(int\), expected one of {KNOWN}"):
+        mha.ones((2, 3), backend=3)
+    monkeypatch.setenv("MHA_BACKEND", "pytorch")
+    with pytest.raises(ValueError, match=f"MHA_BACKEND is 'pytorch', expected one of {KNOWN}"):
+        mha.MultiHeadAttention(6, 2)
+
+
+SCRIPT = """
+import mha
+attention = mha.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+X, Y = mha.ones((2, 4, 100)), mha.ones((2, 6, 100))
+print(attention.backend, attention(X, Y, Y, mha.tensor([3, 2])).shape)
+"""
+
+# torch alone writes its shapes like this.
+SHAPES = dict.fromkeys(dispatch.NEEDS, "(2, 4, 100)") | {"torch": "torch.Size([2, 4, 100])"}
+
+
+def test_one_script_runs_on_every_backend(backend, python):
+    assert python(SCRIPT, MHA_BACKEND=backend) == f"{backend} {SHAPES[backend]}\n"
+
+
+# 3. A framework that is not there, and one that is broken: both made here, so that these run wherever.
+
+MISSING = """
+import sys
+import mha
+from mha import dispatch
+
+class Without:
+    "All finders of modules, blind to some names."
+    finders = list(sys.meta_path)
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] not in sys.argv[1:]:
+            return next(filter(None, (finder.find_spec(name, path, target) for finder in cls.finders)), None)
+
+sys.meta_path[:] = [Without]
+for backend in dispatch.NEEDS:
+    try:
+        attention = mha.MultiHeadAttention(6, 2, backend=backend)
+    except ModuleNotFoundError as error:
+        print(error.name, "-", error, "-", mha.backends()[backend].problem)
+        assert not mha.backends()[backend].installed and mha.backends()[backend].version is None
+    else:
+        assert mha.backends()[backend].installed and mha.backends()[backend].problem is None
+        print(attention.backend)
+"""
+
+
+def test_a_missing_framework_says_what_to_install(python):
+    lines = python(MISSING, *FRAMEWORKS).splitlines()
+    assert lines[0] == "numpy"
+    for line, (backend, modules) in zip(lines[1:], [*dispatch.NEEDS.items()][1:], strict=True):
+        name, error, problem = line.split(" - ")
+        assert name == modules[0]
+        assert error == f"backend {backend!r} needs {' and '.join(modules)}: {dispatch.INSTALL[backend]}"
+        assert problem == f"{' and '.join(modules)} not installed: {dispatch.INSTALL[backend]}"
+        assert f"pip install 'mha[{backend}]'" in error
+
+
+BROKEN = """
+import sys
+import mha
+
+for backend in sys.argv[1:]:
+    try:
+        mha.MultiHeadAttention(6, 2, backend=backend)
+    except ImportError as error:
+        print(backend, "-", error)
+"""
+
+
+def test_a_broken_framework_raises_its_own_error(tmp_path, python):
+    for framework in FRAMEWORKS:
+        (tmp_path / f"{framework}.py").write_text("raise ImportError('lib42.so: cannot open shared object file')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    backends = [backend for backend in dispatch.NEEDS if backend != "numpy"]
+    lines = python(BROKEN, *backends, PYTHONPATH=path).splitlines()
+    assert lines == [f"{backend} - lib42.so: cannot open shared object file" for backend in backends]

@@ -1,0 +1,196 @@
+"""MXNet on a NumPy that has outgrown it: nobody else's NumPy changes, and results are those of an untouched MXNet."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors
+
+import mha
+from mha import parity
+
+# 1. Nobody else's NumPy changes
+
+UNCHANGED = """
+import builtins, sys, warnings
+import numpy, numpy.linalg, numpy.random
+import mha, mha.backends.numpy
+
+def snapshot():
+    modules = {name: dict(vars(sys.modules[name])) for name in ("numpy", "numpy.linalg", "numpy.random", "builtins")}
+    return modules, list(sys.meta_path), list(sys.path_hooks), list(warnings.filters), numpy.geterr()
+
+modules, finders, *others = snapshot()
+import mha.backends.mxnet
+attention = mha.MultiHeadAttention(6, 2, backend="mxnet")
+X = numpy.ones((1, 3, 6), "float32")
+attention(X, X, X), attention.gradients(X, X, X)
+modules_after, finders_after, *others_after = snapshot()
+assert others_after == others, (others_after, others)
+# An old setuptools, which MXNet imports, adds finders for its own parts.
+assert [finder for finder in finders_after if finder in finders] == finders
+assert not any(type(finder).__module__.startswith("mha") for finder in finders_after)
+for module, names in modules.items():
+    after = modules_after[module]
+    assert all(after[name] is value for name, value in names.items()), module
+    # Whoever imports numpy.ma makes it an attribute of numpy; nothing else has come.
+    for name in after.keys() - names.keys():
+        assert after[name] is sys.modules[f"{module}.{name}"], name
+assert builtins.__import__ is modules["builtins"]["__import__"]
+assert sys.modules["numpy"] is numpy
+assert hasattr(numpy, "PZERO") == ("PZERO" in modules["numpy"])
+"""
+
+WITHOUT_MXNET = """
+import sys
+import numpy
+import mha
+attention = mha.MultiHeadAttention(6, 2, backend={backend!r})
+X = numpy.ones((1, 3, 6), "float32")
+attention(X, X, X)
+assert not any(name.partition(".")[0] == "mxnet" for name in sys.modules)
+"""
+
+IMPORTS = {name: WITHOUT_MXNET.format(backend=name) for name in ("numpy", "torch", "tensorflow", "jax")}
+IMPORTS["mxnet"] = UNCHANGED
+
+
+def test_a_backend_leaves_numpy_and_imports_as_they_were(backend, python):
+    python(IMPORTS[backend])
+
+
+# A package of the same name stands in for MXNet below, so that these run wherever.
+
+FAKE = {
+    "mxnet/__init__.py": """
+import sys
+import bystander
+import numpy as seen
+import numpy.linalg
+from numpy import float32
+from mxnet import inner
+if seen is not sys.modules["numpy"]:
+    from numpy import NINF, PZERO, alltrue
+    gone = seen.msort, seen.rate
+""",
+    "mxnet/inner.py": """
+import numpy
+from numpy.linalg import norm
+seen = numpy
+def later():
+    import numpy
+    import latecomer
+    return numpy
+""",
+    "bystander.py": "import numpy as seen\n",
+    "latecomer.py": "import numpy as seen\n",
+}
+
+STAND_IN = """
+import sys
+import numpy
+from mha.import_mxnet import import_mxnet, is_needed
+needed = is_needed()
+meta_path = list(sys.meta_path)
+mxnet = import_mxnet()
+import bystander
+assert bystander.seen is numpy and sys.modules["numpy"] is numpy and sys.meta_path == meta_path
+assert (mxnet.seen is not numpy) == (mxnet.inner.seen is not numpy) == needed
+assert mxnet.float32 is numpy.float32 and mxnet.inner.norm is numpy.linalg.norm
+assert mxnet.seen.linalg is numpy.linalg
+# What MXNet imports after its own import is answered alike, and what that imports is not.
+assert (mxnet.inner.later() is not numpy) == needed
+assert sys.modules["latecomer"].seen is numpy
+assert import_mxnet() is mxnet and sys.meta_path == meta_path
+if not hasattr(numpy, "PZERO"):
+    assert needed and mxnet.PZERO == 0 and mxnet.NINF == -numpy.inf
+    assert mxnet.alltrue is numpy.all
+    for function in mxnet.gone:
+        try:
+            function(1)
+        except NotImplementedError as error:
+            assert numpy.__version__ in str(error)
+        else:
+            raise AssertionError(function)
+    try:
+        mxnet.seen.no_such_name
+    except AttributeError:
+        pass
+    else:
+        raise AssertionError("no_such_name")
+"""
+
+
+def fake(tmp_path, files):
+    """The PYTHONPATH that finds these files first."""
+    (tmp_path / "mxnet").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    return os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+
+
+def test_only_mxnet_sees_the_stand_in(tmp_path, python):
+    python(STAND_IN, PYTHONPATH=fake(tmp_path, FAKE))
+
+
+BROKEN = """
+import sys, warnings
+from mha.import_mxnet import import_mxnet
+before = list(sys.meta_path), list(warnings.filters)
+try:
+    import_mxnet()
+except ImportError as error:
+    assert str(error) == "libmxnet.so"
+else:
+    raise AssertionError
+assert (sys.meta_path, warnings.filters) == before
+"""
+
+
+def test_a_broken_mxnet_raises_its_own_error_and_leaves_nothing_behind(tmp_path, python):
+    python(BROKEN, PYTHONPATH=fake(tmp_path, {"mxnet/__init__.py": "raise ImportError('libmxnet.so')\n"}))
+
+
+# 2. The results are those of MXNet 1.9.1 on NumPy 1.23.5, written there by make_vectors.py.
+
+VECTORS = Path(__file__).parent / "vectors" / "mxnet.safetensors"
+CASES = ["dot-float64", "dot-float32", "additive-float64", "additive-float32"]
+
+
+def read(case):
+    """Options of the layer, what hides keys, and arrays by their part: input, layer, result, gradient."""
+    parts = {"input": {}, "layer": {}, "result": {}, "gradient": {}}
+    with safetensors.safe_open(VECTORS, framework="numpy") as file:
+        cases = json.loads(file.metadata()["cases"])
+        assert sorted(cases) == sorted(CASES)
+        assert (file.metadata()["numpy"], file.metadata()["mxnet"]) == ("1.23.5", "1.9.1")
+        for full in file.keys():  # noqa: SIM118  (it is no dict)
+            of_case, part, name = full.split("/")
+            if of_case == case:
+                parts[part][name] = file.get_tensor(full)
+    return *cases[case], parts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_an_untouched_mxnet(backend, case):
+    options, hiding, parts = read(case)
+    inputs, cotangent = [parts["input"][name] for name in ("queries", "keys", "values")], parts["input"]["cotangent"]
+
+    def compute(on, dtype):
+        attention = mha.MultiHeadAttention(6, 2, backend=on, **{**options, "dtype": dtype})
+        attention.weights = {name: X.astype(dtype) for name, X in parts["layer"].items()}
+        arguments = [X.astype(dtype) for X in inputs]
+        output, weights = attention(*arguments, **hiding, return_weights=True)
+        gradients = attention.gradients(*arguments, **hiding, cotangent=cotangent.astype(dtype))
+        return {"result": {"output": output, "weights": weights}, "gradient": gradients}
+
+    dtype = options["dtype"]
+    results, bases, oracles = compute(backend, dtype), compute("numpy", dtype), compute("numpy", "float64")
+    for part in ("result", "gradient"):
+        assert parts[part].keys() == results[part].keys()
+        for name, vector in parts[part].items():
+            oracle, scale = oracles[part][name], parity.gradient_scale(name, parts[part])
+            limit = parity.bound(dtype, oracle, bases[part][name], gradient=part == "gradient", scale=scale)
+            assert parity.error(vector, oracle) <= limit, name
+            assert parity.error(results[part][name], vector) <= limit, name
