@@ -28,7 +28,6 @@ from mxnet.gluon import nn  # noqa: E402
 
 npx.set_np()  # for all of the process: Gluon's blocks then take and give `mx.np` arrays
 
-FRAMEWORKS = ("mxnet",)
 DTYPES = ("float32", "float64")
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from mha import checks
 from mha.weights import shapes
 
-FRAMEWORKS = ("numpy",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 

@@ -23,7 +23,6 @@ from mha import checks
 from mha.config import Config
 from mha.weights import shapes
 
-FRAMEWORKS = ("tensorflow",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 

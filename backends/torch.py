@@ -23,7 +23,6 @@ from torch import nn
 from mha import checks
 from mha.weights import shapes
 
-FRAMEWORKS = ("torch",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 

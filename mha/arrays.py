@@ -27,7 +27,7 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         raise TypeError(f"data has dtype {array.dtype}, expected numbers or booleans")
     tab = dispatch.load(dispatch.backend_name(backend))
     with tab.context(checks.dtype_name(array.dtype)):
-        return tab.tensor(array)
+        return tab.tensor(checks.plain(array))
 
 
 def ones(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:

@@ -193,6 +193,11 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
     return {name: arrays[name] for name in shapes}
 
 
+def plain(value: np.ndarray) -> np.ndarray:
+    """A NumPy array in C order and in the machine's byte order, as every framework takes it."""
+    return np.asarray(value, value.dtype.newbyteorder("="), order="C")
+
+
 def shape(value: Any) -> tuple[int | None, ...]:
     """The shape of an array of any framework as a plain tuple; None for a size not known yet."""
     return tuple(None if size is None else int(size) for size in value.shape)

@@ -237,7 +237,7 @@ def _report(names: list[str], results: list[Result]) -> dict[str, Any]:
 
 def _versions(name: str) -> dict[str, str]:
     tab: Any = dispatch.load(name)
-    versions = {module: importlib.import_module(module).__version__ for module in tab.FRAMEWORKS}
+    versions = {module: importlib.import_module(module).__version__ for module in dispatch.NEEDS[name]}
     return versions | {"device": tab.device()}
 
 

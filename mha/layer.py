@@ -64,13 +64,16 @@ class MultiHeadAttention:
         self._build(config, dispatch.backend_name(backend), weights.initial(config, seed), seed)
 
     def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int = 0) -> None:
-        tab: Any = dispatch.load(backend)
-        checks.choice(f"dtype on backend {backend!r}", config.dtype, tab.DTYPES)
         self.config = config
         self.backend = backend
-        self._tab = tab
-        with tab.context(config.dtype):
-            self.layer = tab.build(config, arrays, seed)
+        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._tab.DTYPES)
+        with self._tab.context(config.dtype):
+            self.layer = self._tab.build(config, arrays, seed)
+
+    @property
+    def _tab(self) -> Any:
+        """The backend's module; no attribute, so that a layer can be copied and pickled."""
+        return dispatch.load(self.backend)
 
     def __call__(
         self,
@@ -233,7 +236,7 @@ class MultiHeadAttention:
         if not isinstance(value, np.ndarray):
             return value
         with self._tab.context(self.config.dtype):
-            return self._tab.tensor(value, self.layer)
+            return self._tab.tensor(checks.plain(value), self.layer)
 
 
 def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:

@@ -1,5 +1,6 @@
 """The layer that users hold, and the array functions beside it, on every backend."""
 
+import copy
 import dataclasses
 import re
 
@@ -248,6 +249,32 @@ def test_numpy_in_numpy_out_and_native_in_native_out(backend, rng):
 def test_nested_lists_are_converted(backend, rng):
     attention, arrays = make(backend), draw(rng)
     assert np.array_equal(attention(*(array.tolist() for array in arrays)), attention(*arrays))
+
+
+def test_numpy_arrays_of_any_memory_order(backend, rng):
+    attention, (queries, keys, values) = make(backend), draw(rng)
+    lengths, mask = np.array([3, 2]), rng.random((Q, K)) < 0.5
+    expected = attention(queries, keys, values, lengths, mask=mask)
+    ways = {
+        "Fortran": np.asfortranarray,
+        "negative strides": lambda X: np.ascontiguousarray(X[::-1])[::-1],
+        "every other": lambda X: np.repeat(X, 2, axis=1)[:, ::2] if X.ndim > 1 else np.repeat(X, 2)[::2],
+        "other byte order": lambda X: X.astype(X.dtype.newbyteorder()),
+        "read-only": lambda X: np.frombuffer(X.tobytes(), X.dtype).reshape(X.shape),
+    }
+    for way, change in ways.items():
+        arrays = [change(X) for X in (queries, keys, values, lengths, mask)]
+        assert np.array_equal(attention(*arrays[:4], mask=arrays[4]), expected), way
+
+
+# Keras converts its variables in a way that NumPy 2 deprecates.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_a_layer_can_be_copied(backend, rng):
+    attention, arrays = make(backend), draw(rng)
+    twin = copy.deepcopy(attention)
+    expected = attention(*arrays)
+    attention.weights = {name: array * 2 for name, array in attention.weights.items()}
+    assert np.array_equal(twin(*arrays), expected)
 
 
 def test_native_layer_and_dispatch_compute_the_same(backend, rng):
