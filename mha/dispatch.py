@@ -6,7 +6,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
-import sys
 import types
 from typing import Any
 
@@ -74,10 +73,9 @@ def load(name: str) -> types.ModuleType:
     Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
     broken raises its own error.
     """
-    module = f"mha.backends.{name}"
-    if module not in sys.modules and (missing := _missing(name)):
+    if missing := _missing(name):
         raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {INSTALL[name]}", name=missing[0])
-    return importlib.import_module(module)
+    return importlib.import_module(f"mha.backends.{name}")
 
 
 def backend_of(array: Any) -> str | None:
