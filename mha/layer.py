@@ -137,7 +137,7 @@ class MultiHeadAttention:
         """
         arguments, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         if cotangent is not None:
-            cotangent = self._plain("cotangent", cotangent)
+            cotangent = self._array("cotangent", cotangent)
             checks.output(self.config, cotangent, arguments[0])
             cotangent = self._native(cotangent)
         with self._tab.context(self.config.dtype):
@@ -206,30 +206,34 @@ class MultiHeadAttention:
         """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
         causal = checks.flag("causal", causal)
         named = {"queries": queries, "keys": keys, "values": values}
-        arrays = {name: self._plain(name, value) for name, value in named.items()}
-        given = {name: dispatch.backend_of(array) for name, array in arrays.items()}
-        for name, backend in given.items():
-            if backend != given["queries"] or backend not in ("numpy", self.backend):
+        queries, keys, values = (self._array(name, value) for name, value in named.items())
+        given = dispatch.backend_of(queries)
+        for name, array in {"keys": keys, "values": values}.items():
+            if dispatch.backend_of(array) != given:
                 raise TypeError(
-                    f"{name} is a {type(arrays[name]).__name__}, expected queries, keys and values all NumPy arrays or "
-                    f"all of backend {self.backend!r}; convert them with mha.to_numpy or mha.tensor"
+                    f"{name} is of {dispatch.backend_of(array)}, expected {given} as queries; "
+                    "convert with mha.to_numpy or mha.tensor"
                 )
         if valid_lens is not None:
             valid_lens = dispatch.concrete(valid_lens, "int64")
         if mask is not None:
             mask = dispatch.concrete(mask, "bool")
-        queries, keys, values = arrays.values()
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         if isinstance(valid_lens, np.ndarray):
             valid_lens = checks.lengths(valid_lens, keys.shape[1])
-        back = self._tab.to_numpy if given["queries"] == "numpy" else _same
+        back = self._tab.to_numpy if given == "numpy" else _same
         return (*map(self._native, (queries, keys, values, valid_lens, mask)), causal), back
 
-    def _plain(self, name: str, value: Any) -> Any:
-        """Nested lists as a NumPy array in the layer's dtype; arrays as they are."""
-        if not isinstance(value, (list, tuple)):
-            return value
-        return checks.listed(name, value, weights.numpy_dtype(self.config.dtype))
+    def _array(self, name: str, value: Any) -> Any:
+        """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""
+        if isinstance(value, (list, tuple)):
+            return checks.listed(name, value, weights.numpy_dtype(self.config.dtype))
+        if dispatch.backend_of(value) not in ("numpy", self.backend):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
+                f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
+            )
+        return value
 
     def _native(self, value: Any) -> Any:
         """A NumPy array as the backend's own, where the layer is; anything else as it is."""

@@ -115,4 +115,4 @@ def _array(path: Path, name: str, tensor: dict) -> np.ndarray:
     array = np.frombuffer(tensor["data"], numpy_dtype(_FILE_DTYPES[tensor["dtype"]])).reshape(tensor["shape"])
     if not np.isfinite(array.astype(np.float64)).all():
         raise ValueError(f"{path}: {name} holds NaN or infinity")
-    return array.copy()
+    return array

@@ -379,8 +379,8 @@ def test_bad_masks_are_refused(backend, rng, mask, error, text):
         (0, lambda X: X.astype("float64"), TypeError, "queries has dtype float64, expected float32 as the layer"),
         (0, lambda X: X.astype("int64"), TypeError, "queries has dtype int64, expected float32 as the layer"),
         (2, lambda X: X.astype("complex64"), TypeError, "values has dtype complex64, expected float32 as the layer"),
-        (0, lambda X: None, TypeError, "queries is a NoneType, expected queries, keys and values all NumPy arrays"),
-        (1, lambda X: "keys", TypeError, "keys is a str, expected queries, keys and values all NumPy arrays"),
+        (0, lambda X: None, TypeError, "queries is a NoneType, expected a NumPy array, nested lists or"),
+        (1, lambda X: "keys", TypeError, "keys is a str, expected a NumPy array, nested lists or an array of"),
     ],
 )
 def test_bad_inputs_are_refused(backend, rng, position, change, error, text):
@@ -398,11 +398,38 @@ def test_arrays_of_two_kinds_are_refused(backend, rng):
         class Other(np.ndarray):
             __module__ = "torch"  # looks like another framework's
 
-        keys = keys.view(Other)
+        theirs, text = keys.view(Other), "keys is a Other, expected a NumPy array, nested lists or an array of"
     else:
-        (keys,) = native(backend, keys)
-    with pytest.raises(TypeError, match=r"keys is a .*, expected queries, keys and values all NumPy arrays or all of"):
-        make(backend)(queries, keys, values)
+        theirs, text = native(backend, keys)[0], f"keys is of {backend}, expected numpy as queries"
+    with pytest.raises(TypeError, match=text):
+        make(backend)(queries, theirs, values)
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "error", "text"),
+    [
+        (
+            np.ones((B, Q, 12), "float32"),
+            ValueError,
+            "cotangent has shape (2, 5, 12), expected (2, 5, 11) as the output",
+        ),
+        (np.ones((B, 11), "float32"), ValueError, "cotangent has shape (2, 11), expected (2, 5, 11) as the output"),
+        (np.ones((B, Q, 11)), TypeError, "cotangent has dtype float64, expected float32 as the layer"),
+        ("ones", TypeError, "cotangent is a str, expected a NumPy array, nested lists or an array of backend"),
+        ([[1.0], [1.0, 2.0]], ValueError, "cotangent is a nested list that is no array"),
+        ([["a"]], TypeError, "cotangent is a list of <U1 values, expected numbers"),
+    ],
+    ids=str,
+)
+def test_bad_cotangents_are_refused(backend, rng, cotangent, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        make(backend).gradients(*draw(rng), cotangent=cotangent)
+
+
+@pytest.mark.parametrize("option", ["causal", "training", "return_weights"])
+def test_switches_are_true_or_false(backend, rng, option):
+    with pytest.raises(TypeError, match=f"{option} is 1 .int., expected True or False"):
+        make(backend)(*draw(rng), **{option: 1})
 
 
 def test_hidden_means_hidden(backend, rng):
