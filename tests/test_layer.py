@@ -2,10 +2,14 @@
 
 import copy
 import dataclasses
+import os
+import pickle
 import re
 
 import numpy as np
 import pytest
+import safetensors
+import safetensors.numpy
 
 import mha
 from mha import dispatch, parity
@@ -228,6 +232,83 @@ def test_save_and_load_are_exact(backend, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["layer.safetensors"]
 
 
+def rewrite(path, change):
+    """Change tensors and metadata of a file that `save` wrote."""
+    with safetensors.safe_open(path, "numpy") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    change(tensors, metadata)
+    safetensors.numpy.save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t, m: m.clear(), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(layout="2"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(format="pt"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.pop("config"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(config='{"num_heads": 2}'), "holds no valid configuration"),
+        (lambda t, m: m.update(config="{"), "holds no valid configuration"),
+        (lambda t, m: m.update(config=m["config"].replace('"num_heads": 3', '"num_heads": 0')), "num_heads is 0"),
+        (lambda t, m: t.pop("W_o.kernel"), "weights lacks W_o.kernel"),
+        (lambda t, m: t.update(W_o=t.pop("W_o.kernel")), "weights lacks W_o.kernel"),
+        (lambda t, m: t.update({"W_o.scale": np.ones(3, "float32")}), "weights has W_o.scale"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"][1:]}), "weights['W_o.kernel'] has shape (17, 11)"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("float64")}), "has dtype float64"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel has dtype I32"),
+        (lambda t, m: t["W_o.kernel"].fill(np.nan), "W_o.kernel holds NaN or infinity"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, change, text):
+    path = tmp_path / "layer.safetensors"
+    make("numpy").save(path)
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=re.escape(text)) as raised:
+        mha.load(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a file of weights", pickle.dumps({"W_q.kernel": 1}), bytes(7)], ids=str)
+def test_files_of_another_kind_are_refused(tmp_path, data):
+    path = tmp_path / "layer.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        mha.load(path)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"absent\.safetensors"):
+        mha.load(tmp_path / "absent.safetensors")
+    with pytest.raises(OSError, match="directory"):
+        mha.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        make("numpy").save(tmp_path / "absent" / "layer.safetensors")
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "layer.safetensors"
+    make("numpy", seed=1).save(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        make("numpy", seed=2).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_file_is_readable_by_others_and_stays_behind_its_link(tmp_path):
+    (tmp_path / "link").symlink_to("layer.safetensors")
+    make("numpy").save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert (tmp_path / "layer.safetensors").stat().st_mode == plain.stat().st_mode
+
+
 # Calls
 
 
@@ -405,6 +486,8 @@ def test_arrays_of_two_kinds_are_refused(backend, rng):
         make(backend)(queries, theirs, values)
 
 
+# NumPy before 1.24 warns of ragged lists and makes an array of objects.
+@pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged")
 @pytest.mark.parametrize(
     ("cotangent", "error", "text"),
     [
@@ -416,7 +499,7 @@ def test_arrays_of_two_kinds_are_refused(backend, rng):
         (np.ones((B, 11), "float32"), ValueError, "cotangent has shape (2, 11), expected (2, 5, 11) as the output"),
         (np.ones((B, Q, 11)), TypeError, "cotangent has dtype float64, expected float32 as the layer"),
         ("ones", TypeError, "cotangent is a str, expected a NumPy array, nested lists or an array of backend"),
-        ([[1.0], [1.0, 2.0]], ValueError, "cotangent is a nested list that is no array"),
+        ([[1.0], [1.0, 2.0]], (TypeError, ValueError), "cotangent is a "),
         ([["a"]], TypeError, "cotangent is a list of <U1 values, expected numbers"),
     ],
     ids=str,
