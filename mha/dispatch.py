@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -119,9 +119,17 @@ def _describe(name: str) -> Backend:
     return Backend(name, True, _version(NEEDS[name][0]), None)
 
 
-_distributions = functools.cache(importlib.metadata.packages_distributions)
-
-
 def _version(module: str) -> str | None:
-    distributions = _distributions().get(module, ())
-    return next((importlib.metadata.version(distribution) for distribution in distributions), None)
+    """The version of the package that brings a module."""
+    from importlib import metadata  # here, since it takes longer than the rest of `import mha`
+
+    package = next(iter(_packages().get(module, ())), None)
+    return package and metadata.version(package)
+
+
+@functools.cache
+def _packages() -> Mapping[str, list[str]]:
+    """The installed packages by the modules that they bring; looking them all up takes a while."""
+    from importlib import metadata
+
+    return metadata.packages_distributions()

@@ -1,7 +1,6 @@
 """Files that are whole or not there."""
 
 import os
-import secrets
 from pathlib import Path
 
 
@@ -11,7 +10,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     Raises OSError if the file cannot be written; the old one then stays too.
     """
     path = Path(path).resolve()  # a link keeps pointing to the file
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         with open(temporary, "xb") as file:
             file.write(data)
