@@ -49,7 +49,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal:
+    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
@@ -150,9 +150,9 @@ class AdditiveAttention(AttentionPooling):
         self.w_v = dense(self.num_hiddens, 1, False, self.dtype)
 
     def scores(self, queries, keys):
-        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = jnp.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
-        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
 
 def pooling(config):
@@ -261,7 +261,7 @@ def build(config, arrays, seed=0):
 
 def get_weights(layer):
     """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
-    return {name: to_numpy(X).copy() for name, X in _parameters(layer).items()}
+    return {name: to_numpy(X) for name, X in _parameters(layer).items()}
 
 
 def set_weights(layer, arrays):
@@ -271,7 +271,7 @@ def set_weights(layer, arrays):
 
 def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
-    rngs = {"dropout": layer.make_rng("dropout")} if training else {}
+    rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
     options = {"causal": causal, "training": training, "return_weights": return_weights}
     return _apply(*layer.unbind(), rngs, queries, keys, values, valid_lens, mask, **options)
 
@@ -293,7 +293,8 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
-    return layer.steps(queries, keys, values, visible, training=False)
+    module, variables = layer.unbind()  # a bound module makes its parts when first called: no two threads may at once
+    return module.bind(variables).steps(queries, keys, values, visible, training=False)
 
 
 def tensor(array, layer=None):
@@ -303,7 +304,7 @@ def tensor(array, layer=None):
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
-    return np.asarray(X)
+    return np.array(X)  # a copy: JAX's own cannot be written to
 
 
 def is_traced(X):

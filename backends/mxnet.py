@@ -5,6 +5,7 @@ d width of a query or key head, dv width of a value head.
 
 MXNet stores a kernel as (out, in): `get_weights` and `set_weights` transpose. It knows by itself whether it is training
 (`autograd.record()`), so `training` is needed only to overrule it. On the CPU it has no half-precision matrix product.
+`hybridize` reaches the dense layers alone: shapes are read in `forward`, and a symbol has none.
 
 Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
 Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, sections
@@ -16,17 +17,15 @@ import functools
 import math
 import operator
 
+import mxnet as mx
 import numpy as onp
+from mxnet import autograd, np, npx
+from mxnet.gluon import nn
 
 from mha import checks
-from mha.import_mxnet import import_mxnet
 from mha.weights import shapes
 
-mx = import_mxnet()
-from mxnet import autograd, np, npx  # noqa: E402
-from mxnet.gluon import nn  # noqa: E402
-
-npx.set_np()  # for all of the process: Gluon's blocks then take and give `mx.np` arrays
+npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
 
 DTYPES = ("float32", "float64")
 
@@ -50,7 +49,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal:
+    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
     return functools.reduce(operator.mul, conditions) if conditions else None
@@ -146,9 +145,13 @@ class AdditiveAttention(AttentionPooling):
         self.w_v = dense(num_hiddens, 1, False, dtype)
 
     def scores(self, queries, keys):
-        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
-        features = np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
-        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        W_q, W_k = self.W_q(queries), self.W_k(keys)  # (B, Q, n), (B, K, n)
+        if 0 in (queries.shape[1], keys.shape[1]):
+            # The gradient of a sum that broadcasts over an empty axis is whatever the memory held.
+            W_q, W_k = _blocked(W_q), _blocked(W_k)
+        features = np.tanh(W_q[:, :, None, :] + W_k[:, None, :, :])  # (B, Q, K, n)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
 
 def pooling(config):
@@ -282,10 +285,11 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     for X in inputs:
         X.attach_grad()
     parameters = _parameters(layer)
-    with autograd.record(train_mode=False):
-        output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
-    cotangent = np.ones_like(output) if cotangent is None else cotangent
-    by_all = autograd.grad([output], [*inputs, *(X.data() for X in parameters.values())], [cotangent])
+    with _thawed(parameters.values()):
+        with autograd.record(train_mode=False):
+            output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
+        cotangent = np.ones_like(output) if cotangent is None else cotangent
+        by_all = autograd.grad([output], [*inputs, *(X.data() for X in parameters.values())], [cotangent])
     by_all = [X.as_np_ndarray() for X in by_all]
     by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
     return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
@@ -313,9 +317,11 @@ def is_traced(X):
     return False
 
 
+@contextlib.contextmanager
 def context(dtype):
     """What a computation in this dtype runs inside of, where the framework asks for it."""
-    return contextlib.nullcontext()
+    with mx.util.np_shape(True), mx.util.np_array(True):  # set_np holds in one thread alone
+        yield
 
 
 def device():
@@ -327,6 +333,24 @@ def device():
 def _where(condition, X, Y):
     """Where of arrays; MXNet's crashes if it broadcasts to an empty array, and sends no gradient if Y is a number."""
     return X if X.size == 0 else np.where(condition, X, Y)
+
+
+def _blocked(X):
+    """Zeros of X's shape that send X no gradient, and yet belong to its graph."""
+    return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
+
+
+@contextlib.contextmanager
+def _thawed(parameters):
+    """Frozen parameters take part in gradients inside."""
+    frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
+    for parameter in frozen:
+        parameter.grad_req = "write"
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.grad_req = "null"
 
 
 def _canonical(X):

@@ -25,6 +25,11 @@ from mha.weights import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"Keras runs on {keras.backend.backend()}, expected tensorflow: set KERAS_BACKEND=tensorflow before its import"
+    )
+
 
 # 1. Masked softmax
 
@@ -45,7 +50,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal:
+    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
     return functools.reduce(tf.logical_and, conditions) if conditions else None
@@ -141,9 +146,9 @@ class AdditiveAttention(AttentionPooling):
         self.w_v = dense(num_hiddens, 1, False, dtype)
 
     def scores(self, queries, keys):
-        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = tf.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
-        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
 
 def pooling(config):

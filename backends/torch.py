@@ -12,6 +12,7 @@ Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; D
 """
 
 import contextlib
+import copy
 import functools
 import math
 
@@ -45,7 +46,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal:
+    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
     return functools.reduce(torch.logical_and, conditions) if conditions else None
@@ -141,9 +142,9 @@ class AdditiveAttention(AttentionPooling):
         self.w_v = dense(num_hiddens, 1, False, dtype)
 
     def scores(self, queries, keys):
-        """Additive scores of queries (B, Q, d) and keys (B, K, d): (B, Q, K)."""
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = torch.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
-        return self.w_v(features)[:, :, :, 0]  # (B, Q, K)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
 
 def pooling(config):
@@ -276,11 +277,13 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
     Arguments as for the layer; cotangent (B, Q, D), None = ones.
     """
-    inputs = [X.detach().requires_grad_() for X in (queries, keys, values)]
-    parameters = _parameters(layer)
-    output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
-    cotangent = torch.ones_like(output) if cotangent is None else cotangent
-    by_all = torch.autograd.grad(output, [*inputs, *parameters.values()], cotangent)
+    with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched gradients off
+        inputs = [X.detach().clone().requires_grad_() for X in (queries, keys, values)]
+        twin = copy.deepcopy(layer).requires_grad_()  # the layer itself may be frozen
+        parameters = _parameters(twin)
+        output = attend(twin, *inputs, valid_lens, mask, causal, training=False)
+        cotangent = torch.ones_like(output) if cotangent is None else cotangent
+        by_all = torch.autograd.grad(output, [*inputs, *parameters.values()], cotangent)
     by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
     return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
 

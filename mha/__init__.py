@@ -5,6 +5,7 @@ The backend is an argument, else the environment variable MHA_BACKEND, else "num
 
 from typing import TYPE_CHECKING
 
+from mha import import_mxnet
 from mha.arrays import (
     check_shape,
     masked_softmax,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mha.dispatch import backends
 else:
     from mha import backends
+
+import_mxnet.enable()
 
 __all__ = [
     "MultiHeadAttention",

@@ -25,9 +25,17 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         array = np.asarray(data, None if dtype is None else weights.numpy_dtype(checks.dtype_name(dtype)))
     if array.dtype.kind not in "biuf" and checks.dtype_name(array.dtype) != "bfloat16":
         raise TypeError(f"data has dtype {array.dtype}, expected numbers or booleans")
-    tab = dispatch.load(dispatch.backend_name(backend))
-    with tab.context(checks.dtype_name(array.dtype)):
-        return tab.tensor(checks.plain(array))
+    backend = dispatch.backend_name(backend)
+    tab = dispatch.load(backend)
+    name = checks.dtype_name(array.dtype)
+    if "float" in name:
+        checks.choice(f"dtype on backend {backend!r}", name, tab.DTYPES)
+    with tab.context(name):
+        made = tab.tensor(np.array(checks.plain(array)))
+        # JAX, for one, makes int32 of int64 and would wrap what does not fit.
+        if array.dtype.kind in "iu" and not np.array_equal(tab.to_numpy(made), array):
+            raise ValueError(f"data holds integers beyond {checks.dtype_name(made.dtype)}, the widest of {backend!r}")
+        return made
 
 
 def ones(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:

@@ -95,10 +95,12 @@ def backends() -> None:
     works = False
     table = demonstration.plain_table("backend", "version", "device", "note")
     for name, backend in dispatch.backends().items():
-        try:
-            device, note = _device(name), ""
-        except Exception as error:
-            device, note = "", backend.problem or f"broken: {parity.one_line(error)}"
+        device, note = "", backend.problem or ""
+        if backend.installed:
+            try:
+                device = _device(name)
+            except Exception as error:
+                note = f"broken: {parity.one_line(error)}"
         works = works or (name == selected and not note)
         note = ", ".join(filter(None, ["selected" if name == selected else "", note]))
         table.add_row(name, backend.version or "", device, note)

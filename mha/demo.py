@@ -70,15 +70,16 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
     """Every step with its shape in letters and numbers, and where the backend's module computes it."""
     tab: Any = dispatch.load(backend)
     scores = tab.AdditiveAttention if config.pooling == "additive" else tab.DotProductAttention
+    projections = tab.MultiHeadAttention.steps
     # The frameworks differ in what a layer's method for a call is named.
     pool = next(method for name in ("forward", "call", "__call__") if (method := vars(tab.AttentionPooling).get(name)))
     known: dict[str, tuple[str, Callable | None]] = {
         "queries": ("(B, Q, D)", None),
         "keys": ("(B, K, D)", None),
         "values": ("(B, K, D)", None),
-        "W_q": ("(B, Q, H*d)", tab.dense),
-        "W_k": ("(B, K, H*d)", tab.dense),
-        "W_v": ("(B, K, H*dv)", tab.dense),
+        "W_q": ("(B, Q, H*d)", projections),
+        "W_k": ("(B, K, H*d)", projections),
+        "W_v": ("(B, K, H*dv)", projections),
         "split_q": ("(B*H, Q, d)", tab.transpose_qkv),
         "split_k": ("(B*H, K, d)", tab.transpose_qkv),
         "split_v": ("(B*H, K, dv)", tab.transpose_qkv),
@@ -86,7 +87,7 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
         "weights": ("(B*H, Q, K)", tab.visible_softmax),
         "pooled": ("(B*H, Q, dv)", pool),
         "merged": ("(B, Q, H*dv)", tab.transpose_output),
-        "output": ("(B, Q, D)", tab.dense),
+        "output": ("(B, Q, D)", projections),
     }
     table = plain_table("step", "shape", "here", "code")
     for name, step in steps.items():

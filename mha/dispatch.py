@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -73,6 +74,9 @@ def load(name: str) -> types.ModuleType:
     Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
     broken raises its own error.
     """
+    loaded = sys.modules.get(f"mha.backends.{name}")
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):  # by another thread, at this moment
+        return loaded
     if missing := _missing(name):
         raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {INSTALL[name]}", name=missing[0])
     return importlib.import_module(f"mha.backends.{name}")

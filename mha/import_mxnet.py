@@ -1,12 +1,11 @@
-"""Import MXNet on a NumPy that has outgrown it, without changing NumPy for anybody else.
+"""Let MXNet be imported on a NumPy that has outgrown it, without changing NumPy for anybody else.
 
 MXNet is retired. Its releases ask NumPy for names that later versions removed (1.24 the first, 2.0 most), though they
-need little of them. While MXNet is imported, each of its modules gets an `import` statement of its own, which answers
+need little of them. Once `mha` is imported, each module of MXNet gets an `import` statement of its own, which answers
 `import numpy` with a stand-in: NumPy itself, plus the retired names. Only modules named `mxnet` or `mxnet.*` see it.
 """
 
 import builtins
-import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -28,21 +27,10 @@ _SUCCESSORS: dict[str, Any] = {
 _GONE = ("msort", "mirr", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def import_mxnet() -> types.ModuleType:
-    """The `mxnet` module, imported as it stands on NumPy < 1.24 and with the stand-in on a later one.
-
-    Raises ModuleNotFoundError if MXNet is not installed.
-    """
-    finders = [_MXNetFinder()] if is_needed() else []
-    sys.meta_path[:0] = finders
-    try:
-        with warnings.catch_warnings():
-            # MXNet uses names that NumPy, and a module of Python, say are deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return importlib.import_module("mxnet")
-    finally:
-        for finder in finders:
-            sys.meta_path.remove(finder)
+def enable() -> None:
+    """Make `import mxnet` work in this process; nothing to do on a NumPy that MXNet knows."""
+    if is_needed() and not any(isinstance(finder, _MXNetFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MXNetFinder())
 
 
 def is_needed() -> bool:
@@ -86,7 +74,10 @@ class _MXNetFinder(importlib.abc.MetaPathFinder):
 class _MXNetLoader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)["__builtins__"] = _BUILTINS
-        super().exec_module(module)
+        with warnings.catch_warnings():
+            # MXNet compares versions with a module of Python that says it is deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            super().exec_module(module)
 
 
 def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:

@@ -72,7 +72,7 @@ class MultiHeadAttention:
 
     @property
     def _tab(self) -> Any:
-        """The backend's module; no attribute, so that a layer can be copied and pickled."""
+        """The backend's module; no attribute, so that a layer can be copied."""
         return dispatch.load(self.backend)
 
     def __call__(

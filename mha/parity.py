@@ -81,8 +81,8 @@ Verdict = tuple[str, float, float]  # what was worst, its error and its bound
 class Case:
     """One layer and one call of it, with random numbers that are the same in every run.
 
-    name: in the table; options: of `mha.MultiHeadAttention`; valid_lens, causal: of the call; mask: None, or the shape,
-    (Q, K) or four axes, of the random mask of the call; scale: standard deviation of queries, keys and values;
+    name: in the table; options: of `mha.MultiHeadAttention`; valid_lens, causal: of the call; mask: None, or the shape
+    of the random mask of the call; scale: standard deviation of queries, keys and values;
     batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, where the backend has them.
     """
 
@@ -133,7 +133,9 @@ class Case:
             if self.causal:
                 visible[b, :, i, i + 1 :] = False
         mask = self.hiding()["mask"]
-        return visible if mask is None else visible & mask
+        if mask is not None:
+            visible &= mask[:, None] if mask.ndim == 3 else mask
+        return visible
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +174,7 @@ CASES = (
     Case("scale 30", WIDTHS, [3, 2], scale=30.0, dtypes=DTYPES),
     Case("lengths per query", WIDTHS, [[1, 4, 2], [0, 3, 9]]),
     Case("mask", WIDTHS, mask=(2, 7, 3, 5)),
+    Case("mask of each sample", WIDTHS, mask=(2, 3, 5)),
     Case("causal", WIDTHS, causal=True),
     Case("lengths, mask, causal", WIDTHS, [[4, 2, 3], [5, 0, 2]], mask=(3, 5), causal=True),
     Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES),

@@ -4,6 +4,7 @@ Run in the tox environment mxnet-legacy (NumPy 1.23.5, MXNet 1.9.1), from the ro
 `.tox/mxnet-legacy/bin/python tests/make_vectors.py`. Every other environment compares itself with this file.
 """
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import mha
-from mha.import_mxnet import import_mxnet, is_needed
+from mha.import_mxnet import is_needed
 
 WIDTHS = {"query_size": 7, "key_size": 5, "value_size": 3, "key_dim": 4, "value_dim": 2, "bias": True}
 # Options of the layer, and what hides keys; B = 2, Q = 3, K = 5.
@@ -45,7 +46,7 @@ def main() -> None:
         }
         for part, arrays in parts.items():
             tensors |= {f"{case}/{part}/{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
-    versions = {"numpy": np.__version__, "mxnet": import_mxnet().__version__}
+    versions = {"numpy": np.__version__, "mxnet": importlib.metadata.version("mxnet")}
     FILE.parent.mkdir(exist_ok=True)
     save_file(tensors, FILE, {"cases": json.dumps(CASES), **versions})
 

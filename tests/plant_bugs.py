@@ -46,6 +46,9 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "mask of the first head for all": [
         (r"if len\(mask\.shape\) == 3 else mask\)", "if len(mask.shape) == 3 else mask[:, :1])"),
     ],
+    "mask of the first sample for all": [
+        (r"mask\[:, None\] if len\(mask\.shape\) == 3", "mask[:1, None] if len(mask.shape) == 3"),
+    ],
     "no scale": [(r" / math\.sqrt\(d\)", "")],
     "scale by d, not its root": [(r"math\.sqrt\(d\)", "d")],
     "scale by the number of keys": [(r"math\.sqrt\(d\)", "math.sqrt(keys.shape[1])")],

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def few_cases(monkeypatch):
 def absent(monkeypatch):
     """A backend whose framework is not installed."""
     monkeypatch.setitem(dispatch.NEEDS, "jax", ("no_such_framework",))
+    monkeypatch.delitem(sys.modules, "mha.backends.jax", raising=False)
     return "jax"
 
 

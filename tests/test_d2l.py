@@ -447,6 +447,7 @@ def test_heat_maps_are_drawn_where_matplotlib_is(backend, d2l, rng, monkeypatch)
 def test_a_missing_framework_says_how_to_install_it(tab, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.NEEDS[tab][-1], None)
     monkeypatch.delitem(sys.modules, f"mha.d2l.{tab}", raising=False)
+    monkeypatch.delitem(sys.modules, f"mha.backends.{tab}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{tab}' needs .*: pip install"):
         importlib.import_module(f"mha.d2l.{tab}")
 

@@ -28,7 +28,6 @@ import importlib, sys, tempfile
 import numpy as np
 import mha
 from mha import dispatch
-from mha.import_mxnet import import_mxnet
 
 def loaded():
     return {name.partition(".")[0] for name in sys.modules}
@@ -36,7 +35,7 @@ def loaded():
 backend, *frameworks = sys.argv[1:]
 # What a framework itself imports is its own affair.
 for name in dispatch.NEEDS[backend]:
-    import_mxnet() if name == "mxnet" else importlib.import_module(name)
+    importlib.import_module(name)
 before = loaded()
 attention = mha.MultiHeadAttention(6, 2, backend=backend)
 X = np.ones((1, 3, 6), "float32")
@@ -184,3 +183,18 @@ def test_a_broken_framework_raises_its_own_error(tmp_path, python):
     backends = [backend for backend in dispatch.NEEDS if backend != "numpy"]
     lines = python(BROKEN, *backends, PYTHONPATH=path).splitlines()
     assert lines == [f"{backend} - lib42.so: cannot open shared object file" for backend in backends]
+
+
+KERAS_ELSEWHERE = """
+import mha
+try:
+    mha.MultiHeadAttention(6, 2, backend={backend!r})
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_keras_on_another_framework_is_refused(backend, python):
+    told = python(KERAS_ELSEWHERE.format(backend=backend), KERAS_BACKEND="numpy")
+    refused = "Keras runs on numpy, expected tensorflow: set KERAS_BACKEND=tensorflow before its import\n"
+    assert told == (refused if backend == "tensorflow" else "")

@@ -1,5 +1,6 @@
 """The layer that users hold, and the array functions beside it, on every backend."""
 
+import concurrent.futures
 import copy
 import dataclasses
 import os
@@ -557,9 +558,10 @@ def test_a_query_that_sees_no_key(backend, rng, pooling):
     assert not any(gradients[name][1].any() for name in ("queries", "keys", "values"))
 
 
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
 @pytest.mark.parametrize(("batch", "num_queries", "num_keys"), [(0, Q, K), (B, 0, K), (B, Q, 0), (1, 1, 1)])
-def test_empty_and_single(backend, batch, num_queries, num_keys):
-    attention = make(backend, bias=True)
+def test_empty_and_single(backend, batch, num_queries, num_keys, pooling):
+    attention = make(backend, bias=True, pooling=pooling)
     shapes = (batch, num_queries, 13), (batch, num_keys, 17), (batch, num_keys, 19)
     arrays = [np.ones(shape, "float32") for shape in shapes]
     mask = np.ones((num_queries, num_keys), bool)
@@ -571,6 +573,51 @@ def test_empty_and_single(backend, batch, num_queries, num_keys):
         gradients = attention.gradients(*arrays, **options)
         assert all(np.isfinite(gradient).all() for gradient in gradients.values())
     assert attention(*arrays, []).shape == (0, Q, 11) if batch == 0 else True
+
+
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(0, K), (Q, 0)])
+def test_where_nobody_looks_nothing_matters(backend, num_queries, num_keys, pooling):
+    attention = make(backend, bias=True, pooling=pooling)
+    arrays = [
+        np.full(shape, np.nan, "float32") for shape in ((B, num_queries, 13), (B, num_keys, 17), (B, num_keys, 19))
+    ]
+    for lengths in (None, [num_keys] * B):
+        for _ in range(10):  # memory that nobody wrote to holds 0 now and then
+            gradients = attention.gradients(*arrays, lengths)
+            assert (gradients.pop("W_o.bias") == B * num_queries).all()
+            assert not any(gradient.any() for gradient in gradients.values())
+
+
+def test_threads_share_a_layer(backend, rng):
+    attention, many = make(backend), [draw(rng) for _ in range(4)]
+    expected = [attention(*arrays, [3, 2], return_weights=True) for arrays in many]
+
+    def call(arrays):
+        results = [attention(*arrays, [3, 2], return_weights=True) for _ in range(5)]
+        attention.gradients(*arrays), attention.trace(*arrays), make(backend).weights
+        mha.masked_softmax(mha.ones((1, 2, 3), backend=backend), [2])
+        return results
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for results, (output, weights) in zip(pool.map(call, many), expected, strict=True):
+            for theirs, their_weights in results:
+                assert np.array_equal(theirs, output)
+                assert np.array_equal(their_weights, weights)
+
+
+def test_results_are_the_callers_own(backend, rng):
+    attention, arrays = make(backend), draw(rng)
+    expected = attention(*arrays)
+    for results in ({"output": attention(*arrays)}, attention.gradients(*arrays), attention.trace(*arrays)):
+        for array in results.values():
+            array += 1
+    made = mha.tensor(arrays[0], backend=backend)
+    before = mha.to_numpy(made).copy()
+    arrays[0] += 1
+    assert np.array_equal(mha.to_numpy(made), before)
+    arrays[0] -= 1
+    assert np.array_equal(attention(*draw(np.random.default_rng(20170612))), expected)
 
 
 def test_infinite_scores_stay_in_their_row(backend, rng):
@@ -620,6 +667,13 @@ def test_arrays_are_made_and_taken_back(backend, monkeypatch):
     with pytest.raises(TypeError, match="X is a list, expected an array of numpy, torch, tensorflow, jax, mxnet"):
         mha.to_numpy([1.0])
     assert mha.to_numpy(mha.tensor([3, 2])).tolist() == [3, 2]
+    try:
+        assert mha.to_numpy(mha.tensor([2**40, 3])).tolist() == [2**40, 3]
+    except ValueError as error:
+        assert str(error) == f"data holds integers beyond int32, the widest of {backend!r}"  # noqa: PT017
+    for dtype in {"float16", "bfloat16"} - set(dispatch.load(backend).DTYPES):
+        with pytest.raises(ValueError, match=f"is '{dtype}', expected one of float32, float64"):
+            mha.ones((2,), dtype)
 
 
 def test_transposes(backend):

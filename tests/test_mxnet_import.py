@@ -19,7 +19,10 @@ import mha, mha.backends.numpy
 
 def snapshot():
     modules = {name: dict(vars(sys.modules[name])) for name in ("numpy", "numpy.linalg", "numpy.random", "builtins")}
-    return modules, list(sys.meta_path), list(sys.path_hooks), list(warnings.filters), numpy.geterr()
+    # Packages that MXNet imports bring filters for their own warnings.
+    theirs = ("urllib3", "requests", "pkg_resources")
+    filters = [one for one in warnings.filters if one[2].__module__.partition(".")[0] not in theirs]
+    return modules, list(sys.meta_path), list(sys.path_hooks), filters, numpy.geterr()
 
 modules, finders, *others = snapshot()
 import mha.backends.mxnet
@@ -30,7 +33,11 @@ modules_after, finders_after, *others_after = snapshot()
 assert others_after == others, (others_after, others)
 # An old setuptools, which MXNet imports, adds finders for its own parts.
 assert [finder for finder in finders_after if finder in finders] == finders
-assert not any(type(finder).__module__.startswith("mha") for finder in finders_after)
+# Ours came with mha, once and if NumPy needs it, and finds MXNet alone.
+ours = [finder for finder in finders_after if type(finder).__module__ == "mha.import_mxnet"]
+assert len(ours) == (numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0")
+for finder in ours:
+    assert finder.find_spec("numpy", None) is finder.find_spec("mxnetlike", None) is None
 for module, names in modules.items():
     after = modules_after[module]
     assert all(after[name] is value for name, value in names.items()), module
@@ -90,10 +97,11 @@ def later():
 STAND_IN = """
 import sys
 import numpy
-from mha.import_mxnet import import_mxnet, is_needed
+import mha
+from mha.import_mxnet import enable, is_needed
 needed = is_needed()
 meta_path = list(sys.meta_path)
-mxnet = import_mxnet()
+import mxnet
 import bystander
 assert bystander.seen is numpy and sys.modules["numpy"] is numpy and sys.meta_path == meta_path
 assert (mxnet.seen is not numpy) == (mxnet.inner.seen is not numpy) == needed
@@ -102,7 +110,8 @@ assert mxnet.seen.linalg is numpy.linalg
 # What MXNet imports after its own import is answered alike, and what that imports is not.
 assert (mxnet.inner.later() is not numpy) == needed
 assert sys.modules["latecomer"].seen is numpy
-assert import_mxnet() is mxnet and sys.meta_path == meta_path
+enable()
+assert sys.meta_path == meta_path
 if not hasattr(numpy, "PZERO"):
     assert needed and mxnet.PZERO == 0 and mxnet.NINF == -numpy.inf
     assert mxnet.alltrue is numpy.all
@@ -136,10 +145,10 @@ def test_only_mxnet_sees_the_stand_in(tmp_path, python):
 
 BROKEN = """
 import sys, warnings
-from mha.import_mxnet import import_mxnet
+import mha
 before = list(sys.meta_path), list(warnings.filters)
 try:
-    import_mxnet()
+    import mxnet
 except ImportError as error:
     assert str(error) == "libmxnet.so"
 else:

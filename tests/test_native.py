@@ -375,6 +375,7 @@ def differentiate_numpy(attention, queries, keys, values, valid_lens, cotangent)
 
 def differentiate_torch(attention, queries, keys, values, valid_lens, cotangent):
     queries.requires_grad_()
+    attention.layer.eval()  # no matter: a layer that evaluates still sends gradients
     (attention(queries, keys, values, valid_lens) * cotangent).sum().backward()
     return queries.grad, attention.layer.W_q.weight.grad.T
 
@@ -542,3 +543,44 @@ def test_arguments_are_not_changed(backend, rng, as_numpy):
     attention.trace(*inputs, valid_lens, mask=mask)
     attention.gradients(*inputs, valid_lens, mask=mask, cotangent=cotangent)
     assert [mha.to_numpy(X).tobytes() for X in given] == before
+
+
+def frozen_torch(attention):
+    import torch
+
+    attention.layer.requires_grad_(False)
+    return [contextlib.nullcontext(), torch.no_grad(), torch.inference_mode()]
+
+
+def frozen_tensorflow(attention):
+    attention.layer.trainable = False
+    return [contextlib.nullcontext()]
+
+
+def frozen_mxnet(attention):
+    for parameter in attention.layer.collect_params().values():
+        parameter.grad_req = "null"
+    return [contextlib.nullcontext()]
+
+
+def not_frozen(attention):
+    """NumPy and JAX differentiate by what they are told to."""
+    return [contextlib.nullcontext()]
+
+
+FROZEN = {
+    "numpy": not_frozen,
+    "torch": frozen_torch,
+    "tensorflow": frozen_tensorflow,
+    "jax": not_frozen,
+    "mxnet": frozen_mxnet,
+}
+
+
+def test_gradients_of_a_frozen_layer(backend, rng):
+    attention, inputs = make(backend), draw(rng)
+    expected = attention.gradients(*inputs, [3, 0, 9])
+    for context in FROZEN[backend](attention):
+        with context:
+            gradients = attention.gradients(*inputs, [3, 0, 9])
+        assert all((gradients[name] == X).all() for name, X in expected.items())

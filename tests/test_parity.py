@@ -43,17 +43,20 @@ def test_exactness(backend):
         assert not failures(parity.check_exact(backend, dtype))
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(12))
 def test_random_case(backend, number):
     draw = np.random.default_rng(number).integers
     heads, batch, queries, keys = draw(1, 7), draw(1, 5), draw(1, 9), draw(1, 11)
+    mask = tuple(int(size) for size in (batch, heads, queries, keys))
+    mask = [None, mask[2:], (mask[0], *mask[2:]), mask][draw(4)]
+    mask = mask and tuple(1 if draw(4) == 0 else size for size in mask)
     options = {name: int(draw(1, 9)) for name in ("query_size", "key_size", "value_size", "key_dim", "value_dim")}
     options |= {"num_heads": int(heads), "num_hiddens": int(heads * draw(1, 6)), "bias": bool(draw(2))}
     case = parity.Case(
         f"random {number}",
         options | {"pooling": ("dot", "additive")[draw(2)]},
         valid_lens=[None, draw(0, keys + 2, batch).tolist(), draw(0, keys + 2, (batch, queries)).tolist()][draw(3)],
-        mask=[None, (int(queries), int(keys)), (int(batch), int(heads), int(queries), int(keys))][draw(3)],
+        mask=mask,
         causal=bool(draw(2)),
         batch=int(batch),
         num_queries=int(queries),

@@ -176,7 +176,7 @@ SIZES = [
     (3, 5, 2, 21, 3, {}),
     (5, 2, 7, 3, 1, {"query_size": 2, "key_dim": 1, "value_dim": 1}),
 ]
-HIDING = list(itertools.product((None, "sample", "query"), (None, "plain", "heads"), (False, True)))
+HIDING = list(itertools.product((None, "sample", "query"), (None, "plain", "samples", "heads"), (False, True)))
 KEYS_OF_HIDING = ("lengths", "mask", "causal")
 
 
@@ -192,9 +192,10 @@ def configuration(rng, backend, sizes, pooling, bias, lengths, mask, causal):
         "values": rng.normal(size=(B, K, config.value_size)),
     }
     shape = {None: None, "sample": (B,), "query": (B, Q)}[lengths]
+    mask_shape = {None: None, "plain": (Q, K), "samples": (B, Q, K), "heads": (B, H, Q, K)}[mask]
     hiding = {
         "valid_lens": None if shape is None else rng.integers(0, K + 2, shape),
-        "mask": {None: None, "plain": rng.random((Q, K)) < 0.7, "heads": rng.random((B, H, Q, K)) < 0.7}[mask],
+        "mask": None if mask_shape is None else rng.random(mask_shape) < 0.7,
         "causal": causal,
     }
     seen = np.array([[[visible(hiding, *at) for at in row] for row in rows] for rows in positions(B, H, Q, K)]).any(1)
@@ -217,7 +218,7 @@ def sees(hiding, b, h, i, j):
     lengths, mask, causal = hiding["valid_lens"], hiding["mask"], hiding["causal"]
     if lengths is not None and j >= (lengths[b] if lengths.ndim == 1 else lengths[b, i]):
         return False
-    if mask is not None and not (mask[i, j] if mask.ndim == 2 else mask[b, h, i, j]):
+    if mask is not None and not mask[{2: (i, j), 3: (b, i, j), 4: (b, h, i, j)}[mask.ndim]]:
         return False
     return not causal or j <= i
 
