@@ -1,0 +1,28 @@
+"""The code in the README runs as it stands."""
+
+import re
+from pathlib import Path
+
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)
+
+
+def test_ten_lines_of_use(backend, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    names = {}
+    exec(BLOCKS[0], names)
+    assert capsys.readouterr().out.replace("torch.Size([2, 4, 100])", "(2, 4, 100)") == f"{backend} (2, 4, 100)\n"
+    assert tuple(names["weights"].shape) == (2, 5, 4, 6)
+    assert names["same"].config == names["attention"].config
+    assert list(names["steps"])[-1] == "output"
+    assert "W_q.kernel" in names["gradients"]
+
+
+def test_the_books_code(backend):
+    """It is shown for PyTorch; the other tabs have tests of their own."""
+    shown = "from mha.d2l import torch as d2l"
+    assert shown in BLOCKS[1]
+    if backend == "torch":
+        exec(BLOCKS[1], {})
