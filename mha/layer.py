@@ -216,7 +216,7 @@ class MultiHeadAttention:
                 )
         if valid_lens is not None:
             valid_lens = dispatch.concrete(valid_lens, "int64")
-        if mask is not None:
+        if mask is not None and dispatch.backend_of(mask) != self.backend:
             mask = dispatch.concrete(mask, "bool")
         checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         if isinstance(valid_lens, np.ndarray):
