@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mha import dispatch
+from mha import backends, dispatch
 
 TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
 
@@ -38,7 +38,7 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "length counts one key too many": [(r"each_key < ", "each_key <= ")],
     "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
     "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
-    "causal forgotten where there are lengths": [(r"    if causal:", "    if causal and valid_lens is None:")],
+    "causal forgotten where there are lengths": [(r"if causal or ", "if causal and valid_lens is None or ")],
     "mask means hide": [
         (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
          "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask) == False)"),
@@ -119,6 +119,11 @@ WAYS = {
 }
 
 
+def source_of(backend: str) -> str:
+    """The source of a backend's module, which is not imported."""
+    return Path(backends.__path__[0], f"{backend}.py").read_text(encoding="utf-8")
+
+
 def plant(source: str, backend: str, bug: str) -> str:
     """The source of a backend's module with a bug in it."""
     replacements = BUGS[bug]
@@ -145,11 +150,10 @@ class FirstFailure:
 def try_bug(backend: str, bug: str) -> str | None:
     """Run the tests against a backend with a bug; the first test that fails, or None if none does."""
     real = dispatch.load(backend)
-    path = Path(real.__file__)
     changed = types.ModuleType(real.__name__)
-    changed.__file__ = str(path)
+    changed.__file__ = real.__file__
     sys.modules[real.__name__] = changed
-    exec(compile(plant(path.read_text(encoding="utf-8"), backend, bug), path, "exec"), vars(changed))
+    exec(compile(plant(source_of(backend), backend, bug), real.__file__, "exec"), vars(changed))
     failure = FirstFailure()
     tests = [str(Path(__file__).parent / name) for name in TESTS]
     code = pytest.main(["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--backends", backend, *tests], [failure])
@@ -159,22 +163,25 @@ def try_bug(backend: str, bug: str) -> str | None:
 
 
 def main(
-    backends: Annotated[str, typer.Option(help="The backends to plant bugs in, joined by commas.")] = ",".join(
-        dispatch.NEEDS
-    ),
+    names: Annotated[
+        str, typer.Option("--backends", help="The backends to plant bugs in, joined by commas.")
+    ] = ",".join(dispatch.NEEDS),
 ) -> None:
     """Plant every bug in every backend; exit code 1 if one goes unnoticed."""
-    names = backends.split(",")
+    chosen = names.split(",")
+    for name in chosen:
+        for bug in BUGS:
+            plant(source_of(name), name, bug)  # each can be planted: that is seen now, not in a minute
     spawn = multiprocessing.get_context("spawn")
-    pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in names}
-    jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in names for bug in BUGS}
+    pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in chosen}
+    jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in chosen for bug in BUGS}
     done = concurrent.futures.as_completed(jobs)
     caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), console=Console(stderr=True))}
 
-    table = Table("bug", *names, title="The first test that notices each bug")
+    table = Table("bug", *chosen, title="The first test that notices each bug")
     for bug in BUGS:
-        table.add_row(bug, *(caught[name, bug] or "[bold red]UNNOTICED" for name in names))
-    Console(width=None if sys.stdout.isatty() else 60 + 70 * len(names)).print(table)
+        table.add_row(bug, *(caught[name, bug] or "[bold red]UNNOTICED" for name in chosen))
+    Console(width=None if sys.stdout.isatty() else 60 + 70 * len(chosen)).print(table)
     unnoticed = [job for job, test in caught.items() if test is None]
     print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")
     raise typer.Exit(1 if unnoticed else 0)
