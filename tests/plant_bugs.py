@@ -67,7 +67,7 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
         "numpy": [(r"if not training or self\.dropout == 0", "if self.dropout == 0")],
         "torch": [(r"self\.dropout, training\)", "self.dropout, True)")],
         "tensorflow": [(r"self\.dropping\(weights, training=training\)", "self.dropping(weights, training=True)")],
-        "jax": [(r"deterministic=not training", "deterministic=False"), (r"if training else \{\}", "if True else {}")],
+        "jax": [(r"deterministic=not training", "deterministic=False"), (r"if training and layer", "if layer")],
         "mxnet": [(r"if training else weights", "if True else weights")],
     },
     "dropout without growing the kept": [
