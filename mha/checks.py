@@ -79,7 +79,7 @@ def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = 
     widths = {"queries": config.query_size, "keys": config.key_size, "values": config.value_size}
     for (name, width), value in zip(widths.items(), (queries, keys, values), strict=True):
         rows = "queries" if name == "queries" else "key-value pairs"
-        if value is None or not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        if not _is_array(value):
             raise TypeError(f"{name} is {_brief(value)}, expected an array of shape (batch, {rows}, {width})")
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected (batch, {rows}, {width})")
@@ -108,7 +108,7 @@ def pooling_inputs(pooling: Any, queries: Any, keys: Any, values: Any, valid_len
     """
     named = {"queries": queries, "keys": keys, "values": values}
     for name, value in named.items():
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        if not _is_array(value):
             raise TypeError(f"{name} is {_brief(value)}, expected an array of shape (batch, rows, width)")
         if len(value.shape) != 3:
             raise ValueError(f"{name} has shape {shape(value)}, expected (batch, rows, width)")
@@ -136,7 +136,7 @@ def lengths(valid_lens: np.ndarray, num_keys: int | None) -> np.ndarray:
 def output(config: Any, cotangent: Any, queries: Any) -> None:
     """A cotangent of the shape and dtype of the output for these queries."""
     expected = (*queries.shape[:2], config.num_hiddens)
-    if not hasattr(cotangent, "shape") or not hasattr(cotangent, "dtype"):
+    if not _is_array(cotangent):
         raise TypeError(f"cotangent is {_brief(cotangent)}, expected an array of shape {expected} as the output")
     if not _shape_fits(cotangent.shape, expected):
         raise ValueError(f"cotangent has shape {shape(cotangent)}, expected {expected} as the output")
@@ -207,7 +207,7 @@ def shape(value: Any) -> tuple[int | None, ...]:
 
 
 def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any) -> None:
-    if not hasattr(valid_lens, "shape") or not hasattr(valid_lens, "dtype"):
+    if not _is_array(valid_lens):
         raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
     if not dtype_name(valid_lens.dtype).startswith(("int", "uint")):
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
@@ -221,7 +221,7 @@ def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any) -> None:
 
 
 def _mask_fits(mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys: Any) -> None:
-    if not hasattr(mask, "shape") or not hasattr(mask, "dtype"):
+    if not _is_array(mask):
         raise TypeError(f"mask is {_brief(mask)}, expected booleans, True = may attend")
     if dtype_name(mask.dtype) != "bool":
         raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend")
@@ -234,6 +234,10 @@ def _mask_fits(mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys
             f"mask has shape {shape(mask)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
             "(batch, queries, keys) or (batch, heads, queries, keys), where any size may be 1"
         )
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _shape_fits(got: Sequence[Any], expected: Sequence[Any]) -> bool:
