@@ -23,7 +23,7 @@ import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
 
-from mha import checks
+from mha import arguments, checks
 from mha.config import Config
 from mha.weights import shapes
 
@@ -45,7 +45,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     each_key = jnp.arange(keys.shape[1])  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        conditions.append(each_key < per_query[:, None, :, None])  # (B, 1, 1 or Q, K)
+        conditions.append(each_key < _signed(per_query, keys.shape[1])[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
@@ -79,8 +79,8 @@ def visible_softmax(scores, visible):
     scores = widen(scores)
     if visible is None:
         return jax.nn.softmax(scores, -1)
-    lowest = jnp.finfo(scores.dtype).min
-    weights = jax.nn.softmax(jnp.where(visible, scores, jnp.full_like(scores, lowest)), -1)
+    hidden = jnp.where(visible.any(-1, keepdims=True), -jnp.inf, 0).astype(scores.dtype)  # (B, Q, 1)
+    weights = jax.nn.softmax(jnp.where(visible, scores, hidden), -1)
     return jnp.where(visible, weights, jnp.zeros_like(weights))
 
 
@@ -219,7 +219,9 @@ class MultiHeadAttention(nn.Module):
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        _refuse_to_narrow(self.config.dtype)
+        switches = causal, training, return_weights
+        valid_lens, mask = arguments.settle("jax", self, queries, keys, values, valid_lens, mask, *switches)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
@@ -291,20 +293,25 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("jax", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     module, variables = layer.unbind()  # a bound module makes its parts when first called: no two threads may at once
     return module.bind(variables).steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, layer=None):
-    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     return jnp.asarray(array)
 
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
     return np.array(X)  # a copy: JAX's own cannot be written to
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, jax.Array) or checks.is_numpy(X)
 
 
 def is_traced(X):
@@ -315,6 +322,11 @@ def is_traced(X):
 def context(dtype):
     """What a computation in this dtype runs inside of, where the framework asks for it."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
 
 
 def device():
@@ -343,6 +355,17 @@ def _parameters(layer):
         name: functools.reduce(operator.getitem, name.split("."), layer.variables["params"])
         for name in shapes(layer.config)
     }
+
+
+def _refuse_to_narrow(dtype):
+    """Refuse float64 where JAX would make float32 of it, with no more than a warning."""
+    if dtype == "float64" and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError("dtype is float64, expected it inside `with jax.enable_x64(True)`")
+
+
+def _signed(valid_lens, num_keys):
+    """Lengths as signed integers; without x64, JAX compares unsigned and signed ones in 32 bits, which wraps around."""
+    return jnp.minimum(valid_lens, min(num_keys, jnp.iinfo(valid_lens.dtype).max)).astype(int)
 
 
 def _variables(arrays):

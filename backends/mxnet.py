@@ -16,13 +16,14 @@ import contextlib
 import functools
 import math
 import operator
+import threading
 
 import mxnet as mx
 import numpy as onp
 from mxnet import autograd, np, npx
 from mxnet.gluon import nn
 
-from mha import checks
+from mha import arguments
 from mha.weights import shapes
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
@@ -79,8 +80,8 @@ def visible_softmax(scores, visible):
     scores = widen(scores)
     if visible is None:
         return npx.softmax(scores)
-    lowest = float(onp.finfo(scores.dtype).min)
-    weights = npx.softmax(_where(visible, scores, np.full_like(scores, lowest)))
+    hidden = np.log(1 - visible.any(-1, keepdims=True).astype(scores.dtype))  # (B, Q, 1), of minus infinity and 0
+    weights = npx.softmax(_where(visible, scores, hidden))
     return _where(visible, weights, np.zeros_like(weights))
 
 
@@ -217,7 +218,8 @@ class MultiHeadAttention(nn.Block):
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        switches = causal, training, return_weights
+        valid_lens, mask = arguments.settle("mxnet", self, queries, keys, values, valid_lens, mask, *switches)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
@@ -297,19 +299,24 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("mxnet", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, layer=None):
-    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     return np.array(array, dtype=array.dtype)  # in MXNet's current context: 1.9 and 2.0 name a layer's differently
 
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
     return X.asnumpy()
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, np.ndarray)
 
 
 def is_traced(X):
@@ -322,6 +329,11 @@ def context(dtype):
     """What a computation in this dtype runs inside of, where the framework asks for it."""
     with mx.util.np_shape(True), mx.util.np_array(True):  # set_np holds in one thread alone
         yield
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
 
 
 def device():
@@ -340,17 +352,21 @@ def _blocked(X):
     return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
 
 
+_thawing = threading.Lock()
+
+
 @contextlib.contextmanager
 def _thawed(parameters):
-    """Frozen parameters take part in gradients inside."""
-    frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
-    for parameter in frozen:
-        parameter.grad_req = "write"
-    try:
-        yield
-    finally:
+    """Frozen parameters take part in gradients inside, one thread at a time: another would freeze them under this."""
+    with _thawing:
+        frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
         for parameter in frozen:
-            parameter.grad_req = "null"
+            parameter.grad_req = "write"
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.grad_req = "null"
 
 
 def _canonical(X):

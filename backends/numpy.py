@@ -17,7 +17,7 @@ import math
 import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
 import numpy as np
 
-from mha import checks
+from mha import arguments, checks
 from mha.weights import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -72,8 +72,8 @@ def visible_softmax(scores, visible):
     scores = widen(scores)
     if visible is None:
         return _softmax(scores)
-    lowest = np.finfo(scores.dtype).min
-    weights = _softmax(np.where(visible, scores, np.full_like(scores, lowest)))
+    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)  # (B, Q, 1)
+    weights = _softmax(np.where(visible, scores, hidden))
     return np.where(visible, weights, np.zeros_like(weights))
 
 
@@ -131,6 +131,7 @@ class AttentionPooling:
         cotangent = widen(cotangent)
         weights = visible_softmax(self.scores(queries, keys), visible)  # (B, Q, K)
         by_weights = cotangent @ values.swapaxes(1, 2)  # (B, Q, K)
+        by_weights = by_weights if visible is None else np.where(visible, by_weights, 0)  # 0 * NaN is NaN
         by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
         by_queries, by_keys, by_parameters = self.scores_backward(queries, keys, by_scores)
         by_values = weights.swapaxes(1, 2) @ cotangent  # (B, K, dv)
@@ -242,7 +243,8 @@ class MultiHeadAttention:
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        switches = causal, training, return_weights
+        valid_lens, mask = arguments.settle("numpy", self, queries, keys, values, valid_lens, mask, *switches)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
@@ -357,7 +359,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
     Arguments as for the layer; cotangent (B, Q, D), None = ones.
     """
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("numpy", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
     inputs = blank_unused(queries, keys, values, somewhere)
@@ -368,19 +370,24 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("numpy", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, layer=None):
-    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     return np.asarray(array)
 
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
     return np.asarray(X)
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return checks.is_numpy(X)
 
 
 def is_traced(X):
@@ -392,6 +399,11 @@ def context(dtype):
     """What a computation in this dtype runs inside of, where the framework asks for it."""
     # The other frameworks compute NaN and infinity without a word; NumPy would warn.
     return np.errstate(all="ignore")
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
 
 
 def device():

@@ -17,9 +17,10 @@ import functools
 import math
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from mha import checks
+from mha import arguments, checks
 from mha.config import Config
 from mha.weights import shapes
 
@@ -42,14 +43,17 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
+    B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
     each_query = tf.range(tf.shape(queries, tf.int64)[1])  # (Q,)
     each_key = tf.range(tf.shape(keys, tf.int64)[1])  # (K,)
     if valid_lens is not None:
+        _must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        conditions.append(each_key < tf.cast(per_query, tf.int64)[:, None, :, None])  # (B, 1, 1 or Q, K)
+        conditions.append(each_key < _signed(per_query, K)[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
+        _must_fit("mask", tf.reduce_any(conditions[-1], 1), B, Q, K, or_one=True)
     if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
@@ -62,6 +66,8 @@ def blank_unused(queries, keys, values, visible):
     queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
     alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
     """
+    _must_fit("keys", keys, tf.shape(queries)[0])
+    _must_fit("values", values, *tf.unstack(tf.shape(keys))[:2])
     if visible is None:
         return queries, keys, values
     sees = tf.reduce_any(visible, 2)[:, :, None]  # (B, Q, 1)
@@ -80,8 +86,8 @@ def visible_softmax(scores, visible):
     scores = widen(scores)
     if visible is None:
         return tf.nn.softmax(scores, -1)
-    lowest = scores.dtype.min
-    weights = tf.nn.softmax(tf.where(visible, scores, tf.fill(tf.shape(scores), lowest)), -1)
+    hidden = tf.cast(tf.where(tf.reduce_any(visible, -1, keepdims=True), -math.inf, 0), scores.dtype)  # (B, Q, 1)
+    weights = tf.nn.softmax(tf.where(visible, scores, hidden), -1)
     return tf.where(visible, weights, tf.zeros_like(weights))
 
 
@@ -90,6 +96,7 @@ def masked_softmax(X, valid_lens=None):
 
     Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
     """
+    X = tf.convert_to_tensor(X)  # a variable of Keras names its dtype otherwise
     visible = visible_keys(X, tf.transpose(X, (0, 2, 1)), valid_lens)  # (B, 1, 1 or Q, K)
     weights = visible_softmax(X, None if visible is None else visible[:, 0])
     return tf.cast(weights, X.dtype)
@@ -208,6 +215,18 @@ class MultiHeadAttention(keras.layers.Layer):
         self.attention.built = True  # its parts are
         self.supports_masking = True  # or Keras warns that `mask` gets lost: it takes every `mask` for its own kind
 
+    def __call__(
+        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+    ):
+        """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
+        for name, X in {"keys": keys, "values": values}.items():
+            if getattr(X, "_keras_mask", None) is not None:  # of an Embedding with mask_zero, say
+                raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
+        switches = causal, training, return_weights
+        valid_lens, mask = arguments.settle("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
+        options = {"causal": causal, "training": training, "return_weights": return_weights}
+        return super().__call__(queries, keys, values, valid_lens=valid_lens, mask=mask, **options)
+
     def call(
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
     ):
@@ -218,7 +237,6 @@ class MultiHeadAttention(keras.layers.Layer):
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else tf.reduce_any(visible, 1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
@@ -304,24 +322,31 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, layer=None):
-    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     return tf.constant(array)
 
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
-    return X.numpy()
+    return np.asarray(X.numpy())  # of a scalar, TensorFlow makes a NumPy scalar
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)) or checks.is_numpy(X)
 
 
 def is_traced(X):
     """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
-    return tf.is_symbolic_tensor(X)
+    if isinstance(X, tf.Variable):
+        return not tf.executing_eagerly()
+    return isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X)
 
 
 def context(dtype):
@@ -329,9 +354,30 @@ def context(dtype):
     return contextlib.nullcontext()
 
 
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
+
+
 def device():
     """What the framework computes on, in words."""
     return ", ".join(sorted({device.device_type.lower() for device in tf.config.list_logical_devices()}))
+
+
+def _must_fit(name, X, *sizes, or_one=False):
+    """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
+    if tf.executing_eagerly():
+        return  # they were known, and checked
+    for axis, size in enumerate(sizes):
+        given = tf.shape(X)[axis]
+        fits = tf.logical_or(tf.equal(given, size), tf.logical_and(or_one, tf.equal(given, 1)))
+        tf.debugging.Assert(fits, [f"axis {axis} of {name} has size", given, "but expected was", size])
+
+
+def _signed(valid_lens, num_keys):
+    """Lengths as int64, where those of uint64 may wrap around: these are beyond any number of keys."""
+    signed = tf.cast(valid_lens, tf.int64)
+    return tf.where(signed < 0, tf.cast(num_keys, tf.int64), signed) if valid_lens.dtype == tf.uint64 else signed
 
 
 def _parameters(layer):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mha import checks
+from mha import arguments
 from mha.weights import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -42,7 +42,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     each_key = torch.arange(keys.shape[1], device=keys.device)  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        conditions.append(each_key < per_query.to(each_key)[:, None, :, None])  # (B, 1, 1 or Q, K)
+        conditions.append(each_key < _signed(per_query, keys.shape[1])[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
@@ -76,8 +76,8 @@ def visible_softmax(scores, visible):
     scores = widen(scores)
     if visible is None:
         return torch.softmax(scores, -1)
-    lowest = torch.finfo(scores.dtype).min
-    weights = torch.softmax(torch.where(visible, scores, torch.full_like(scores, lowest)), -1)
+    hidden = torch.where(visible.any(-1, keepdim=True), -math.inf, 0).to(scores.dtype)  # (B, Q, 1)
+    weights = torch.softmax(torch.where(visible, scores, hidden), -1)
     return torch.where(visible, weights, torch.zeros_like(weights))
 
 
@@ -210,7 +210,8 @@ class MultiHeadAttention(nn.Module):
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
+        switches = causal, training, return_weights
+        valid_lens, mask = arguments.settle("torch", self, queries, keys, values, valid_lens, mask, *switches)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
@@ -261,7 +262,7 @@ def set_weights(layer, arrays):
     """The layer with these canonical weights, which must fit it."""
     with torch.no_grad():
         for name, parameter in _parameters(layer).items():
-            _canonical(parameter).copy_(tensor(arrays[name], layer))
+            _canonical(parameter).copy_(tensor(arrays[name], place(layer)))
     return layer
 
 
@@ -290,38 +291,61 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask)
+    valid_lens, mask = arguments.settle("torch", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, layer=None):
-    """A NumPy array as this framework's own, with the same dtype, where the layer is."""
-    device = None if layer is None else layer.W_q.weight.device
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     if array.dtype == ml_dtypes.bfloat16:
-        return torch.tensor(array.view(np.int16), device=device).view(torch.bfloat16)
-    return torch.tensor(array, device=device)
+        return torch.tensor(array.view(np.int16), device=place).view(torch.bfloat16)
+    return torch.tensor(array, device=place)
 
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
-    X = X.detach().cpu()
+    X = X.detach().cpu().resolve_conj().resolve_neg()
     return X.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if X.dtype == torch.bfloat16 else X.numpy()
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, torch.Tensor) and X.layout == torch.strided and not X.is_nested
 
 
 def is_traced(X):
     """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
-    return torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    try:
+        to_numpy(X)
+    except RuntimeError:  # inside `torch.func.vmap`, or without memory of its own
+        return True
+    return False
 
 
 def context(dtype):
     """What a computation in this dtype runs inside of, where the framework asks for it."""
-    return contextlib.nullcontext()
+    # Autocast would narrow the products in there; whoever wants that calls the layer itself.
+    on = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return on[0] if on else contextlib.nullcontext()
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return getattr(array if layer is None else next(layer.parameters(), array), "device", None)
 
 
 def device():
     """What the framework computes on, in words."""
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+
+
+def _signed(valid_lens, num_keys):
+    """Lengths as int64, where those of uint64 may wrap around: these are beyond any number of keys."""
+    signed = valid_lens.to(torch.int64)
+    return torch.where(signed < 0, num_keys, signed) if valid_lens.dtype == torch.uint64 else signed
 
 
 def _canonical(X):

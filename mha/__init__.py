@@ -17,7 +17,7 @@ from mha.arrays import (
     transpose_qkv,
     zeros,
 )
-from mha.layer import MultiHeadAttention, load, sync
+from mha.layer import MultiHeadAttention, from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "MultiHeadAttention",
     "backends",
     "check_shape",
+    "from_native",
     "load",
     "masked_softmax",
     "normal",

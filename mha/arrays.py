@@ -4,34 +4,45 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch, weights
+from mha import arguments, checks, dispatch, weights
+from mha.config import DTYPES
+
+KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
 
 def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
-    """Numbers, nested lists or a NumPy array as an array of a backend.
+    """Numbers, nested lists or an array as an array of a backend.
 
     Args:
-        data: what NumPy can make an array of.
+        data: a number or a boolean, nested lists of them, or an array of any backend.
         dtype: a dtype's name; None keeps that of an array, and takes int64, bool or float32 for numbers and lists.
         backend: None = MHA_BACKEND, else "numpy".
 
     Raises:
-        TypeError, ValueError: if data are no numbers or booleans, or the backend is unknown.
+        TypeError, ValueError: if data are no numbers or booleans or the dtype cannot hold them, or if the dtype or the
+            backend is unknown.
     """
-    if dtype is None and not isinstance(data, (np.ndarray, np.generic)):
-        array = np.asarray(data)
-        array = array.astype(np.float32) if array.dtype.kind == "f" else array
+    if dispatch.backend_of(data) is None:  # numbers and lists
+        array = checks.listed("data", data)
+        default = "float32" if array.dtype.kind == "f" or not array.size else array.dtype.name
     else:
-        array = np.asarray(data, None if dtype is None else weights.numpy_dtype(checks.dtype_name(dtype)))
-    if array.dtype.kind not in "biuf" and checks.dtype_name(array.dtype) != "bfloat16":
-        raise TypeError(f"data has dtype {array.dtype}, expected numbers or booleans")
+        array = arguments.known("data", np.asarray(data) if isinstance(data, np.generic) else data)
+        if not checks.is_numpy(array):
+            raise TypeError(f"data is a {type(data).__name__}, expected numbers, nested lists or a dense array")
+        default = checks.dtype_name(array.dtype)
+    if default not in KNOWN:
+        raise TypeError(f"data has dtype {default}, expected numbers or booleans")
+    name = default if dtype is None else checks.choice("dtype", checks.dtype_name(dtype), KNOWN)
+    array = checks.cast("data", checks.plain(array), weights.numpy_dtype(name))
     backend = dispatch.backend_name(backend)
     tab = dispatch.load(backend)
-    name = checks.dtype_name(array.dtype)
     if "float" in name:
         checks.choice(f"dtype on backend {backend!r}", name, tab.DTYPES)
     with tab.context(name):
-        made = tab.tensor(np.array(checks.plain(array)))
+        try:
+            made = tab.tensor(np.array(array))
+        except KeyError as error:  # MXNet's, which knows four of the eight integers
+            raise ValueError(f"dtype is {name}, which the backend {backend!r} lacks; choose another") from error
         # JAX, for one, makes int32 of int64 and would wrap what does not fit.
         if array.dtype.kind in "iu" and not np.array_equal(tab.to_numpy(made), array):
             raise ValueError(f"data holds integers beyond {checks.dtype_name(made.dtype)}, the widest of {backend!r}")
@@ -40,18 +51,19 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
 
 def ones(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
     """An array of ones of a backend; None = MHA_BACKEND, else "numpy"."""
-    return tensor(np.ones(shape), dtype, backend=backend)
+    return tensor(np.ones(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
 def zeros(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
     """An array of zeros of a backend; None = MHA_BACKEND, else "numpy"."""
-    return tensor(np.zeros(shape), dtype, backend=backend)
+    return tensor(np.zeros(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
 def normal(
     mean: float, std: float, shape: Any, dtype: Any = "float32", *, seed: int = 0, backend: str | None = None
 ) -> Any:
     """Normal random numbers, the same for a seed on every backend; None = MHA_BACKEND, else "numpy"."""
+    mean, std, shape = checks.number("mean", mean), checks.number("std", std, 0), checks.sizes("shape", shape)
     return tensor(np.random.default_rng(checks.seed(seed)).normal(mean, std, shape), dtype, backend=backend)
 
 
@@ -60,13 +72,20 @@ def to_numpy(X: Any) -> np.ndarray:
 
     Raises TypeError if it is of no known framework.
     """
-    return dispatch.tab_of(X, "X").to_numpy(X)
+    tab = dispatch.tab_of(X, "X")
+    if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
+        raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
+    if tab.is_traced(X):
+        raise TypeError(f"X is a {type(X).__name__} whose values are not known yet, expected one with values")
+    return tab.to_numpy(X)
 
 
 def check_shape(X: Any, shape: Any) -> None:
-    """Raise ValueError unless an array of any backend has this shape."""
-    if checks.shape(X) != tuple(shape):
-        raise ValueError(f"array has shape {checks.shape(X)}, expected {tuple(shape)}")
+    """Raise ValueError unless an array of any backend has this shape, and TypeError if it is no such array."""
+    dispatch.tab_of(X, "X")
+    shape = checks.sizes("shape", shape)
+    if checks.shape(X) != shape:
+        raise ValueError(f"array has shape {checks.shape(X)}, expected {shape}")
 
 
 def transpose_qkv(X: Any, num_heads: int) -> Any:
@@ -76,7 +95,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     tab = dispatch.tab_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 2, "num_heads", num_heads)
+    checks.divides("X", X, 2, "num_heads", num_heads, is_own=tab.is_own)
     with tab.context(checks.dtype_name(X.dtype)):
         return tab.transpose_qkv(X, num_heads)
 
@@ -88,7 +107,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     tab = dispatch.tab_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 0, "num_heads", num_heads)
+    checks.divides("X", X, 0, "num_heads", num_heads, is_own=tab.is_own)
     with tab.context(checks.dtype_name(X.dtype)):
         return tab.transpose_output(X, num_heads)
 
@@ -107,8 +126,8 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
         TypeError, ValueError: if X or valid_lens is not as above; the message says what was expected.
     """
     tab = dispatch.tab_of(X, "X")
-    checks.scores(X, valid_lens := None if valid_lens is None else dispatch.concrete(valid_lens, "int64"))
-    if isinstance(valid_lens, np.ndarray):
-        valid_lens = checks.lengths(valid_lens, X.shape[2])
+    valid_lens, place = arguments.known("valid_lens", valid_lens), tab.place(None, X)
+    checks.scores(X, valid_lens, tab.DTYPES, is_own=tab.is_own, place=place)
+    valid_lens = checks.lengths(valid_lens, X.shape[2])
     with tab.context(checks.dtype_name(X.dtype)):
-        return tab.masked_softmax(X, tab.tensor(valid_lens) if isinstance(valid_lens, np.ndarray) else valid_lens)
+        return tab.masked_softmax(X, arguments.native(tab, place, valid_lens))

@@ -1,16 +1,19 @@
 """What every argument must be: one wording for all backends, no framework imported.
 
-Every function returns its argument in a settled form or raises a TypeError or ValueError that names the argument,
-what was expected, what came, and what to do.
+What does not fit raises a TypeError or ValueError that names the argument, what was expected, what came, and what to
+do.
 """
 
+import contextlib
+import dataclasses
+import math
 import numbers
-import operator
-import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 # Options of a layer
 
@@ -19,44 +22,65 @@ def size(name: str, value: object) -> int:
     """A positive whole number; a bool or a float is none."""
     whole = _whole(value)
     if whole is None:
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected a positive int")
+        raise TypeError(f"{name} is {_brief(value)}, expected a positive int")
     if whole < 1:
-        raise ValueError(f"{name} is {whole}, expected at least 1")
+        raise ValueError(f"{name} is {_text(whole)}, expected at least 1")
     return whole
 
 
 def probability(name: str, value: object) -> float:
     """A number in [0, 1)."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected a float in [0, 1)")
-    if not 0 <= float(value) < 1:
-        raise ValueError(f"{name} is {value!r}, expected a float in [0, 1)")
-    return float(value)
+        raise TypeError(f"{name} is {_brief(value)}, expected a float in [0, 1)")
+    if not 0 <= (real := _float(value)) < 1:
+        raise ValueError(f"{name} is {_text(value)}, expected a float in [0, 1)")
+    return real
 
 
 def flag(name: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected True or False")
+        raise TypeError(f"{name} is {_brief(value)}, expected True or False")
     return bool(value)
 
 
 def choice(name: str, value: object, known: Sequence[str]) -> str:
     """One of the known names."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}), expected one of {', '.join(known)}")
+        raise TypeError(f"{name} is {_brief(value)}, expected one of {', '.join(known)}")
     if value not in known:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
     return value
+
+
+def sizes(name: str, value: Any) -> tuple[int, ...]:
+    """A shape: whole numbers of at least 0, or one of them."""
+    given = value if isinstance(value, (list, tuple)) else (value,)
+    whole = [_whole(length) for length in given]
+    if None in whole:
+        raise TypeError(f"{name} is {_brief(value)}, expected a tuple of ints of at least 0")
+    if any(length < 0 for length in whole if length is not None):
+        raise ValueError(f"{name} is {_brief(value)}, expected ints of at least 0")
+    return tuple(length for length in whole if length is not None)
+
+
+def number(name: str, value: object, least: float = -math.inf) -> float:
+    """A finite number of at least so much."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {_brief(value)}, expected a number")
+    if not least <= (real := _float(value)) < math.inf or real == -math.inf:
+        of_at_least = "" if least == -math.inf else f" of at least {least}"
+        raise ValueError(f"{name} is {_text(value)}, expected a finite number{of_at_least}")
+    return real
 
 
 def seed(value: object) -> int:
     """A whole number of at least 0, as NumPy's generators take it."""
     whole = _whole(value)
     if whole is None:
-        raise TypeError(f"seed is {value!r} ({type(value).__name__}), expected an int of at least 0")
+        raise TypeError(f"seed is {_brief(value)}, expected an int of at least 0")
     if whole < 0:
-        raise ValueError(f"seed is {whole}, expected at least 0")
+        raise ValueError(f"seed is {_text(whole)}, expected at least 0")
     return whole
 
 
@@ -64,23 +88,36 @@ def dtype_name(dtype: Any) -> Any:
     """The plain name of a dtype, however NumPy or a framework writes it: numpy.float32, torch.float32 -> "float32"."""
     if isinstance(dtype, str):
         return dtype
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return name.removeprefix("torch.").rstrip("_")
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or _text(dtype)
+    return str(name).removeprefix("torch.").rstrip("_")
 
 
 # Arguments of a call
 
 
-def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None, mask: Any = None) -> None:
-    """Queries, keys, values, lengths and mask that fit a layer and each other, by shape and dtype alone.
+def inputs(
+    config: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    mask: Any = None,
+    causal: Any = False,
+    training: Any = None,
+    return_weights: Any = False,
+    *,
+    is_own: Callable[[Any], bool],
+    place: Any = None,
+) -> None:
+    """Arguments of a call that fit a layer and each other, by shape and dtype alone.
 
-    A size that a compiler does not know yet (None) fits everything.
+    A size that a compiler does not know yet (None) fits everything. `is_own` tells the arrays of the layer's framework;
+    all must lie at the layer's `place`, None = anywhere.
     """
     widths = {"queries": config.query_size, "keys": config.key_size, "values": config.value_size}
     for (name, width), value in zip(widths.items(), (queries, keys, values), strict=True):
         rows = "queries" if name == "queries" else "key-value pairs"
-        if not _is_array(value):
-            raise TypeError(f"{name} is {_brief(value)}, expected an array of shape (batch, {rows}, {width})")
+        _array(name, value, f"of shape (batch, {rows}, {width})", is_own, place)
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected (batch, {rows}, {width})")
         if dtype_name(value.dtype) != config.dtype:
@@ -96,36 +133,54 @@ def inputs(config: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = 
     if not _fits(values.shape[1], num_keys):
         raise ValueError(f"values has {values.shape[1]} rows a sample, expected {num_keys}: one for each of the keys")
     if valid_lens is not None:
-        _lengths_fit(valid_lens, batch, num_queries)
+        _lengths_fit(valid_lens, batch, num_queries, is_own, place)
     if mask is not None:
-        _mask_fits(mask, batch, config.num_heads, num_queries, num_keys)
+        _mask_fits(mask, batch, config.num_heads, num_queries, num_keys, is_own, place)
+    flag("causal", causal)
+    flag("return_weights", return_weights)
+    if training is not None:
+        flag("training", training)
 
 
-def pooling_inputs(pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> None:
+def pooling_inputs(
+    pooling: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any,
+    dtypes: Sequence[str],
+    *,
+    is_own: Callable[[Any], bool],
+    place: Any = None,
+) -> None:
     """Queries, keys, values and lengths that fit an attention pooling and each other, by shape and dtype alone.
 
-    The pooling tells its query_size and key_size, None = any, and whether both must have the same_width.
+    The pooling tells its query_size and key_size, None = any, its weights_dtype, None = it has no weights, and whether
+    both must have the same_width; `dtypes` are the framework's floats, `is_own` and `place` as for `inputs`.
     """
-    named = {"queries": queries, "keys": keys, "values": values}
-    for name, value in named.items():
-        if not _is_array(value):
-            raise TypeError(f"{name} is {_brief(value)}, expected an array of shape (batch, rows, width)")
+    for name, value in {"queries": queries, "keys": keys, "values": values}.items():
+        _array(name, value, "of shape (batch, rows, width)", is_own, place)
         if len(value.shape) != 3:
             raise ValueError(f"{name} has shape {shape(value)}, expected (batch, rows, width)")
-        if "float" not in dtype_name(value.dtype):
-            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected floats")
-        if dtype_name(value.dtype) != dtype_name(queries.dtype):
-            expected = dtype_name(queries.dtype)
-            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected {expected} as queries; convert one")
+        _floats(name, value, dtypes)
+        expected = dtype_name(queries.dtype if pooling.weights_dtype is None else pooling.weights_dtype)
+        if dtype_name(value.dtype) != expected:
+            other = "queries" if pooling.weights_dtype is None else "the weights"
+            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected {expected} as {other}; convert one")
     query_size = queries.shape[2] if pooling.query_size is None else pooling.query_size
     any_key_size = query_size if pooling.same_width else keys.shape[2]
     key_size = any_key_size if pooling.key_size is None else pooling.key_size
-    sizes = {"query_size": query_size, "key_size": key_size, "value_size": values.shape[2]}
-    inputs(types.SimpleNamespace(**sizes, dtype=dtype_name(queries.dtype)), queries, keys, values, valid_lens)
+    sizes = _Sizes(query_size, key_size, values.shape[2], dtype_name(queries.dtype))
+    inputs(sizes, queries, keys, values, valid_lens, is_own=is_own, place=place)
 
 
-def lengths(valid_lens: np.ndarray, num_keys: int | None) -> np.ndarray:
-    """Lengths whose values are known: none below 0; those above K, which hide nothing, are returned as K."""
+def lengths(valid_lens: Any, num_keys: int | None) -> Any:
+    """Lengths whose values are known: none below 0; those above K, which hide nothing, are returned as K.
+
+    Those that only a compiler will know, and None, are returned as they are.
+    """
+    if not isinstance(valid_lens, np.ndarray):
+        return valid_lens
     if valid_lens.size and valid_lens.min() < 0:
         raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: the number of keys to see")
     # Python's ints do not overflow, whatever the integers' width and sign.
@@ -133,19 +188,19 @@ def lengths(valid_lens: np.ndarray, num_keys: int | None) -> np.ndarray:
     return np.minimum(valid_lens, valid_lens.dtype.type(limit)).astype(np.int32)
 
 
-def output(config: Any, cotangent: Any, queries: Any) -> None:
-    """A cotangent of the shape and dtype of the output for these queries."""
+def output(config: Any, cotangent: Any, queries: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
+    """A cotangent of the shape and dtype of the output for these queries; `is_own` and `place` as for `inputs`."""
     expected = (*queries.shape[:2], config.num_hiddens)
-    if not _is_array(cotangent):
-        raise TypeError(f"cotangent is {_brief(cotangent)}, expected an array of shape {expected} as the output")
+    _array("cotangent", cotangent, f"of shape {expected} as the output", is_own, place)
     if not _shape_fits(cotangent.shape, expected):
         raise ValueError(f"cotangent has shape {shape(cotangent)}, expected {expected} as the output")
     if dtype_name(cotangent.dtype) != config.dtype:
         raise TypeError(f"cotangent has dtype {dtype_name(cotangent.dtype)}, expected {config.dtype} as the layer")
 
 
-def divides(name: str, value: Any, axis: int, by: str, parts: int) -> None:
-    """An array of three axes, one of which divides into so many parts."""
+def divides(name: str, value: Any, axis: int, by: str, parts: int, *, is_own: Callable[[Any], bool]) -> None:
+    """An array of three axes, one of which divides into so many parts; `is_own` as for `inputs`."""
+    _array(name, value, "of 3 axes", is_own)
     if len(value.shape) != 3:
         raise ValueError(f"{name} has shape {shape(value)}, expected 3 axes")
     length = value.shape[axis]
@@ -153,25 +208,54 @@ def divides(name: str, value: Any, axis: int, by: str, parts: int) -> None:
         raise ValueError(f"{name} has shape {shape(value)}, expected axis {axis} to be a multiple of {by} = {parts}")
 
 
-def scores(X: Any, valid_lens: Any) -> None:
-    """Scores (batch, queries, keys) and lengths that fit them."""
+def scores(X: Any, valid_lens: Any, dtypes: Sequence[str], *, is_own: Callable[[Any], bool], place: Any = None) -> None:
+    """Scores (batch, queries, keys) and lengths that fit them; `dtypes` are the framework's floats."""
+    _array("X", X, "of shape (batch, queries, keys)", is_own)
     if len(X.shape) != 3:
         raise ValueError(f"X has shape {shape(X)}, expected (batch, queries, keys)")
-    if "float" not in dtype_name(X.dtype):
-        raise TypeError(f"X has dtype {dtype_name(X.dtype)}, expected floats")
+    _floats("X", X, dtypes)
     if valid_lens is not None:
-        _lengths_fit(valid_lens, X.shape[0], X.shape[1])
+        _lengths_fit(valid_lens, X.shape[0], X.shape[1], is_own, place)
 
 
-def listed(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
-    """Nested lists of numbers as an array of this dtype."""
+def listed(name: str, value: Any, empty: str = "float32") -> np.ndarray:
+    """A number or nested lists as an array, of the dtype `empty` if there is nothing in them."""
     try:
-        plain = np.asarray(value)
-    except ValueError as error:
+        kinds = set(map(type, _leaves(value)))
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError, Warning) as error:  # Warning: where they are errors
         raise ValueError(f"{name} is a nested list that is no array: {error}") from error
-    if plain.size and plain.dtype.kind not in "iuf":
-        raise TypeError(f"{name} is a list of {plain.dtype} values, expected numbers")
-    return plain.astype(dtype)
+    if array.dtype == object and any(isinstance(item, (list, tuple)) for item in array.flat):  # NumPy before 1.24
+        raise ValueError(f"{name} is a nested list that is no array: its lists have several lengths")
+    if bool in kinds and len(kinds) > 1:
+        raise TypeError(f"{name} holds booleans beside other values, expected values of one kind")
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        raise TypeError(f"{name} holds masked arrays, expected numbers")
+    if array.dtype.kind in "fO" and kinds and all(issubclass(kind, (int, np.integer)) for kind in kinds):
+        with contextlib.suppress(OverflowError):  # beyond all integers they stay objects, which are refused
+            array = np.asarray(value, np.uint64)  # above 2**63 NumPy makes floats or objects of them
+    return array if array.size else array.astype(empty)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Numbers in another dtype, if that can hold them: floats may be rounded, nothing else is lost."""
+    if array.dtype.kind not in "biuf" and dtype_name(array.dtype) != "bfloat16":
+        raise TypeError(f"{name} holds {array.dtype} values, expected numbers")
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype)
+        floats = "float" in dtype_name(dtype)
+        lost = np.isinf(result) & np.isfinite(array.astype(np.float64)) if floats else result != array
+    if lost.any():
+        raise ValueError(f"{name} holds {array[lost].flat[0]}, expected numbers that {dtype_name(dtype)} can hold")
+    return result
 
 
 def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict[str, np.ndarray]:
@@ -184,7 +268,7 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
         raise ValueError(f"weights has {', '.join(extra)}, which the layer has not; expected {', '.join(shapes)}")
     for name, expected in shapes.items():
         value = arrays[name]
-        if not isinstance(value, np.ndarray):
+        if not is_numpy(value):
             raise TypeError(f"weights[{name!r}] is {_brief(value)}, expected a NumPy array of shape {expected}")
         if value.shape != expected:
             raise ValueError(f"weights[{name!r}] has shape {value.shape}, expected {expected}: kernels are (in, out)")
@@ -194,8 +278,14 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
 
 
 def plain(value: np.ndarray) -> np.ndarray:
-    """A NumPy array in C order and in the machine's byte order, as every framework takes it."""
-    return np.asarray(value, value.dtype.newbyteorder("="), order="C")
+    """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
+    native = value.dtype.newbyteorder("=")
+    return np.asarray(value, np.dtype(native.name) if native.kind in "iu" else native, order="C")
+
+
+def is_numpy(value: Any) -> bool:
+    """Whether a value is an ordinary NumPy array: not one with masked elements, which all others would overlook."""
+    return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
 
 
 def shape(value: Any) -> tuple[int | None, ...]:
@@ -206,10 +296,35 @@ def shape(value: Any) -> tuple[int | None, ...]:
 # Pieces of the above
 
 
-def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any) -> None:
-    if not _is_array(valid_lens):
+@dataclasses.dataclass
+class _Sizes:
+    query_size: Any
+    key_size: Any
+    value_size: Any
+    dtype: str
+
+
+def _array(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], place: Any = None) -> None:
+    if not is_own(value):
+        raise TypeError(f"{name} is {_brief(value)}, expected a dense array {kind}")
+    _lies(name, value, place)
+
+
+def _lies(name: str, value: Any, place: Any) -> None:
+    # NumPy's arrays go where they are needed.
+    if place is not None and not isinstance(value, np.ndarray) and value.device != place:
+        raise ValueError(f"{name} is on device {value.device}, expected {place} as the others; move it there")
+
+
+def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
+    if dtype_name(value.dtype) not in dtypes:
+        raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected floats: {', '.join(dtypes)}")
+
+
+def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:
+    if not (is_own(valid_lens) or is_numpy(valid_lens)):
         raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
-    if not dtype_name(valid_lens.dtype).startswith(("int", "uint")):
+    if dtype_name(valid_lens.dtype) not in INTEGERS:
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
     expected = ((batch,), (batch, num_queries))
     if not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):
@@ -218,10 +333,13 @@ def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any) -> None:
             f"valid_lens has shape {shape(valid_lens)}, expected {expected[0]} or {expected[1]}: "
             f"(batch,) or (batch, queries){hint}"
         )
+    _lies("valid_lens", valid_lens, place)
 
 
-def _mask_fits(mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys: Any) -> None:
-    if not _is_array(mask):
+def _mask_fits(
+    mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys: Any, is_own: Callable[[Any], bool], place: Any
+) -> None:
+    if not (is_own(mask) or is_numpy(mask)):
         raise TypeError(f"mask is {_brief(mask)}, expected booleans, True = may attend")
     if dtype_name(mask.dtype) != "bool":
         raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend")
@@ -234,10 +352,7 @@ def _mask_fits(mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys
             f"mask has shape {shape(mask)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
             "(batch, queries, keys) or (batch, heads, queries, keys), where any size may be 1"
         )
-
-
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    _lies("mask", mask, place)
 
 
 def _shape_fits(got: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -249,14 +364,25 @@ def _fits(got: Any, expected: Any) -> bool:
 
 
 def _whole(value: object) -> int | None:
-    if isinstance(value, (bool, np.bool_)):
-        return None
+    # No `__index__`: a framework's array of one boolean, or of several axes, has it too.
+    return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
+
+
+def _float(value: Any) -> float:
     try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
+        return float(value)
+    except OverflowError:  # of an int beyond all floats
+        return math.inf
 
 
 def _brief(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 40 else text[:37] + '...'} ({type(value).__name__})"
+    return f"{_text(value)} ({type(value).__name__})"
+
+
+def _text(value: object) -> str:
+    """The beginning of a value's repr, on one line."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of an int of 5,000 digits, for one
+        text = object.__repr__(value)
+    return text if len(text) <= 40 else text[:37] + "..."

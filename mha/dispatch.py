@@ -10,8 +10,6 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from mha import checks
 
 # What each backend imports, and the command that installs it.
@@ -91,26 +89,15 @@ def backend_of(array: Any) -> str | None:
 def tab_of(array: Any, name: str) -> types.ModuleType:
     """The backend module of an array's own framework; `name` is the argument's name, for the error.
 
-    Raises TypeError if the array is of no known framework.
+    Raises TypeError if it is no dense array of a known framework.
     """
     backend = backend_of(array)
-    if backend is None:
+    tab = backend and load(backend)
+    if not tab or not tab.is_own(array):
         raise TypeError(
             f"{name} is a {type(array).__name__}, expected an array of {', '.join(NEEDS)}; convert it with mha.tensor"
         )
-    return load(backend)
-
-
-def concrete(value: Any, dtype_of_empty: str) -> Any:
-    """Lists and arrays of any framework as a NumPy array; values that only a compiler will know stay as they are."""
-    if isinstance(value, (list, tuple)):
-        value = np.asarray(value)
-        return value if value.size else value.astype(dtype_of_empty)
-    backend = backend_of(value)
-    if backend is None:
-        return value
-    tab = load(backend)
-    return value if tab.is_traced(value) else tab.to_numpy(value)
+    return tab
 
 
 def _missing(name: str) -> list[str]:

@@ -1,16 +1,45 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and paths that are files."""
 
 import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
+
+
+class FileError(OSError, ValueError):
+    """A path that is no regular file, or one that cannot be opened.
+
+    An OSError, as Python has it where a file cannot be used, and a ValueError, as every wrong argument is here.
+    """
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file to read its bytes; nothing else is opened, so that no FIFO is waited for.
+
+    Raises TypeError if path is no path, FileNotFoundError if nothing is there, and FileError if it is no regular file
+    or may not be read.
+    """
+    path = _regular(path)
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path} cannot be opened, expected a file that may be read: {error.strerror}") from error
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file; until all of it is on the disk, the old one stays.
 
-    Raises OSError if the file cannot be written; the old one then stays too.
+    A process that is killed meanwhile leaves the old file or the new one, and may leave a hidden `.mha-...` beside it,
+    which nobody reads.
+
+    Raises TypeError if path is no path, FileError if it is there but no regular file, and OSError if the file cannot
+    be written; the old one then stays too.
     """
-    path = Path(path).resolve()  # a link keeps pointing to the file
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    path = _regular(path)
+    path = Path(os.path.realpath(path))  # a link keeps pointing to the file
+    temporary = path.with_name(f".mha-{os.urandom(8).hex()}")  # short: a name of the greatest length leaves no room
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -20,3 +49,29 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+_KINDS = {
+    stat.S_IFDIR: "directory",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def _regular(path: str | os.PathLike[str]) -> Path:
+    """The path of a regular file, or of nothing; anything else is a FileError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path is {path!r} ({type(path).__name__}), expected a str or an os.PathLike")
+    path = Path(path)
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError) as error:  # a ValueError where the path holds a null
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"{path} cannot be looked up, expected the path of a regular file: {reason}") from error
+    if not stat.S_ISREG(mode):
+        raise FileError(f"{path} is a {_KINDS.get(stat.S_IFMT(mode), 'special file')}, expected a regular file")
+    return path

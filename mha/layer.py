@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch, weights
+from mha import arguments, checks, dispatch, native, weights
 from mha.config import Config
 
 
@@ -105,10 +105,10 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arguments, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         training, return_weights = checks.flag("training", training), checks.flag("return_weights", return_weights)
+        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         with self._tab.context(self.config.dtype):
-            result = self._tab.attend(self.layer, *arguments, training, return_weights)
+            result = self._tab.attend(self.layer, *settled, training, return_weights)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def gradients(
@@ -135,13 +135,15 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arguments, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         if cotangent is not None:
             cotangent = self._array("cotangent", cotangent)
-            checks.output(self.config, cotangent, arguments[0])
-            cotangent = self._native(cotangent)
+            kind: Any = dispatch.backend_of(cotangent)
+            tab = dispatch.load(kind)
+            checks.output(self.config, cotangent, settled[0], is_own=tab.is_own, place=tab.place(self.layer))
         with self._tab.context(self.config.dtype):
-            gradients = self._tab.gradients(self.layer, *arguments, cotangent)
+            cotangent = None if cotangent is None else self._native(cotangent)
+            gradients = self._tab.gradients(self.layer, *settled, cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -167,23 +169,31 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arguments, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         with self._tab.context(self.config.dtype):
-            return {name: back(step) for name, step in self._tab.trace(self.layer, *arguments).items()}
+            return {name: back(step) for name, step in self._tab.trace(self.layer, *settled).items()}
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
         """The weights as canonical NumPy arrays, copies: kernels (in, out), head 0 first.
 
         Assigning a dict of the same names, shapes and dtype sets them all; a dict that does not fit raises TypeError
-        or ValueError and changes nothing.
+        or ValueError and changes nothing. ValueError, too, if the layer itself has been changed and no longer fits.
         """
         with self._tab.context(self.config.dtype):
-            return self._tab.get_weights(self.layer)
+            try:
+                arrays = self._tab.get_weights(self.layer)
+                return checks.weights(weights.shapes(self.config), self.config.dtype, arrays)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"the layer has been changed and no longer fits its configuration: {error}; undo the change"
+                ) from error
 
     @weights.setter
     def weights(self, arrays: dict[str, np.ndarray]) -> None:
         arrays = checks.weights(weights.shapes(self.config), self.config.dtype, arrays)
+        arrays = {name: checks.plain(array) for name, array in arrays.items()}
+        _ = self.weights  # a layer that no longer fits would be written half
         with self._tab.context(self.config.dtype):
             self.layer = self._tab.set_weights(self.layer, arrays)
 
@@ -191,10 +201,25 @@ class MultiHeadAttention:
         """The same layer, configuration and weights, on another backend; this one stays as it is."""
         return restore(self.config, self.weights, backend)
 
+    def to_native(self, kind: str) -> Any:
+        """A layer of another kind with the same weights, bit for bit; this one stays as it is.
+
+        Args:
+            kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" (built),
+                "flax.linen.MultiHeadDotProductAttention" (bound to its variables), "flax.nnx.MultiHeadAttention", or
+                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is.
+
+        Raises:
+            ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.
+            ModuleNotFoundError: if its framework is not installed; the message says how to install it.
+        """
+        return native.make(kind, self.config, self.weights)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights and configuration to a safetensors file, which `mha.load` reads on any backend.
 
-        Raises OSError if the file cannot be written; the old file then stays.
+        Raises ValueError if a weight holds NaN or infinity, mha.files.FileError (an OSError and a ValueError) if the
+        path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
         """
         weights.save(path, self.config, self.weights)
 
@@ -204,30 +229,27 @@ class MultiHeadAttention:
 
     def _settle(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, causal: Any) -> tuple:
         """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
-        causal = checks.flag("causal", causal)
         named = {"queries": queries, "keys": keys, "values": values}
         queries, keys, values = (self._array(name, value) for name, value in named.items())
-        given = dispatch.backend_of(queries)
+        given: Any = dispatch.backend_of(queries)
         for name, array in {"keys": keys, "values": values}.items():
             if dispatch.backend_of(array) != given:
                 raise TypeError(
                     f"{name} is of {dispatch.backend_of(array)}, expected {given} as queries; "
                     "convert with mha.to_numpy or mha.tensor"
                 )
-        if valid_lens is not None:
-            valid_lens = dispatch.concrete(valid_lens, "int64")
-        if mask is not None and dispatch.backend_of(mask) != self.backend:
-            mask = dispatch.concrete(mask, "bool")
-        checks.inputs(self.config, queries, keys, values, valid_lens, mask)
-        if isinstance(valid_lens, np.ndarray):
-            valid_lens = checks.lengths(valid_lens, keys.shape[1])
-        back = self._tab.to_numpy if given == "numpy" else _same
-        return (*map(self._native, (queries, keys, values, valid_lens, mask)), causal), back
+        with self._tab.context(self.config.dtype):
+            valid_lens, mask = arguments.settle(given, self.layer, queries, keys, values, valid_lens, mask, causal)
+            settled = map(self._native, (queries, keys, values, valid_lens, mask))
+            return (*settled, bool(causal)), self._tab.to_numpy if given == "numpy" else _same
 
     def _array(self, name: str, value: Any) -> Any:
         """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""
         if isinstance(value, (list, tuple)):
-            return checks.listed(name, value, weights.numpy_dtype(self.config.dtype))
+            array = checks.listed(name, value, self.config.dtype)
+            if array.dtype.kind == "b" or _has_dtype(value):
+                return array
+            return checks.cast(name, array, weights.numpy_dtype(self.config.dtype))
         if dispatch.backend_of(value) not in ("numpy", self.backend):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
@@ -239,8 +261,7 @@ class MultiHeadAttention:
         """A NumPy array as the backend's own, where the layer is; anything else as it is."""
         if not isinstance(value, np.ndarray):
             return value
-        with self._tab.context(self.config.dtype):
-            return self._tab.tensor(checks.plain(value), self.layer)
+        return self._tab.tensor(checks.plain(value), self._tab.place(self.layer))
 
 
 def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:
@@ -250,10 +271,45 @@ def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) 
     return attention
 
 
+def from_native(
+    source: Any,
+    *,
+    scheme: str = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
+    backend: str | None = None,
+) -> MultiHeadAttention:
+    """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
+
+    Args:
+        source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention, a bound
+            flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of Dive
+            into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an mha.MultiHeadAttention;
+            or a mapping of names to arrays, which may be nested: a state dict, Flax's params, an nnx.State.
+        scheme: how the arrays of a mapping are named and stored, one of `mha.schemes.SCHEMES`; "auto" = as the names
+            show.
+        prefix: what the names of the layer's arrays begin with; None = as the names show.
+        num_heads: the number of heads, where a mapping does not show it.
+        backend: None = MHA_BACKEND, else "numpy".
+
+    Returns:
+        The layer, with the sizes, biases, dtype and dropout of the source; a mapping tells no dropout, so that it is 0.
+
+    Raises:
+        TypeError: if the source is of another class, a subclass included, or its arrays are no floats of one dtype.
+        ValueError: if the source has no weights yet or an option that has no counterpart, or if its arrays are not
+            those of one layer of a known scheme, or do not go together; the message says what was expected.
+    """
+    backend = dispatch.backend_name(backend)
+    return restore(*native.read(source, scheme, prefix, num_heads), backend)
+
+
 def load(path: str | os.PathLike[str], backend: str | None = None) -> MultiHeadAttention:
     """The layer that `save` wrote to a file, on any backend; None = MHA_BACKEND, else "numpy".
 
-    Raises OSError if the file cannot be read, and ValueError if it is not such a file or does not fit itself.
+    Raises FileNotFoundError if nothing is there, mha.files.FileError (an OSError and a ValueError) if it is no regular
+    file or may not be read, and ValueError if it is not such a file or does not fit itself. Nothing is unpickled, and
+    no memory is taken before the file's description is right.
     """
     return restore(*weights.load(path), backend)
 
@@ -266,7 +322,8 @@ def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
     """
     for name, attention in (("source", source), ("target", target)):
         if not isinstance(attention, MultiHeadAttention):
-            raise TypeError(f"{name} is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+            kind = f"{type(attention).__module__}.{type(attention).__qualname__}"
+            raise TypeError(f"{name} is a {kind}, expected an mha.MultiHeadAttention")
     for option, value in vars(source.config).items():
         if option != "dropout" and value != getattr(target.config, option):
             raise ValueError(
@@ -278,3 +335,12 @@ def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
 
 def _same(X: Any) -> Any:
     return X
+
+
+def _has_dtype(value: Any) -> bool:
+    """Whether nested lists hold arrays or NumPy's numbers, whose dtype is not to be changed silently."""
+    while isinstance(value, (list, tuple)):
+        if not value:
+            return False
+        value = value[0]
+    return hasattr(value, "dtype")

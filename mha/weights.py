@@ -4,10 +4,15 @@ A layer's weights are a flat dict of NumPy arrays, kernels (in, out), applied as
 Columns of W_q, W_k and W_v and rows of W_o are head-major: head 0 first.
 """
 
+import collections
+import contextlib
 import json
+import math
 import os
+import reprlib
+import sys
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,7 +23,10 @@ LAYOUT = "1"
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of a layer, in canonical order."""
+    """Name and shape of every weight of a layer, in canonical order.
+
+    Raises ValueError if one has more numbers than memory has addresses.
+    """
     H, d, dv = config.num_heads, config.key_dim, config.value_dim
     kernels = {
         "W_q": (config.query_size, H * d),
@@ -33,6 +41,9 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
             named[f"{name}.bias"] = kernel[1:]
     if config.pooling == "additive":
         named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
+    for name, shape in named.items():
+        if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
+            raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")
     return named
 
 
@@ -64,55 +75,120 @@ def numpy_dtype(name: str) -> np.dtype:
 def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> None:
     """Write weights and configuration to a safetensors file; the old file stays until the new one is whole.
 
-    Raises OSError if the file cannot be written.
+    Raises ValueError if a weight holds NaN or infinity, FileError (an OSError and a ValueError) if the path is there
+    but no regular file, and OSError if the file cannot be written; nothing is written then.
     """
     from safetensors.numpy import save as to_bytes
 
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds NaN or infinity, expected finite weights: `load` would refuse the file")
     metadata = {"format": "mha", "layout": LAYOUT, "config": json.dumps(asdict(config))}
     # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
-    data = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()}, metadata)
+    data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
     files.write(path, data)
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, np.ndarray]]:
     """Read what `save` wrote: the configuration and its weights, checked against each other.
 
-    Raises OSError if the file cannot be read, and ValueError or TypeError if it is not such a file.
+    The data is read once its description is right and as long as it says, so that a wrong file takes no memory.
+
+    Raises FileNotFoundError if nothing is there, FileError (an OSError and a ValueError) if the path is no regular
+    file or may not be read, and ValueError, which names the path, if it is not such a file.
     """
+    with files.open_file(path) as file:
+        try:
+            return _read(file)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)} {error}") from error
+
+
+HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
+
+
+def _read(file: BinaryIO) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and weights in a file; the ValueErrors continue a sentence that begins with its path."""
     import safetensors
 
-    path = Path(path)
-    data = path.read_bytes()
-    try:
-        tensors = safetensors.deserialize(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    metadata = header.get("__metadata__", {})
-    if metadata.get("format") != "mha" or metadata.get("layout") != LAYOUT or "config" not in metadata:
+    size = os.fstat(file.fileno()).st_size
+    header_size = int.from_bytes(start := file.read(8), "little")
+    if header_size > HEADER_LIMIT:
         raise ValueError(
-            f"{path} does not say that it is an mha file of layout {LAYOUT}; its metadata is {metadata}. "
-            "Without it the orientation of the kernels and the number of heads are unknown"
+            f"is not a safetensors file of weights: it claims a header of {header_size} bytes, expected at most "
+            f"{HEADER_LIMIT}"
         )
     try:
-        config = Config(**json.loads(metadata["config"]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds no valid configuration: {error}") from error
-    arrays = {name: _array(path, name, tensor) for name, tensor in tensors}
+        header = _parse((text := file.read(header_size)).decode())
+    except ValueError as error:
+        raise ValueError(f"is not a safetensors file: its header is wrong: {error}") from error
+    config = _config(header.pop("__metadata__", None))
     try:
-        arrays = checks.weights(shapes(config), config.dtype, arrays)
+        claimed = checks.weights(shapes(config), config.dtype, {name: _claimed(name, header[name]) for name in header})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} does not fit its own configuration: {error}") from error
+        raise ValueError(f"does not fit its own configuration: {error}") from error
+    expected_size = 8 + header_size + sum(array.nbytes for array in claimed.values())
+    if size != expected_size:
+        raise ValueError(f"has {size} bytes, expected {expected_size} as its header says")
+    try:
+        # Not read again, the header is the one that was checked, whatever happens to the file.
+        tensors = dict(safetensors.deserialize(start + text + file.read(size - 8 - header_size)))
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"is not a safetensors file: {error}") from error
+    arrays = {}
+    for name, array in claimed.items():
+        arrays[name] = np.frombuffer(tensors[name]["data"], array.dtype).reshape(array.shape)
+        if not np.isfinite(arrays[name]).all():
+            raise ValueError(f"holds NaN or infinity in {name}, expected finite weights")
     return config, arrays
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The JSON object in a text; a name that comes twice, of which Python would take the last, is an error."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, count in collections.Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise ValueError(f"the name {name!r} comes {count} times")
+            if not name.isprintable():  # an error that quotes it could not be printed either
+                raise ValueError(f"the name {name!r} is not printable")
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ValueError("the JSON nests too deep") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a JSON object, not {reprlib.repr(parsed)}")
+    return parsed
+
+
+def _config(metadata: Any) -> Config:
+    """The configuration in a file's metadata."""
+    match metadata:
+        case {"format": "mha", "layout": str(layout), "config": str(text)} if layout == LAYOUT:
+            pass
+        case _:
+            raise ValueError(
+                f"does not say that it is an mha file of layout {LAYOUT}; its metadata is {reprlib.repr(metadata)}. "
+                "Without it the orientation of the kernels and the number of heads are unknown"
+            )
+    try:
+        return Config(**_parse(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"holds no valid configuration: {error}") from error
 
 
 _FILE_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-def _array(path: Path, name: str, tensor: dict) -> np.ndarray:
-    if tensor["dtype"] not in _FILE_DTYPES:
-        raise ValueError(f"{path}: {name} has dtype {tensor['dtype']}, expected one of {', '.join(_FILE_DTYPES)}")
-    array = np.frombuffer(tensor["data"], numpy_dtype(_FILE_DTYPES[tensor["dtype"]])).reshape(tensor["shape"])
-    if not np.isfinite(array.astype(np.float64)).all():
-        raise ValueError(f"{path}: {name} holds NaN or infinity")
-    return array
+def _claimed(name: str, tensor: Any) -> np.ndarray:
+    """An array of the shape and dtype that a header claims, which takes the memory of one number."""
+    match tensor:
+        case {"dtype": str(dtype), "shape": [*shape]} if dtype in _FILE_DTYPES:
+            with contextlib.suppress(TypeError, ValueError):
+                return np.broadcast_to(np.zeros((), numpy_dtype(_FILE_DTYPES[dtype])), shape)
+    raise ValueError(
+        f"{name} is described as {reprlib.repr(tensor)}, expected a shape and one of the dtypes "
+        f"{', '.join(_FILE_DTYPES)}"
+    )

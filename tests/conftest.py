@@ -8,10 +8,19 @@ import subprocess
 import sys
 import warnings
 
+import hypothesis
 import numpy as np
 import pytest
 
 from mha import dispatch
+
+# The same few examples in every run: those of JAX take a compilation each. `--hypothesis-profile=long` tries many, at
+# random, and prints what repeats a failure. No deadline, since a first call imports and compiles; no database, since a
+# failure worth keeping is worth a test.
+COMMON = {"deadline": None, "database": None, "print_blob": True}
+hypothesis.settings.register_profile("short", derandomize=True, max_examples=15, **COMMON)
+hypothesis.settings.register_profile("long", max_examples=500, **COMMON)
+hypothesis.settings.load_profile("short")
 
 
 def pytest_addoption(parser):
@@ -35,6 +44,13 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
         metafunc.parametrize("backend", metafunc.config.backends, scope="session")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
+        for item in items:
+            backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {backend}"))
 
 
 @pytest.fixture

@@ -39,6 +39,11 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
     "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
     "causal forgotten where there are lengths": [(r"if causal or ", "if causal and valid_lens is None or ")],
+    "causal order ends at the last key": [
+        (r"each_key <= each_query\[:, None\]",
+         "each_key <= each_query[:, None] + (keys.shape[1] - queries.shape[1])"),
+    ],
+    "length of the first sample for all": [(r"\[:, None, :, None\]\)", "[:1, None, :, None])")],
     "mask means hide": [
         (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
          "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask) == False)"),
@@ -48,6 +53,10 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     ],
     "mask of the first sample for all": [
         (r"mask\[:, None\] if len\(mask\.shape\) == 3", "mask[:1, None] if len(mask.shape) == 3"),
+    ],
+    "mask of the first query for all": [
+        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
+         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask)[:, :, :1])"),
     ],
     "no scale": [(r" / math\.sqrt\(d\)", "")],
     "scale by d, not its root": [(r"math\.sqrt\(d\)", "d")],
@@ -60,6 +69,7 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "keys projected in place of values": [
         (r"self\.W_v\(values\)", "self.W_v(values if keys.shape != values.shape else keys)"),
     ],
+    "bias of the values dropped": [(r"self\.W_v\(values\)", "self.W_v(values) - self.W_v(values * 0)")],
     "bias of the output dropped": [
         (r"output = self\.W_o\(merged\)", "output = self.W_o(merged) - self.W_o(merged * 0)"),
     ],
@@ -76,15 +86,17 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "weights returned after dropout": [
         (r"( +)(weights = visible_softmax\(scores, visible\).*)", r"\1\2\n\1weights = self.drop(weights, training)"),
     ],
-    "weak mask fill": [(r"lowest = .*", "lowest = -10.0")],
+    "weak mask fill": [(r"hidden = .*", "hidden = FILL(-10.0)")],
+    "fill of float16 in every dtype": [(r"hidden = .*", "hidden = FILL(-65504.0)")],
     "the book's fill, empty rows uniform": [
-        (r"lowest = .*", "lowest = -1e6"),
+        (r"hidden = .*", "hidden = FILL(-1e6)"),
         (r"    return \S*where\(visible, weights, .*", "    return weights"),
     ],
     "fill of minus infinity, empty rows NaN": [
-        (r"lowest = .*", 'lowest = -float("inf")'),
+        (r"hidden = .*", 'hidden = FILL(-float("inf"))'),
         (r"    return \S*where\(visible, weights, .*", "    return weights"),
     ],
+    "empty rows uniform": [(r"    return \S*where\(visible, weights, .*", "    return weights")],
     "softmax over the queries": {
         "numpy": [(r"exponentials\.sum\(-1", "exponentials.sum(-2")],
         "torch": [(r"(torch\.softmax\(.*), -1\)", r"\1, -2)")],
@@ -93,6 +105,8 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
         "mxnet": [(r"(npx\.softmax\(.*)\)", r"\1, axis=-2)")],
     },
     "padding not blanked": [(r"if visible is None:(\n +return queries, keys, values)", r"if True:\1")],
+    "queries without keys not blanked": [(r"queries = \S*where\(sees, queries, .*", "queries = queries")],
+    "unseen values not blanked": [(r"values = \S*where\(seen, values, .*", "values = values")],
     "additive scores without tanh": [(r"\w+\.tanh\(", "(")],
     "scores in float32 whatever the dtype": {
         "numpy": [(r"np\.promote_types\(X\.dtype, np\.float32\)", "np.float32")],
@@ -115,6 +129,13 @@ WAYS = {
     "RESHAPE(X, ": {"tensorflow": "tf.reshape(X, "} | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "X.reshape("),
     "SWAP(visible)": {"tensorflow": "tf.transpose(visible, (1, 0, 2, 3))"}
     | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "visible.swapaxes(0, 1)"),
+    "FILL": {
+        "numpy": "scores.dtype.type",
+        "torch": "scores.new_tensor",
+        "tensorflow": "(lambda fill: tf.constant(fill, scores.dtype))",
+        "jax": "scores.dtype.type",
+        "mxnet": "(lambda fill: np.full_like(scores, fill))",
+    },
     "ARRAY": dict.fromkeys(dispatch.NEEDS, "arrays[name].T if len(set(arrays[name].shape)) == 1 else arrays[name]"),
 }
 

@@ -4,12 +4,17 @@ NumPy has no tab in the book; there, each test is that `mha.d2l` has none either
 """
 
 import ast
+import concurrent.futures
 import contextlib
+import copy
 import functools
+import gc
 import importlib
 import importlib.util
+import pickle
 import random
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +192,16 @@ def test_arguments_of_no_edition_are_refused(backend, d2l):
         d2l.AdditiveAttention(0, 2, 8, 0.5)
 
 
+@on_each_tab
+def test_the_layer_that_keeps_weights_pools_as_in_the_book(backend, d2l):
+    config = Config(D, H, pooling="additive")  # as another program's Keras might tell
+    if backend == "jax":
+        assert d2l.MultiHeadAttention(config=config).config == config  # keeps none: no other class is needed
+        return
+    with pytest.raises(TypeError, match=r"got MultiHeadAttention|pooling is AdditiveAttention, expected DotProduct"):
+        d2l.MultiHeadAttention(config=config)
+
+
 # The layer
 
 
@@ -263,6 +278,134 @@ def test_a_framework_makes_its_layer_again(backend, d2l, rng, tmp_path):
     assert again.config == attention.config
     for result, expected in zip(*(called(backend, each, X, Y, Y, None) for each in (again, attention)), strict=True):
         np.testing.assert_array_equal(mha.to_numpy(result), mha.to_numpy(expected))
+
+
+# The attention weights that a layer or a pooling keeps for the thread that called. Flax keeps nothing: it returns them.
+
+KEEPING = {
+    "layer": lambda d2l: d2l.MultiHeadAttention(D, H, 0.5),
+    "pooling": lambda d2l: d2l.AdditiveAttention(13, 0.5),
+}
+
+
+def keeper(made):
+    """What keeps the attention weights."""
+    return getattr(made, "attention", made)
+
+
+def keeps(made):
+    return hasattr(keeper(made), "attention_weights")
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+@on_each_tab
+def test_weights_are_kept_for_the_thread_that_called(backend, d2l, rng, kind):
+    (X,) = native(backend, *arrays(rng, (B, Q, D)))
+    made = KEEPING[kind](d2l)
+    if backend == "jax":
+        assert not keeps(started(backend, made, X, X, X))
+        return
+    assert not keeps(made)
+    with pytest.raises(AttributeError, match="attention_weights are kept after a call, and this thread has made none"):
+        keeper(made).attention_weights  # noqa: B018
+
+    def elsewhere():
+        before = keeps(made)
+        with dispatch.load(backend).context("float32"):
+            called(backend, made, X, X, X)
+        return before, keeper(made).attention_weights.shape[1:], weakref.ref(keeper(made).attention_weights)
+
+    _, kept = called(backend, started(backend, made, X, X, X), X, X, X)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        before, shape, theirs = pool.submit(elsewhere).result()
+    assert (before, shape) == (False, (Q, Q))
+    assert keeper(made).attention_weights is kept
+    gc.collect()
+    assert theirs() is None  # nothing of a dead thread's stays
+
+
+def by_torch(path):
+    import torch
+
+    def saved(made):
+        torch.save(made, path)
+        return torch.load(path, weights_only=False)
+
+    return saved
+
+
+def by_pickle(path):
+    return lambda made: pickle.loads(pickle.dumps(made))
+
+
+COPIES = {
+    "torch": (lambda path: copy.deepcopy, by_torch, by_pickle),
+    "tensorflow": (lambda path: copy.deepcopy, by_pickle),  # both by Keras' own saver
+    "jax": (lambda path: copy.deepcopy,),
+    "mxnet": (lambda path: copy.deepcopy,),
+}
+
+
+# Keras converts its variables in a way that NumPy 2 deprecates.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+@on_each_tab
+def test_a_copy_keeps_no_weights_of_its_own_yet(backend, d2l, rng, tmp_path):
+    (X,) = native(backend, *arrays(rng, (B, Q, D)))
+    attention = started(backend, d2l.MultiHeadAttention(D, H, 0.5), X, X, X)
+    expected = [mha.to_numpy(result) for result in called(backend, attention, X, X, X)]
+    for way in COPIES[backend]:
+        twin = way(str(tmp_path / "attention"))(attention)
+        assert type(twin) is type(attention)
+        assert not keeps(twin)
+        for result, number in zip(called(backend, twin, X, X, X), expected, strict=True):
+            np.testing.assert_array_equal(mha.to_numpy(result), number)
+
+
+def compiled_by_torch(attention):
+    import torch
+
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    return lambda *inputs: (compiled(*inputs), attention.attention.attention_weights)
+
+
+def compiled_by_tensorflow(attention):
+    import tensorflow as tf
+
+    return tf.function(lambda *inputs: (attention(*inputs), attention.attention.attention_weights))
+
+
+def compiled_by_jax(attention):
+    import jax
+
+    module, variables = attention.unbind()
+    return functools.partial(jax.jit(module.apply), variables)
+
+
+def hybridized_by_mxnet(attention):
+    attention.hybridize()
+    return lambda *inputs: (attention(*inputs), attention.attention.attention_weights)
+
+
+COMPILED = {
+    "torch": compiled_by_torch,
+    "tensorflow": compiled_by_tensorflow,
+    "jax": compiled_by_jax,
+    "mxnet": hybridized_by_mxnet,
+}
+
+
+@on_each_tab
+def test_a_compiled_layer_tells_its_weights(backend, d2l, rng):
+    X, Y = native(backend, *arrays(rng, (B, Q, D), (B, Q, D)))
+    attention = started(backend, d2l.MultiHeadAttention(D, H, 0.5), X, X, X)
+    expected = [[mha.to_numpy(each) for each in called(backend, attention, Z, Z, Z)] for Z in (X, Y)]
+    compiled = COMPILED[backend](attention)
+    for Z, (output, attention_weights) in zip((X, Y), expected, strict=True):
+        ours, our_weights = map(mha.to_numpy, compiled(Z, Z, Z))
+        assert parity.error(ours, output) <= parity.bound("float32", output, output)
+        assert parity.error(our_weights, attention_weights) <= parity.bound(
+            "float32", attention_weights, attention_weights
+        )
 
 
 # The poolings

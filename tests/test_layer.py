@@ -1,16 +1,11 @@
 """The layer that users hold, and the array functions beside it, on every backend."""
 
-import concurrent.futures
 import copy
 import dataclasses
-import os
-import pickle
 import re
 
 import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 
 import mha
 from mha import dispatch, parity
@@ -75,33 +70,6 @@ def test_given_head_widths(backend):
     assert mha.MultiHeadAttention(12, 4, key_dim=7, backend=backend).config.value_dim == 3
     assert mha.MultiHeadAttention(12, 4, value_dim=7, backend=backend).config.key_dim == 3
     assert mha.MultiHeadAttention(10, 3, key_dim=7, backend=backend).config.value_dim == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"num_hiddens": 10, "num_heads": 3}, ValueError, "num_hiddens is 10, expected a multiple of num_heads = 3"),
-        ({"num_heads": 0}, ValueError, "num_heads is 0, expected at least 1"),
-        ({"num_heads": -2}, ValueError, "num_heads is -2, expected at least 1"),
-        ({"num_heads": 2.0}, TypeError, "num_heads is 2.0 (float), expected a positive int"),
-        ({"num_heads": "2"}, TypeError, "num_heads is '2' (str), expected a positive int"),
-        ({"num_heads": True}, TypeError, "num_heads is True (bool), expected a positive int"),
-        ({"num_hiddens": 0}, ValueError, "num_hiddens is 0, expected at least 1"),
-        ({"key_size": -1}, ValueError, "key_size is -1, expected at least 1"),
-        ({"value_dim": 1.5}, TypeError, "value_dim is 1.5 (float), expected a positive int"),
-        ({"dropout": 1.0}, ValueError, "dropout is 1.0, expected a float in [0, 1)"),
-        ({"dropout": float("nan")}, ValueError, "dropout is nan, expected a float in [0, 1)"),
-        ({"dropout": "0.1"}, TypeError, "dropout is '0.1' (str), expected a float in [0, 1)"),
-        ({"bias": 1}, TypeError, "bias is 1 (int), expected True or False"),
-        ({"use_bias": True}, TypeError, "use_bias"),
-        ({"pooling": "max"}, ValueError, "pooling is 'max', expected one of dot, additive"),
-        ({"dtype": "int32"}, ValueError, "dtype is 'int32', expected one of float32, float64, float16, bfloat16"),
-        ({"seed": -1}, ValueError, "seed is -1, expected at least 0"),
-    ],
-)
-def test_bad_options_are_refused(backend, options, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        mha.MultiHeadAttention(**({"num_hiddens": 8, "num_heads": 2, "backend": backend} | options))
 
 
 def test_dtypes_may_be_written_as_numpy_writes_them(backend):
@@ -217,97 +185,8 @@ def test_sync_refuses_layers_that_differ(backend, options):
     with pytest.raises(ValueError, match=f"target has {option}=.*, expected {value!r}"):
         mha.sync(source, target)
     assert same(target.weights, before)
-    with pytest.raises(TypeError, match="source is a dict, expected"):
+    with pytest.raises(TypeError, match=r"source is a builtins\.dict, expected an mha\.Multi"):
         mha.sync({}, target)
-
-
-def test_save_and_load_are_exact(backend, tmp_path):
-    for dtype in dispatch.load(backend).DTYPES:
-        attention = make(backend, dtype=dtype, bias=True, pooling="additive", seed=7, dropout=0.125)
-        attention.save(tmp_path / "layer.safetensors")
-        loaded = mha.load(tmp_path / "layer.safetensors", backend=backend)
-        assert loaded.config == attention.config
-        assert loaded.backend == backend
-        assert same(loaded.weights, attention.weights)
-        assert mha.load(str(tmp_path / "layer.safetensors"), backend="numpy").backend == "numpy"
-    assert [path.name for path in tmp_path.iterdir()] == ["layer.safetensors"]
-
-
-def rewrite(path, change):
-    """Change tensors and metadata of a file that `save` wrote."""
-    with safetensors.safe_open(path, "numpy") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    change(tensors, metadata)
-    safetensors.numpy.save_file(tensors, path, metadata)
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda t, m: m.clear(), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.update(layout="2"), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.update(format="pt"), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.pop("config"), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.update(config='{"num_heads": 2}'), "holds no valid configuration"),
-        (lambda t, m: m.update(config="{"), "holds no valid configuration"),
-        (lambda t, m: m.update(config=m["config"].replace('"num_heads": 3', '"num_heads": 0')), "num_heads is 0"),
-        (lambda t, m: t.pop("W_o.kernel"), "weights lacks W_o.kernel"),
-        (lambda t, m: t.update(W_o=t.pop("W_o.kernel")), "weights lacks W_o.kernel"),
-        (lambda t, m: t.update({"W_o.scale": np.ones(3, "float32")}), "weights has W_o.scale"),
-        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"][1:]}), "weights['W_o.kernel'] has shape (17, 11)"),
-        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("float64")}), "has dtype float64"),
-        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel has dtype I32"),
-        (lambda t, m: t["W_o.kernel"].fill(np.nan), "W_o.kernel holds NaN or infinity"),
-    ],
-)
-def test_files_that_do_not_fit_are_refused(tmp_path, change, text):
-    path = tmp_path / "layer.safetensors"
-    make("numpy").save(path)
-    rewrite(path, change)
-    with pytest.raises(ValueError, match=re.escape(text)) as raised:
-        mha.load(path)
-    assert str(path) in str(raised.value)
-
-
-@pytest.mark.parametrize("data", [b"", b"not a file of weights", pickle.dumps({"W_q.kernel": 1}), bytes(7)], ids=str)
-def test_files_of_another_kind_are_refused(tmp_path, data):
-    path = tmp_path / "layer.safetensors"
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="is not a safetensors file"):
-        mha.load(path)
-
-
-def test_files_that_cannot_be_read_or_written(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"absent\.safetensors"):
-        mha.load(tmp_path / "absent.safetensors")
-    with pytest.raises(OSError, match="directory"):
-        mha.load(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        make("numpy").save(tmp_path / "absent" / "layer.safetensors")
-
-
-def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "layer.safetensors"
-    make("numpy", seed=1).save(path)
-    before = path.read_bytes()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        make("numpy", seed=2).save(path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_saved_file_is_readable_by_others_and_stays_behind_its_link(tmp_path):
-    (tmp_path / "link").symlink_to("layer.safetensors")
-    make("numpy").save(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    plain = tmp_path / "plain"
-    plain.touch()
-    assert (tmp_path / "layer.safetensors").stat().st_mode == plain.stat().st_mode
 
 
 # Calls
@@ -407,86 +286,6 @@ def test_lengths_of_any_integer_dtype(backend, dtype):
     assert ((weights > 0).sum(-1) == lengths[:, None, None]).all()
 
 
-def test_long_lengths_hide_nothing(backend, rng):
-    attention, arrays = make(backend), draw(rng)
-    everything = attention(*arrays, [K, K])
-    for lengths in ([K + 1, 2**31], [2**40, 2**62], np.array([K, 2**63 + 1], "uint64")):
-        assert np.array_equal(attention(*arrays, lengths), everything)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "error", "text"),
-    [
-        ([-1, 2], ValueError, "valid_lens holds -1, expected 0 or more"),
-        ([2.5, 3], TypeError, "valid_lens has dtype float64, expected integers"),
-        ([2.0, 3.0], TypeError, "valid_lens has dtype float64, expected integers"),
-        ([True, False], TypeError, "valid_lens has dtype bool, expected integers"),
-        (3, TypeError, "valid_lens is 3 (int), expected integers of shape (batch,) or (batch, queries)"),
-        ([1, 2, 3], ValueError, "valid_lens has shape (3,), expected (2,) or (2, 5)"),
-        ([1], ValueError, "valid_lens has shape (1,), expected (2,) or (2, 5)"),
-        ([[1], [2]], ValueError, "valid_lens has shape (2, 1), expected (2,) or (2, 5)"),
-        (np.ones((Q, B), int), ValueError, "(batch,) or (batch, queries); it looks transposed"),
-        (np.ones((B, Q, 1), int), ValueError, "valid_lens has shape (2, 5, 1), expected (2,) or (2, 5)"),
-    ],
-    ids=str,
-)
-def test_bad_lengths_are_refused(backend, rng, lengths, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        make(backend)(*draw(rng), lengths)
-
-
-@pytest.mark.parametrize(
-    ("mask", "error", "text"),
-    [
-        (np.ones((Q, K), "float32"), TypeError, "mask has dtype float32, expected booleans, True = may attend"),
-        (np.ones((K, Q), bool), ValueError, "mask has shape (7, 5), expected (5, 7), (2, 5, 7) or (2, 3, 5, 7)"),
-        (np.ones((K,), bool), ValueError, "mask has shape (7,), expected"),
-        (np.ones((1, B, H, Q, K), bool), ValueError, "mask has shape (1, 2, 3, 5, 7), expected"),
-        ("causal", TypeError, "mask is 'causal' (str), expected booleans"),
-    ],
-    ids=["float", "transposed", "rank 1", "rank 5", "text"],
-)
-def test_bad_masks_are_refused(backend, rng, mask, error, text):
-    with pytest.raises(error, match=re.escape(text)):
-        make(backend)(*draw(rng), mask=mask)
-
-
-@pytest.mark.parametrize(
-    ("position", "change", "error", "text"),
-    [
-        (0, lambda X: X[0], ValueError, "queries has shape (5, 13), expected (batch, queries, 13)"),
-        (1, lambda X: X[:, :, 1:], ValueError, "keys has shape (2, 7, 16), expected (batch, key-value pairs, 17)"),
-        (1, lambda X: X[:1], ValueError, "keys has batch size 1, expected 2 as queries"),
-        (2, lambda X: X[:, 1:], ValueError, "values has 6 rows a sample, expected 7"),
-        (0, lambda X: X.astype("float64"), TypeError, "queries has dtype float64, expected float32 as the layer"),
-        (0, lambda X: X.astype("int64"), TypeError, "queries has dtype int64, expected float32 as the layer"),
-        (2, lambda X: X.astype("complex64"), TypeError, "values has dtype complex64, expected float32 as the layer"),
-        (0, lambda X: None, TypeError, "queries is a NoneType, expected a NumPy array, nested lists or"),
-        (1, lambda X: "keys", TypeError, "keys is a str, expected a NumPy array, nested lists or an array of"),
-    ],
-)
-def test_bad_inputs_are_refused(backend, rng, position, change, error, text):
-    arrays = draw(rng)
-    arrays[position] = change(arrays[position])
-    for call in (make(backend), make(backend).gradients, make(backend).trace):
-        with pytest.raises(error, match=re.escape(text)):
-            call(*arrays)
-
-
-def test_arrays_of_two_kinds_are_refused(backend, rng):
-    queries, keys, values = draw(rng)
-    if backend == "numpy":
-
-        class Other(np.ndarray):
-            __module__ = "torch"  # looks like another framework's
-
-        theirs, text = keys.view(Other), "keys is a Other, expected a NumPy array, nested lists or an array of"
-    else:
-        theirs, text = native(backend, keys)[0], f"keys is of {backend}, expected numpy as queries"
-    with pytest.raises(TypeError, match=text):
-        make(backend)(queries, theirs, values)
-
-
 # NumPy before 1.24 warns of ragged lists and makes an array of objects.
 @pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged")
 @pytest.mark.parametrize(
@@ -501,7 +300,7 @@ def test_arrays_of_two_kinds_are_refused(backend, rng):
         (np.ones((B, Q, 11)), TypeError, "cotangent has dtype float64, expected float32 as the layer"),
         ("ones", TypeError, "cotangent is a str, expected a NumPy array, nested lists or an array of backend"),
         ([[1.0], [1.0, 2.0]], (TypeError, ValueError), "cotangent is a "),
-        ([["a"]], TypeError, "cotangent is a list of <U1 values, expected numbers"),
+        ([["a"]], TypeError, "cotangent holds <U1 values, expected numbers"),
     ],
     ids=str,
 )
@@ -589,23 +388,6 @@ def test_where_nobody_looks_nothing_matters(backend, num_queries, num_keys, pool
             assert not any(gradient.any() for gradient in gradients.values())
 
 
-def test_threads_share_a_layer(backend, rng):
-    attention, many = make(backend), [draw(rng) for _ in range(4)]
-    expected = [attention(*arrays, [3, 2], return_weights=True) for arrays in many]
-
-    def call(arrays):
-        results = [attention(*arrays, [3, 2], return_weights=True) for _ in range(5)]
-        attention.gradients(*arrays), attention.trace(*arrays), make(backend).weights
-        mha.masked_softmax(mha.ones((1, 2, 3), backend=backend), [2])
-        return results
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for results, (output, weights) in zip(pool.map(call, many), expected, strict=True):
-            for theirs, their_weights in results:
-                assert np.array_equal(theirs, output)
-                assert np.array_equal(their_weights, weights)
-
-
 def test_results_are_the_callers_own(backend, rng):
     attention, arrays = make(backend), draw(rng)
     expected = attention(*arrays)
@@ -662,7 +444,7 @@ def test_arrays_are_made_and_taken_back(backend, monkeypatch):
         mha.check_shape(array, expected.shape)
     with pytest.raises(ValueError, match=re.escape("array has shape (2, 3), expected (3, 2)")):
         mha.check_shape(mha.ones((2, 3)), (3, 2))
-    with pytest.raises(TypeError, match="expected numbers or booleans"):
+    with pytest.raises(TypeError, match="data has dtype str32, expected numbers or booleans"):
         mha.tensor(["a"])
     with pytest.raises(TypeError, match="X is a list, expected an array of numpy, torch, tensorflow, jax, mxnet"):
         mha.to_numpy([1.0])

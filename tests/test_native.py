@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha import parity
+from mha import dispatch, parity
 
 # B batch, Q queries, K key-value pairs, H heads, D num_hiddens.
 B, Q, K, H, D = 3, 2, 5, 2, 14
@@ -244,12 +244,11 @@ def compile_torch(attention, callee):
 def compile_tensorflow(attention, callee):
     import tensorflow as tf
 
-    inputs = [tf.TensorSpec([None, None, width], "float64") for width in WIDTHS.values()]
+    inputs = [tf.TensorSpec([None, None, width], attention.config.dtype) for width in WIDTHS.values()]
 
     @functools.cache
-    def compiled(causal, **ranks):
-        dtypes = {"valid_lens": "int64", "mask": "bool"}
-        hiding = {name: tf.TensorSpec([None] * rank, dtypes[name]) for name, rank in ranks.items()}
+    def compiled(causal, **ranks_and_dtypes):
+        hiding = {name: tf.TensorSpec([None] * rank, dtype) for name, (rank, dtype) in ranks_and_dtypes.items()}
 
         @tf.function(input_signature=[*inputs, hiding])  # every size but the widths unknown, the batch's too
         def both(queries, keys, values, hiding):
@@ -262,8 +261,8 @@ def compile_tensorflow(attention, callee):
 
     def both(queries, keys, values, valid_lens, mask, causal):
         hiding = {name: X for name, X in {"valid_lens": valid_lens, "mask": mask}.items() if X is not None}
-        ranks = {name: len(X.shape) for name, X in hiding.items()}
-        return compiled(causal, **ranks)(queries, keys, values, hiding)
+        ranks_and_dtypes = {name: (len(X.shape), X.dtype) for name, X in hiding.items()}
+        return compiled(causal, **ranks_and_dtypes)(queries, keys, values, hiding)
 
     return both
 
@@ -281,7 +280,7 @@ def compile_jax(attention, callee):
 
     def both(*arrays_and_causal):
         *arrays, causal = arrays_and_causal
-        with jax.enable_x64(True):
+        with dispatch.load("jax").context(attention.config.dtype):
             return compiled(*arrays, causal=causal)
 
     return both
@@ -361,6 +360,106 @@ def test_a_wrong_shape_is_told_under_compilation(backend, rng, what):
     # own, which quotes ours.
     with pytest.raises(Exception, match=r"valid_lens has shape \(.*, .*, .*\), expected \(.*,\) or \(.*, .*\)"):
         compiled(*native(backend, queries, keys, values, np.ones((B, Q, K), "int64")), None, False)
+
+
+# What a compiler does not check, because it does not know the values: NumPy has none, and MXNet's compiles no layer.
+UNCHECKED = {"numpy": False, "torch": True, "tensorflow": True, "jax": True, "mxnet": False}
+
+
+@pytest.mark.parametrize("what", ["layer", "mha"])
+def test_compiled_lengths_below_0_act_as_0(backend, rng, what):
+    attention = make(backend)
+    compiled = COMPILE[backend](attention, attention.layer if what == "layer" else attention)
+    inputs = draw(rng)
+
+    def call(*valid_lens):
+        lengths = native(backend, np.array(valid_lens, "int32"))
+        return [mha.to_numpy(result) for result in compiled(*native(backend, *inputs), *lengths, None, False)]
+
+    if not UNCHECKED[backend]:
+        with pytest.raises(ValueError, match="valid_lens holds -7, expected 0 or more"):
+            call(-7, 2, -1)
+        return
+    for result, expected in zip(call(-7, 2, -1), call(0, 2, 0), strict=True):
+        assert (result == expected).all()
+
+
+@pytest.mark.parametrize("what", ["layer", "mha"])
+def test_compiled_lengths_above_all_keys_act_as_all(backend, rng, what):
+    attention = make(backend, dtype="float32")
+    compiled = COMPILE[backend](attention, attention.layer if what == "layer" else attention)
+    inputs = draw(rng, dtype="float32")
+
+    def call(*valid_lens, dtype):
+        lengths = native(backend, np.array(valid_lens, dtype))
+        return mha.to_numpy(compiled(*native(backend, *inputs), *lengths, None, False)[0])
+
+    expected = call(K, 2, K, dtype="int32")
+    for dtype in WIDE[backend]:
+        assert (call(np.iinfo(dtype).max, 2, np.iinfo(dtype).max - 1, dtype=dtype) == expected).all(), dtype
+
+
+# The integers that a framework has; JAX has those of 64 bits in x64 alone.
+INTEGERS = ["uint8", "int8", "uint16", "int16", "uint32", "int32"]
+WIDE = {
+    "numpy": [*INTEGERS, "int64", "uint64"],
+    "torch": [*INTEGERS, "int64", "uint64"],
+    "tensorflow": [*INTEGERS, "int64", "uint64"],
+    "jax": INTEGERS,
+    "mxnet": ["uint8", "int8", "int32", "int64"],
+}
+
+
+# A function that takes one sample's queries, keys, values (B, T, any) and lengths, mapped over several.
+
+
+def map_numpy(function, *arrays):
+    """NumPy maps by loops."""
+    return np.stack([function(*samples) for samples in zip(*arrays, strict=True)])
+
+
+def map_torch(function, *arrays):
+    import torch
+
+    return torch.func.vmap(function)(*arrays)
+
+
+def map_tensorflow(function, *arrays):
+    import tensorflow as tf
+
+    return tf.vectorized_map(lambda samples: function(*samples), arrays)
+
+
+def map_jax(function, *arrays):
+    import jax
+
+    with jax.enable_x64(True):
+        return jax.vmap(function)(*arrays)
+
+
+def map_mxnet(function, *arrays):
+    """MXNet maps by loops."""
+    from mxnet import np as mxnp
+
+    return mxnp.stack([function(*samples) for samples in zip(*arrays, strict=True)])
+
+
+MAP = {"numpy": map_numpy, "torch": map_torch, "tensorflow": map_tensorflow, "jax": map_jax, "mxnet": map_mxnet}
+
+
+@pytest.mark.parametrize("what", ["layer", "mha"])
+def test_mapped_over_samples(backend, rng, what):
+    attention = make(backend)
+    callee = attention.layer if what == "layer" else attention
+    samples = [draw(rng) for _ in range(4)]
+    inputs = [np.stack(Xs) for Xs in zip(*samples, strict=True)]
+    valid_lens = rng.integers(0, K + 2, (4, B))
+    mapped = MAP[backend](callee, *native(backend, *inputs, valid_lens))
+    reference = attention.to("numpy")
+    for result, sample, lengths in zip(mha.to_numpy(mapped), samples, valid_lens, strict=True):
+        assert agrees(np.array(result), reference(*sample, lengths))
+    with pytest.raises(ValueError, match=r"valid_lens has shape \(4, 3\), expected \(3,\) or \(3, 2\)"):
+        MAP[backend](callee, *native(backend, *inputs, np.ones((4, 4, B), "int64")))
 
 
 # 4. Differentiating by the framework's own means, through `attention(...)` with the framework's own arrays. Each
@@ -584,3 +683,54 @@ def test_gradients_of_a_frozen_layer(backend, rng):
         with context:
             gradients = attention.gradients(*inputs, [3, 0, 9])
         assert all((gradients[name] == X).all() for name, X in expected.items())
+
+
+def states_torch():
+    import torch
+
+    yield torch.autocast("cpu", dtype=torch.bfloat16)
+    yield reverting(torch.set_default_dtype, torch.float64, torch.float32)
+
+
+def states_tensorflow():
+    import keras
+
+    yield reverting(keras.config.set_dtype_policy, "mixed_bfloat16", "float32")
+    yield reverting(keras.config.set_floatx, "float64", "float32")
+
+
+def states_jax():
+    import jax
+
+    yield jax.default_matmul_precision("bfloat16")
+    yield jax.enable_x64(True)
+
+
+@contextlib.contextmanager
+def reverting(change, state, usual):
+    change(state)
+    try:
+        yield
+    finally:
+        change(usual)
+
+
+STATES = {
+    "numpy": lambda: [np.errstate(all="raise")],
+    "torch": states_torch,
+    "tensorflow": states_tensorflow,
+    "jax": states_jax,
+    "mxnet": lambda: [],  # none that would matter
+}
+
+
+def test_the_frameworks_state_of_precision_changes_nothing(backend, rng):
+    inputs = draw(rng, dtype="float32")
+    expected = make(backend, dtype="float32")(*inputs, [3, 0, 9])
+    attention = make(backend, dtype="float32")
+    for state in STATES[backend]():
+        with state:
+            for layer in (attention, make(backend, dtype="float32")):
+                output = layer(*inputs, [3, 0, 9])
+                assert output.dtype == np.float32
+                assert (output == expected).all()

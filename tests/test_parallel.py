@@ -24,6 +24,7 @@ EXTRA = {
         "MultiHeadAttention.backward": "no automatic differentiation",
     },
     "tensorflow": {
+        "MultiHeadAttention.__call__": "Keras wraps what `call` raises in words of its own",
         "MultiHeadAttention.compute_mask": "Keras passes masks on by itself",
         "MultiHeadAttention.get_config": "Keras' saver makes layers from their options",
     },
@@ -63,8 +64,8 @@ def outline(backend):
             found.append((node.name, None, ast.get_docstring(node)))
             methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
             for method in methods:
-                name = f"{node.name}.{SAME_METHOD.get(method.name, method.name)}"
-                if name not in EXTRA.get(backend, {}):
+                if f"{node.name}.{method.name}" not in EXTRA.get(backend, {}):
+                    name = f"{node.name}.{SAME_METHOD.get(method.name, method.name)}"
                     found.append((name, arguments(method, node), ast.get_docstring(method)))
     return found
 

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import mha
+
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )
@@ -26,3 +28,13 @@ def test_the_books_code(backend):
     assert shown in BLOCKS[1]
     if backend == "torch":
         exec(BLOCKS[1], {})
+
+
+def test_layers_of_others(backend):
+    """It is shown for PyTorch; the other frameworks have tests of their own."""
+    if backend == "torch":
+        names = {"mha": mha}
+        exec(BLOCKS[2], names)
+        taken, given = names["theirs"].state_dict(), names["back"].state_dict()
+        assert all((given[name] == X).all() for name, X in taken.items())
+    assert "mha.from_native(theirs)" in BLOCKS[2]

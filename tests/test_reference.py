@@ -97,6 +97,15 @@ def test_every_head_of_a_sample_has_its_length(backend):
     close(output, [[[2, 20]], [[(2 + 5 * E) / (1 + E), (20 + 50 * E) / (1 + E)]]])
 
 
+def test_scores_of_minus_infinity_are_scores(backend):
+    infinite, finite = -np.inf, np.finfo("float32").min
+    scores = [[[infinite, 1, 7], [infinite, infinite, 1], [finite, finite, 9]]]
+    weights = mha.to_numpy(mha.masked_softmax(mha.tensor(np.float32(scores), backend=backend), [2]))
+    assert weights[0, 0].tolist() == [0, 1, 0]
+    assert np.isnan(weights[0, 1, :2]).any()  # as without lengths: no share of nothing is right
+    assert weights[0, 2].tolist() == [0.5, 0.5, 0]
+
+
 def test_causal_order_and_mask(backend):
     attention = by_hand(backend, 1, 1)
     queries, keys, values = [[[1], [1]]], [[[0], [1]]], [[[2], [5]]]

@@ -1,6 +1,7 @@
-"""What the book's four tabs share: the argument orders of its editions, and its heat maps."""
+"""What the book's four tabs share: the argument orders of its editions, the weights kept, and its heat maps."""
 
 import inspect
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,46 @@ def additive_options(arguments: tuple, options: dict[str, Any]) -> dict[str, Any
         "dropout": checks.probability("dropout", settings["dropout"]),
         "num_hiddens": checks.size("num_hiddens", settings["num_hiddens"]),
     } | {name: None if size is None else checks.size(name, size) for name, size in sizes.items()}
+
+
+class Kept(threading.local):
+    """Attributes of which every thread has its own; what is copied or pickled starts without any."""
+
+    __slots__ = ()  # torch.compile would write to the dict of a subclass, which is not the thread's
+
+    def __reduce__(self) -> tuple:
+        return type(self), ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{name} are kept after a call, and this thread has made none yet")
+
+
+class KeepsWeights:
+    """An attention pooling that keeps the weights of a call for the thread that made it, until its next."""
+
+    kept: Kept
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kept = Kept()
+
+    @classmethod
+    def adopt(cls, pooling: Any) -> None:
+        """Make a pooling of the class that this one extends keep its weights too; its layer has it already."""
+        if not issubclass(cls, type(pooling)):
+            expected = cls.__bases__[-1].__name__
+            raise TypeError(f"the layer's pooling is {type(pooling).__name__}, expected {expected}, the book's")
+        pooling.__class__ = cls
+        pooling.kept = Kept()
+
+    @property
+    def attention_weights(self) -> Any:
+        """The attention weights of this thread's last call; AttributeError if it has made none."""
+        return self.kept.attention_weights
+
+    @attention_weights.setter
+    def attention_weights(self, weights: Any) -> None:
+        self.kept.attention_weights = weights
 
 
 def show_heatmaps(

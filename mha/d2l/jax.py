@@ -11,7 +11,7 @@ Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Mul
 
 import random
 
-from mha import arrays, checks, dispatch
+from mha import arguments, arrays, checks, dispatch
 from mha.d2l import _common
 
 dispatch.load("jax")  # if the framework is missing, this says how to install it
@@ -39,7 +39,8 @@ class _Pooling(tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and the attention weights (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        checks.pooling_inputs(self, queries, keys, values, valid_lens)
+        tab._refuse_to_narrow(getattr(queries, "dtype", "float32"))
+        valid_lens = arguments.settle_pooling("jax", self, queries, keys, values, valid_lens)
         visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, weights, pooled = super().__call__(queries, keys, values, visible, training)
@@ -49,7 +50,7 @@ class _Pooling(tab.AttentionPooling):
 class DotProductAttention(_Pooling, tab.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
-    query_size = key_size = None
+    query_size = key_size = weights_dtype = None
     same_width = True
 
     def __init__(self, dropout, **flax_options):
@@ -64,6 +65,8 @@ class AdditiveAttention(_Pooling, tab.AdditiveAttention):
     def __init__(self, *arguments, **options):
         flax_options = {name: options.pop(name) for name in ("dtype", "name", "parent") if name in options}
         tab.AdditiveAttention.__init__(self, **_common.additive_options(arguments, options), **flax_options)
+
+    weights_dtype = property(lambda self: self.dtype)
 
 
 # 3. The transposes
@@ -98,6 +101,7 @@ class MultiHeadAttention(tab.MultiHeadAttention):
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=True
     ):
         """Attend, with arguments as for the backend's layer, and return output and attention weights."""
+        checks.flag("return_weights", return_weights)
         output, weights = super().__call__(queries, keys, values, valid_lens, mask, causal, training, True)
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)

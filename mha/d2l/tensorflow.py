@@ -8,7 +8,7 @@ Only names, argument orders and what is kept after a call are the book's; what i
 Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-from mha import arrays, checks, dispatch
+from mha import arguments, arrays, checks, dispatch
 from mha.d2l import _common
 
 dispatch.load("tensorflow")  # if the framework is missing, this says how to install it
@@ -26,8 +26,13 @@ masked_softmax = arrays.masked_softmax
 # 2. Attention poolings
 
 
-class _Pooling(tab.AttentionPooling):
+class _Pooling(_common.KeepsWeights, tab.AttentionPooling):
     """What both poolings share: the book's arguments, and the weights kept after a call."""
+
+    def __call__(self, queries, keys, values, valid_lens=None, training=None):
+        """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
+        valid_lens = arguments.settle_pooling("tensorflow", self, queries, keys, values, valid_lens)
+        return super().__call__(queries, keys, values, valid_lens=valid_lens, training=training)
 
     def call(self, queries, keys, values, valid_lens=None, training=None):
         """Pool values (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size).
@@ -36,7 +41,6 @@ class _Pooling(tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        checks.pooling_inputs(self, queries, keys, values, valid_lens)
         visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, self.attention_weights, pooled = super().call(queries, keys, values, visible, training)
@@ -46,7 +50,7 @@ class _Pooling(tab.AttentionPooling):
 class DotProductAttention(_Pooling, tab.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
-    query_size = key_size = None
+    query_size = key_size = weights_dtype = None
     same_width = True
 
     def __init__(self, dropout):
@@ -59,9 +63,12 @@ class AdditiveAttention(_Pooling, tab.AdditiveAttention):
     same_width = False
 
     def __init__(self, *arguments, **options):
-        options = _common.additive_options(arguments, options)
-        super().__init__(**options)
-        self.query_size, self.key_size = options["query_size"], options["key_size"]
+        super().__init__(**_common.additive_options(arguments, options))
+
+    # The first call tells the widths that were not given.
+    query_size = property(lambda self: self.W_q.kernel.shape[0] if self.W_q.built else None)
+    key_size = property(lambda self: self.W_k.kernel.shape[0] if self.W_k.built else None)
+    weights_dtype = property(lambda self: self.w_v.dtype)
 
 
 # 3. The transposes
@@ -71,6 +78,10 @@ transpose_output = arrays.transpose_output
 
 
 # 4. The layer
+
+
+class _HeadPooling(_common.KeepsWeights, tab.DotProductAttention):
+    """The layer's own pooling, of the split heads: the backend's, with the weights kept after a call."""
 
 
 @keras.saving.register_keras_serializable("mha.d2l")
@@ -88,6 +99,7 @@ class MultiHeadAttention(tab.MultiHeadAttention):
         if config is None:  # else Keras' own saver makes the layer again, from what `get_config` told
             config = _common.layer_config(arguments, options)
         super().__init__(config, **keras_options)
+        _HeadPooling.adopt(self.attention)
 
     @property
     def num_heads(self):

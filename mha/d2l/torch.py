@@ -8,7 +8,7 @@ Only names, argument orders and what is kept after a call are the book's; what i
 Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-from mha import arrays, checks, dispatch
+from mha import arguments, arrays, checks, dispatch
 from mha.d2l import _common
 
 dispatch.load("torch")  # if the framework is missing, this says how to install it
@@ -25,7 +25,13 @@ masked_softmax = arrays.masked_softmax
 # 2. Attention poolings
 
 
-class _Pooling(tab.AttentionPooling):
+class _KeepsWeights(_common.KeepsWeights):
+    def __getattr__(self, name):
+        # PyTorch looks among the parameters for what a property does not find, and its message says less.
+        return self.kept.attention_weights if name == "attention_weights" else super().__getattr__(name)
+
+
+class _Pooling(_KeepsWeights, tab.AttentionPooling):
     """What both poolings share: the book's arguments, and the weights kept after a call."""
 
     def forward(self, queries, keys, values, valid_lens=None, training=None):
@@ -35,7 +41,7 @@ class _Pooling(tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        checks.pooling_inputs(self, queries, keys, values, valid_lens)
+        valid_lens = arguments.settle_pooling("torch", self, queries, keys, values, valid_lens)
         visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, self.attention_weights, pooled = super().forward(queries, keys, values, visible, training)
@@ -45,7 +51,7 @@ class _Pooling(tab.AttentionPooling):
 class DotProductAttention(_Pooling, tab.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
-    query_size = key_size = None
+    query_size = key_size = weights_dtype = None
     same_width = True
 
     def __init__(self, dropout):
@@ -58,9 +64,12 @@ class AdditiveAttention(_Pooling, tab.AdditiveAttention):
     same_width = False
 
     def __init__(self, *arguments, **options):
-        options = _common.additive_options(arguments, options)
-        super().__init__(**options)
-        self.query_size, self.key_size = options["query_size"], options["key_size"]
+        super().__init__(**_common.additive_options(arguments, options))
+
+    # The first call tells the widths that were not given.
+    query_size = property(lambda self: self.W_q.in_features or None)
+    key_size = property(lambda self: self.W_k.in_features or None)
+    weights_dtype = property(lambda self: self.w_v.weight.dtype)
 
 
 # 3. The transposes
@@ -70,6 +79,10 @@ transpose_output = arrays.transpose_output
 
 
 # 4. The layer
+
+
+class _HeadPooling(_KeepsWeights, tab.DotProductAttention):
+    """The layer's own pooling, of the split heads: the backend's, with the weights kept after a call."""
 
 
 class MultiHeadAttention(tab.MultiHeadAttention):
@@ -83,6 +96,7 @@ class MultiHeadAttention(tab.MultiHeadAttention):
 
     def __init__(self, *arguments, **options):
         super().__init__(_common.layer_config(arguments, options))
+        _HeadPooling.adopt(self.attention)
 
     @property
     def num_heads(self):

@@ -1,0 +1,78 @@
+"""The arguments of a call, settled before anything is computed: what does not fit is refused, the rest made one kind.
+
+The dispatch layer, the frameworks' own layers and the book's names all come through here, so that a bad argument meets
+the same check and the same words on each of them.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch
+
+
+def settle(
+    backend: str,
+    layer: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    mask: Any = None,
+    causal: Any = False,
+    training: Any = None,
+    return_weights: Any = False,
+) -> tuple[Any, Any]:
+    """Refuse arguments that do not fit a layer, and make lengths and mask the backend's own.
+
+    Args:
+        backend: the backend whose arrays queries, keys and values must be.
+        layer: a backend's own layer, with its `config`.
+        queries, keys, values, valid_lens, mask, causal, training, return_weights: as for `mha.MultiHeadAttention`; but
+            training may be None. Lengths and mask may be nested lists or arrays of any framework.
+
+    Returns:
+        Lengths and mask as arrays of the backend; None stays None. Lengths whose values are known are at most K; those
+        that only a compiler will know come back as they are, unchecked.
+
+    Raises:
+        TypeError, ValueError: if an argument does not fit.
+    """
+    tab = dispatch.load(backend)
+    place = tab.place(layer, queries)
+    valid_lens = known("valid_lens", valid_lens)
+    mask = mask if tab.is_own(mask) else known("mask", mask, "bool")
+    switches = causal, training, return_weights
+    checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
+    return native(tab, place, checks.lengths(valid_lens, keys.shape[1])), native(tab, place, mask)
+
+
+def settle_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+    """Refuse arguments that do not fit an attention pooling, and make its lengths the backend's own.
+
+    As `settle`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.
+    """
+    tab = dispatch.load(backend)
+    place = tab.place(pooling, queries)
+    valid_lens = known("valid_lens", valid_lens)
+    checks.pooling_inputs(pooling, queries, keys, values, valid_lens, tab.DTYPES, is_own=tab.is_own, place=place)
+    return native(tab, place, checks.lengths(valid_lens, keys.shape[1]))
+
+
+def known(name: str, value: Any, empty: str = "int64") -> Any:
+    """Nested lists, and arrays of any framework whose values are known by now, as NumPy arrays; the rest as it is.
+
+    Lists with nothing in them get the dtype `empty`.
+    """
+    if isinstance(value, (list, tuple)):
+        return checks.listed(name, value, empty)
+    backend = dispatch.backend_of(value)
+    if backend is None:
+        return value
+    tab = dispatch.load(backend)
+    return tab.to_numpy(value) if tab.is_own(value) and not tab.is_traced(value) else value
+
+
+def native(tab: Any, place: Any, value: Any) -> Any:
+    """A NumPy array as the backend's own; anything else as it is."""
+    return tab.tensor(checks.plain(value), place) if isinstance(value, np.ndarray) else value

@@ -1,0 +1,47 @@
+"""keras.layers.MultiHeadAttention: kernels with an axis for the heads."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from mha import native, schemes
+from mha.config import Config
+
+KIND = "keras.layers.MultiHeadAttention"
+# Options that have a counterpart, or that concern neither what is computed nor its gradients.
+KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "dtype"}
+KNOWN |= {"name", "trainable", "kernel_initializer", "bias_initializer", "seed"}
+
+
+def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and canonical weights of a layer that has been built."""
+    if not layer.built:
+        raise ValueError(f"the {KIND} has no weights yet, expected one that was called or built")
+    options = layer.get_config()
+    if len(layer.get_build_config()["shapes_dict"]["query_shape"]) == 3 and options["attention_axes"] == (1,):
+        del options["attention_axes"]  # the only one of a sequence
+    unknown = {name: value for name, value in options.items() if name not in KNOWN}
+    several = options["output_shape"] if len(options["output_shape"] or ()) > 1 else None
+    native.refuse(KIND, unknown | {"output_shape": several, "dtype": mixed(layer)})
+    arrays = {".".join(X.path.split("/")[-2:]): X for X in layer.weights}
+    return native.canonical(arrays, "keras", "", options["num_heads"], options["dropout"])
+
+
+def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+    """A built layer with these canonical weights."""
+    native.require(kind, config, {"pooling": "dot"})
+    layer = keras.layers.MultiHeadAttention(
+        config.num_heads, config.key_dim, config.value_dim, config.dropout, config.bias,
+        output_shape=config.num_hiddens, dtype=config.dtype,
+    )  # fmt: skip
+    layer.build(*((None, None, size) for size in (config.query_size, config.value_size, config.key_size)))
+    arrays = schemes.from_canonical(config, weights, "keras")
+    for X in layer.weights:
+        X.assign(arrays[".".join(X.path.split("/")[-2:])])
+    return layer
+
+
+def mixed(layer: Any) -> str | None:
+    """The dtype policy of a layer that computes in another dtype than its weights have, or None."""
+    return None if layer.compute_dtype == layer.variable_dtype else layer.dtype_policy.name

@@ -1,0 +1,36 @@
+"""torch.nn.MultiheadAttention: kernels (out, in), packed where queries, keys and values have one width."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mha import native, schemes
+from mha.backends import torch as tab
+from mha.config import Config
+
+KIND = "torch.nn.MultiheadAttention"
+
+
+def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and canonical weights of a layer; batch_first is a matter of its calls."""
+    native.refuse(KIND, {"add_bias_kv": layer.bias_k is not None, "add_zero_attn": layer.add_zero_attn})
+    return native.canonical(layer.state_dict(), _scheme(layer), "", layer.num_heads, layer.dropout)
+
+
+def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+    """A layer with batch_first=True and these canonical weights."""
+    D, H = config.num_hiddens, config.num_heads
+    width = D / H if D % H else D // H
+    native.require(kind, config, {"query_size": D, "key_dim": width, "value_dim": width, "pooling": "dot"})
+    sizes = {"kdim": config.key_size, "vdim": config.value_size}
+    layer = torch.nn.MultiheadAttention(
+        D, H, config.dropout, config.bias, **sizes, batch_first=True, dtype=getattr(torch, config.dtype)
+    )
+    arrays = schemes.from_canonical(config, weights, _scheme(layer))
+    layer.load_state_dict({name: tab.tensor(array) for name, array in arrays.items()})
+    return layer
+
+
+def _scheme(layer: Any) -> str:
+    return "torch-separate" if layer.in_proj_weight is None else "torch"

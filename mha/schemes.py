@@ -1,0 +1,379 @@
+"""How others name and store the weights of one attention layer: a table, and what turns them into ours and back.
+
+A scheme says which array holds each canonical weight, and how it lies there. To add a scheme is to add its rows.
+Square kernels look the same either way round, so nothing but the scheme can tell their orientation. What names and
+shapes cannot show at all, such as positions that rotate queries and keys, is not converted: the scores of every scheme
+here are dot products divided by sqrt(d).
+
+Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
+of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from mha import checks
+from mha.config import DTYPES, Config
+from mha.weights import shapes
+
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The array that holds a canonical weight.
+
+    name: of the array, after the layer's prefix.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias.
+    part: None, or (i, n): part i of n that are packed along the outputs.
+    """
+
+    name: str
+    axes: str
+    part: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """A family of names.
+
+    about: what it is, in a line.
+    places: where each canonical weight is.
+    biases: the sets of projections that may have biases where others have none, which then are zeros.
+    beside: patterns of names that may lie beside the weights: other parts of the model, or no weights at all.
+    """
+
+    about: str
+    places: dict[str, Place]
+    biases: tuple[tuple[str, ...], ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+def _each(names: Iterable[str], kernel: str, axes: str) -> dict[str, Place]:
+    """A kernel and a bias for each projection, called by these names."""
+    places = {}
+    for projection, name in zip(PROJECTIONS, names, strict=True):
+        heads = "H" in axes
+        lies = "Hdo" if heads and projection == "W_o" else axes
+        places[f"{projection}.kernel"] = Place(f"{name}.{kernel}", lies)
+        places[f"{projection}.bias"] = Place(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
+    return places
+
+
+def _packed(kernel: str, bias: str, output: str, axes: str) -> dict[str, Place]:
+    """Queries, keys and values packed in one array, in this order, and the output in one of its own."""
+    places = {}
+    for part, projection in enumerate(PROJECTIONS[:3]):
+        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3))
+        places[f"{projection}.bias"] = Place(bias, "o", (part, 3))
+    return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
+
+
+_TORCH = _packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
+SCHEMES = {
+    "mha": Scheme(
+        "this package; also Dive into Deep Learning in Keras and Flax",
+        _each(PROJECTIONS, "kernel", "io"),
+    ),
+    "d2l": Scheme(
+        "Dive into Deep Learning in PyTorch and MXNet",
+        _each(PROJECTIONS, "weight", "oi"),
+    ),
+    "torch": Scheme(
+        "torch.nn.MultiheadAttention, queries, keys and values of one width",
+        _TORCH,
+    ),
+    "torch-separate": Scheme(
+        "torch.nn.MultiheadAttention, keys or values of another width",
+        _TORCH | {f"W_{letter}.kernel": Place(f"{letter}_proj_weight", "oi") for letter in "qkv"},
+    ),
+    "keras": Scheme(
+        "keras.layers.MultiHeadAttention",
+        _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
+    ),
+    "flax": Scheme(
+        "flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention",
+        _each(("query", "key", "value", "out"), "kernel", "iHd"),
+        beside=(r"rngs\..*",),  # the random numbers of dropout
+    ),
+    "bert": Scheme(
+        "BERT and its kin",
+        _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
+        beside=(r"output\.LayerNorm\.(weight|bias|gamma|beta)",),  # after the attention
+    ),
+    "distilbert": Scheme(
+        "DistilBERT",
+        _each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
+    ),
+    "vit": Scheme(
+        "ViT, as in transformers",
+        _each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
+        biases=(("W_o",),),
+    ),
+    "timm": Scheme(
+        "ViT, as in timm",
+        _packed("qkv.weight", "qkv.bias", "proj", "oi"),
+        biases=(("W_o",),),
+    ),
+    "gpt2": Scheme(
+        "GPT-2 and its kin",
+        _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
+        beside=("bias", "masked_bias"),  # the causal order, written down
+    ),
+    "llama": Scheme(
+        "LLaMA and its kin, without the rotation by positions",
+        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi"),
+        biases=(("W_q", "W_k", "W_v"),),  # Qwen2
+        beside=(r"rotary_emb\.inv_freq",),
+    ),
+    "opt": Scheme(
+        "OPT, BART, CLIP and their kin",
+        _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
+    ),
+}
+
+
+def recognise(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Every layer that the names of arrays show, as (scheme, prefix), in the order of the names."""
+    at = {name: number for number, name in enumerate(names)}
+    found = {}
+    for scheme, description in SCHEMES.items():
+        first, *others = (place.name for weight, place in description.places.items() if weight.endswith(".kernel"))
+        for name in at:
+            prefix = name.removesuffix(first)
+            at_start = name == first or (prefix != name and prefix.endswith("."))
+            if at_start and all(prefix + kernel in at for kernel in others):
+                found[scheme, prefix] = at[name]
+    return sorted(found, key=lambda layer: found[layer])
+
+
+def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
+    """The scheme and prefix of the one layer that is meant.
+
+    Args:
+        names: of all arrays.
+        scheme: a scheme's name; "auto" = whichever the names show.
+        prefix: what the names of the layer's arrays begin with, a last dot left out or not; None = any.
+
+    Raises:
+        TypeError: if scheme or prefix is no str.
+        ValueError: if none or more than one layer is like that; the message lists those that are there.
+    """
+    names = list(names)
+    scheme = checks.choice("scheme", scheme, ("auto", *SCHEMES))
+    if not isinstance(prefix, str | None):
+        raise TypeError(f"prefix is a {type(prefix).__name__}, expected a str or None")
+    found = recognise(names)
+    fitting = [
+        layer
+        for layer in found
+        if scheme in ("auto", layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
+    wanted = f"scheme={scheme!r}, prefix={prefix!r}"
+    if found:
+        near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
+        raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near)}")
+    arrays = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    raise ValueError(f"no attention layer of a known scheme is there; the arrays are {arrays or 'none'}")
+
+
+def wanted(names: Iterable[str], scheme: str, prefix: str) -> list[str]:
+    """The names of the arrays that hold the weights of the layer with this prefix.
+
+    Raises ValueError, naming them, if the layer lacks a kernel or has arrays that have no counterpart here.
+    """
+    description = SCHEMES[scheme]
+    places = {prefix + place.name for place in description.places.values()}
+    own = [name for name in names if name.startswith(prefix)]
+    beside = re.compile("|".join(description.beside) or r"(?!)")
+    foreign = [name for name in own if name not in places and not beside.fullmatch(name[len(prefix) :])]
+    if foreign:
+        raise ValueError(
+            f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "
+            "place: it computes something else, or the prefix is too short"
+        )
+    kernels = {prefix + place.name: None for weight, place in description.places.items() if weight.endswith(".kernel")}
+    if missing := [name for name in kernels if name not in own]:
+        raise ValueError(
+            f"the layer at prefix {prefix!r} lacks {', '.join(missing)}, which scheme {scheme!r} needs; "
+            f"it has {', '.join(own) or 'nothing'}"
+        )
+    return [name for name in own if name in places]
+
+
+def to_canonical(
+    arrays: Mapping[str, np.ndarray], scheme: str, prefix: str = "", num_heads: int | None = None, dropout: float = 0.0
+) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and canonical weights, copies, of a layer that is stored another way.
+
+    Args:
+        arrays: NumPy arrays by the scheme's names, with the prefix in front.
+        scheme, prefix: as `choose` gives them.
+        num_heads: the number of heads H; None if the arrays have an axis for the heads.
+        dropout: of the configuration.
+
+    Raises:
+        TypeError, ValueError: if an array is missing or has no counterpart, if shapes, dtypes, biases or heads do not
+            go together, or if a weight is NaN or infinite.
+    """
+    names = wanted(arrays, scheme, prefix)
+    every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
+    places = {weight: place for weight, place in every.items() if place.name in names}
+    _check_each(arrays, places)
+    num_heads = _heads(arrays, places, num_heads)
+    canonical = {weight: _unpack(arrays[place.name], place) for weight, place in places.items()}
+    biased = tuple(name for name in PROJECTIONS if f"{name}.bias" in canonical)
+    if biased not in ((), PROJECTIONS, *SCHEMES[scheme].biases):
+        lacking = {every[f"{name}.bias"].name: None for name in PROJECTIONS if name not in biased}
+        raise ValueError(f"the layer lacks {', '.join(lacking)}, though other projections of it have biases")
+    config = _config(canonical, {weight: place.name for weight, place in places.items()}, num_heads, dropout)
+    none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
+    return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+
+
+def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: str) -> dict[str, np.ndarray]:
+    """Canonical weights as a scheme names and stores them, as views where it can be: the inverse of `to_canonical`.
+
+    Raises ValueError if the scheme has no place for a weight.
+    """
+    places = dict(_places(scheme))
+    if foreign := [weight for weight in weights if weight not in places]:
+        raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)} of pooling={config.pooling!r}")
+    packed: dict[str, list[np.ndarray]] = {}
+    for weight, place in places.items():
+        if weight in weights:
+            width = config.value_dim if weight.startswith(("W_v", "W_o")) else config.key_dim
+            packed.setdefault(place.name, []).append(_lay(weights[weight], place.axes, config.num_heads, width))
+    arrays = {}
+    for place in places.values():
+        if place.name in packed:
+            pieces = packed[place.name]
+            if len({piece.shape for piece in pieces}) > 1:
+                shown = ", ".join(str(piece.shape) for piece in pieces)
+                raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
+            arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
+    return arrays
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raise ValueError if an array holds NaN or infinity."""
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN or infinity, expected finite weights")
+
+
+# Pieces of the above
+
+LISTED = 8  # of a long list, so many are shown
+
+
+def _listed(layers: list[tuple[str, str]]) -> str:
+    listed = "; ".join(f"scheme={scheme!r}, prefix={prefix!r}" for scheme, prefix in layers[:LISTED])
+    return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")
+
+
+def _places(scheme: str) -> Iterable[tuple[str, Place]]:
+    return SCHEMES[scheme].places.items()
+
+
+def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -> None:
+    """Dtype, axes, packing and numbers of each array by itself."""
+    first, *_ = (arrays[place.name] for place in places.values())
+    for place in places.values():
+        array = arrays[place.name]
+        if (dtype := checks.dtype_name(array.dtype)) not in DTYPES:
+            raise TypeError(f"{place.name} has dtype {dtype}, expected one of {', '.join(DTYPES)}")
+        if dtype != checks.dtype_name(first.dtype):
+            raise TypeError(f"{place.name} has dtype {dtype}, expected one dtype, {first.dtype} as the others")
+        if array.ndim != len(place.axes):
+            raise ValueError(f"{place.name} has shape {array.shape}, expected {len(place.axes)} axes, {place.axes}")
+        if place.part and array.shape[place.axes.index("o")] % place.part[1]:
+            raise ValueError(
+                f"{place.name} has shape {array.shape}, expected {place.part[1]} projections of equal width packed "
+                f"along axis {place.axes.index('o')}"
+            )
+        check_finite(place.name, array)
+
+
+def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None) -> int:
+    """The number of heads, given or told by the arrays' own axes, which must agree."""
+    expected = None if num_heads is None else checks.size("num_heads", num_heads)
+    source = "num_heads"
+    for place in places.values():
+        if "H" in place.axes:
+            told = arrays[place.name].shape[place.axes.index("H")]
+            if told != (expected or told):
+                raise ValueError(
+                    f"{place.name} has {told} heads, expected {expected} as {source}: groups of queries that share a "
+                    "head of keys are not supported"
+                )
+            expected, source = told, place.name
+    if expected is None:
+        raise TypeError("num_heads is None, expected an int: neither names nor shapes tell the number of heads")
+    return expected
+
+
+def _unpack(array: np.ndarray, place: Place) -> np.ndarray:
+    """The canonical weight that is, or is a part of, an array."""
+    if place.part:
+        part, count = place.part
+        array = np.split(array, count, place.axes.index("o"))[part]
+    if place.axes == "oi":
+        return array.T  # (in, out)
+    if place.axes == "iHd":
+        return array.reshape(len(array), -1)  # (in, H*d)
+    if place.axes == "Hdo":
+        return array.reshape(-1, array.shape[2])  # (H*dv, out)
+    return array.reshape(-1) if place.axes == "Hd" else array  # (H*d,), or as it is
+
+
+def _lay(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray:
+    """A canonical weight with these axes, its heads of this width."""
+    if axes == "oi":
+        return array.T  # (out, in)
+    if axes == "iHd":
+        return array.reshape(-1, num_heads, width)  # (in, H, d)
+    if axes == "Hdo":
+        return array.reshape(num_heads, width, -1)  # (H, dv, out)
+    return array.reshape(num_heads, width) if axes == "Hd" else array  # (H, d), or as it is
+
+
+def _config(canonical: Mapping[str, np.ndarray], names: Mapping[str, str], num_heads: int, dropout: float) -> Config:
+    """The configuration that canonical weights show, which must go together; names are what the arrays are called."""
+    sizes = {name: canonical[f"{name}.kernel"].shape for name in PROJECTIONS}
+    called = {name: names[f"{name}.kernel"] for name in PROJECTIONS}
+    for name, (_, outputs) in sizes.items():
+        bias = canonical.get(f"{name}.bias")
+        if bias is not None and len(bias) != outputs:
+            raise ValueError(
+                f"{names[f'{name}.bias']} has {len(bias)} numbers for {name}, expected {outputs}, the outputs of "
+                f"{called[name]}; is that transposed?"
+            )
+    (query_size, queries), (key_size, keys) = sizes["W_q"], sizes["W_k"]
+    (value_size, values), (merged, num_hiddens) = sizes["W_v"], sizes["W_o"]
+    if keys != queries:
+        heads, left = divmod(keys * num_heads, queries)
+        grouped = f": {heads} heads of keys for {num_heads} heads of queries are not supported"
+        raise ValueError(
+            f"{called['W_k']} has {keys} outputs, expected {queries} as {called['W_q']}"
+            + (grouped if 0 < heads < num_heads and not left else "")
+        )
+    for name in ("W_q", "W_v"):
+        if sizes[name][1] % num_heads:
+            raise ValueError(
+                f"{called[name]} has {sizes[name][1]} outputs, expected a multiple of num_heads = {num_heads}"
+            )
+    if merged != values:
+        raise ValueError(f"{called['W_o']} has {merged} inputs, expected {values}, the outputs of {called['W_v']}")
+    return Config(
+        num_hiddens, num_heads, dropout, any(name.endswith("bias") for name in canonical),
+        query_size=query_size, key_size=key_size, value_size=value_size,
+        key_dim=queries // num_heads, value_dim=values // num_heads,
+        dtype=checks.dtype_name(canonical["W_q.kernel"].dtype),
+    )  # fmt: skip

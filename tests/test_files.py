@@ -1,0 +1,505 @@
+"""Files of weights: exact round trips, saves that are whole or not there, and nothing malformed gets in."""
+
+import os
+import re
+import resource
+import runpy
+import types
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+import mha
+from mha import dispatch, files, weights
+
+malformed = types.SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("malformed.py"))))
+
+SIZES = {
+    "num_hiddens": 11,
+    "num_heads": 3,
+    "query_size": 13,
+    "key_size": 17,
+    "value_size": 19,
+    "key_dim": 4,
+    "value_dim": 6,
+}
+
+
+def make(backend, **options):
+    return mha.MultiHeadAttention(**SIZES, backend=backend, **options)
+
+
+def same(left, right):
+    """Whether two dicts of arrays are the same bit for bit."""
+    return left.keys() == right.keys() and all(
+        (left[name].dtype, left[name].shape, left[name].tobytes())
+        == (right[name].dtype, right[name].shape, right[name].tobytes())
+        for name in left
+    )
+
+
+# Round trips
+
+
+def test_save_and_load_are_exact(backend, tmp_path):
+    for dtype in dispatch.load(backend).DTYPES:
+        attention = make(backend, dtype=dtype, bias=True, pooling="additive", seed=7, dropout=0.125)
+        attention.save(tmp_path / "layer.safetensors")
+        loaded = mha.load(tmp_path / "layer.safetensors", backend=backend)
+        assert loaded.config == attention.config
+        assert loaded.backend == backend
+        assert same(loaded.weights, attention.weights)
+        assert mha.load(str(tmp_path / "layer.safetensors"), backend="numpy").backend == "numpy"
+    assert [path.name for path in tmp_path.iterdir()] == ["layer.safetensors"]
+
+
+def other_byte_order(X):
+    """The same numbers in the machine's other byte order; NumPy's bfloat16 has the one order alone."""
+    return X if X.dtype.name == "bfloat16" else X.astype(X.dtype.newbyteorder())
+
+
+# The same numbers as they may lie in memory.
+WAYS = {
+    "transposed": lambda X: np.ascontiguousarray(X.T).T,
+    "every other": lambda X: np.repeat(X, 2, axis=0)[::2],
+    "negative strides": lambda X: np.ascontiguousarray(X[::-1])[::-1],
+    "other byte order": other_byte_order,
+    "other byte order, transposed": lambda X: np.ascontiguousarray(other_byte_order(X).T).T,
+    "read-only": lambda X: np.frombuffer(X.tobytes(), X.dtype).reshape(X.shape),
+}
+
+
+def draw(attention, rng):
+    """Weights for a layer, with each kind of number that is finite."""
+    drawn = {}
+    for name, array in attention.weights.items():
+        info = ml_dtypes.finfo(array.dtype) if array.dtype.name == "bfloat16" else np.finfo(array.dtype)
+        drawn[name] = rng.normal(size=array.shape).astype(array.dtype)
+        special = [-0.0, 0.0, info.max, info.min, info.tiny, -info.tiny, info.smallest_subnormal, 3 * info.tiny / 4]
+        drawn[name].flat[: len(special)] = special[: drawn[name].size]
+    return drawn
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_come_back_bit_for_bit(backend, rng, tmp_path, way):
+    for dtype in dispatch.load(backend).DTYPES:
+        attention = make(backend, dtype=dtype, bias=True, pooling="additive")
+        expected = draw(attention, rng)
+        attention.weights = {name: WAYS[way](array) for name, array in expected.items()}
+        attention.save(tmp_path / "layer.safetensors")
+        for reader in (backend, "numpy"):
+            assert same(mha.load(tmp_path / "layer.safetensors", reader).weights, expected), dtype
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_arrays_are_saved_however_they_lie(rng, tmp_path, dtype, way):
+    attention = make("numpy", dtype=dtype)
+    expected = draw(attention, rng)
+    weights.save(tmp_path / "file", attention.config, {name: WAYS[way](array) for name, array in expected.items()})
+    config, arrays = weights.load(tmp_path / "file")
+    assert config == attention.config
+    assert list(arrays) == list(expected)
+    assert same(arrays, expected)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_not_saved(backend, tmp_path, number):
+    path = tmp_path / "layer.safetensors"
+    make(backend, seed=1).save(path)
+    before = path.read_bytes()
+    for dtype in dispatch.load(backend).DTYPES:
+        attention = make(backend, dtype=dtype)
+        wrong = attention.weights
+        wrong["W_k.kernel"][5, 7] = number
+        attention.weights = wrong
+        with pytest.raises(ValueError, match=r"^W_k\.kernel holds NaN or infinity"):
+            attention.save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step):
+    path = tmp_path / "layer.safetensors"
+    make("numpy", seed=1).save(path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="No space left on device"):
+        make("numpy", seed=2).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_file_is_readable_by_others_and_stays_behind_its_link(tmp_path):
+    (tmp_path / "link").symlink_to("layer.safetensors")
+    make("numpy").save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert (tmp_path / "layer.safetensors").stat().st_mode == plain.stat().st_mode
+
+
+def test_a_file_may_have_the_longest_name(tmp_path):
+    attention, path = make("numpy"), tmp_path / ("x" * 255)
+    attention.save(path)
+    assert same(mha.load(path, "numpy").weights, attention.weights)
+
+
+# Each of these is the beginning of a program of its own, which kills processes that it forks.
+KILLING = """
+import itertools, os, random, resource, signal, sys, time
+import ml_dtypes
+import numpy as np
+import mha
+from mha import files
+
+folder = sys.argv[1]
+path = os.path.join(folder, "layer.safetensors")
+layers = {"old": mha.MultiHeadAttention(66, 2, backend="numpy"), "new": mha.MultiHeadAttention(254, 2, backend="numpy")}
+
+def content(layer):
+    return layer.config, {name: array.tobytes() for name, array in layer.weights.items()}
+
+def held():
+    "Which layer the file holds, if it holds one."
+    loaded = content(mha.load(path, "numpy"))
+    return next((name for name, layer in layers.items() if content(layer) == loaded), None)
+
+def fork(work, delay=None):
+    "Run something in a process of its own, killed after a delay in seconds; returns the signal that ended it."
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    return -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+layers["old"].save(path)
+"""
+
+AT_EVERY_LINE = """
+def save_until(line):
+    "Save, and be killed before so many lines of `files.write` have run."
+    def trace(frame, event, _):
+        if frame.f_code is not files.write.__code__:
+            return None
+        seen.append(frame.f_lineno)
+        if len(seen) > line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    seen = []
+    sys.settrace(trace)
+    layers["new"].save(path)
+
+for line in itertools.count():
+    layers["old"].save(path)
+    ended = fork(lambda: save_until(line))
+    print(ended, held())
+    if ended == 0:
+        break
+"""
+
+
+def test_a_save_killed_before_any_line_leaves_the_old_or_the_new(tmp_path, python):
+    *kills, end = python(KILLING + AT_EVERY_LINE, str(tmp_path)).splitlines()
+    assert end == "0 new"
+    before = kills.count("9 old")
+    assert kills == ["9 old"] * before + ["9 new"] * (len(kills) - before)
+    assert before > 3
+
+
+HALF_WRITTEN = """
+def save_up_to(size):
+    "Save, and be killed by the system once a file has so many bytes."
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    layers["new"].save(path)
+
+for size in (0, 1, 8, 4096, 500_000):
+    print(signal.Signals(fork(lambda: save_up_to(size))).name, held())
+
+for left in set(os.listdir(folder)) - {"layer.safetensors"}:
+    os.remove(os.path.join(folder, left))
+# Python itself ignores the signal, and a write beyond the limit fails as on a full disk.
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    layers["new"].save(path)
+except OSError as error:
+    print(error.strerror, held(), os.listdir(folder))
+"""
+
+
+def test_a_save_killed_while_it_writes_leaves_the_old(tmp_path, python):
+    *kills, failed = python(KILLING + HALF_WRITTEN, str(tmp_path)).splitlines()
+    assert kills == ["SIGXFSZ old"] * 5
+    assert failed == "File too large old ['layer.safetensors']"
+
+
+AT_ANY_MOMENT = """
+def save_both():
+    for name in itertools.cycle(layers):
+        layers[name].save(path)
+
+delays = random.Random(20170612)
+for _ in range(20):
+    print(fork(save_both, delays.uniform(0, 0.1)), held())
+"""
+
+
+def test_a_save_killed_at_any_moment_leaves_the_old_or_the_new(tmp_path, python):
+    kills = python(KILLING + AT_ANY_MOMENT, str(tmp_path)).splitlines()
+    assert len(kills) == 20
+    assert set(kills) <= {"9 old", "9 new"}  # how many of each, the disk decides
+
+
+# Loading
+
+
+def rewrite(path, change):
+    """Change tensors and metadata of a file that `save` wrote."""
+    with safetensors.safe_open(path, "numpy") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    change(tensors, metadata)
+    safetensors.numpy.save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t, m: m.clear(), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(layout="2"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(format="pt"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.pop("config"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(config='{"num_heads": 2}'), "holds no valid configuration"),
+        (lambda t, m: m.update(config="{"), "holds no valid configuration"),
+        (lambda t, m: m.update(config="[11, 3]"), "expected a JSON object, not [11, 3]"),
+        (lambda t, m: m.update(config=m["config"].replace('"num_heads": 3', '"num_heads": 0')), "num_heads is 0"),
+        (lambda t, m: m.update(config=m["config"].replace("{", '{"num_heads": 3,')), "name 'num_heads' comes 2 times"),
+        (lambda t, m: t.pop("W_o.kernel"), "weights lacks W_o.kernel"),
+        (lambda t, m: t.update(W_o=t.pop("W_o.kernel")), "weights lacks W_o.kernel"),
+        (lambda t, m: t.update({"W_o.scale": np.ones(3, "float32")}), "weights has W_o.scale"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"][1:]}), "weights['W_o.kernel'] has shape (17, 11)"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("float64")}), "has dtype float64"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel is described as"),
+        (lambda t, m: t["W_o.kernel"].fill(np.nan), "holds NaN or infinity in W_o.kernel"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(tmp_path, change, text):
+    path = tmp_path / "layer.safetensors"
+    make("numpy").save(path)
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=re.escape(text)) as raised:
+        mha.load(path)
+    assert str(path) in str(raised.value)
+
+
+def test_the_file_that_malformed_ones_begin_as_is_fine(tmp_path):
+    for data in (malformed.VALID, malformed.join(malformed.HEADER, malformed.NUMBERS), malformed.metadata(author="x")):
+        (tmp_path / "layer.safetensors").write_bytes(data)
+        assert mha.load(tmp_path / "layer.safetensors", "numpy").config.num_heads == 3
+    assert len(malformed.CORPUS) > 40
+    assert set(malformed.SPARSE) <= set(malformed.CORPUS)
+
+
+@pytest.fixture
+def bounded():
+    """One gigabyte more than there is now: what takes it ends in a MemoryError, and the machine is not filled."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("name", malformed.CORPUS)
+def test_malformed_files_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    attention = make("numpy", bias=True)
+    before = attention.weights
+    path = malformed.write(name, tmp_path)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} ") as raised:
+        attention = mha.load(path, "numpy")
+    assert type(raised.value) is ValueError
+    assert str(raised.value).isprintable()
+    assert same(attention.weights, before)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("length of a gigabyte", "claims a header of 1073741824 bytes, expected at most 1048576"),
+        ("header in UTF-16", "is not a safetensors file: its header is wrong: 'utf-8' codec can't decode"),
+        ("weight twice", "the name 'W_o.kernel' comes 2 times"),
+        ("format twice", "the name 'format' comes 2 times"),
+        (
+            "shape negative",
+            "W_o.kernel is described as {'data_offsets': [308, 548], 'dtype': 'F32', 'shape': [-12",
+        ),
+        ("num_hiddens beyond 64 bits", "W_o.kernel would have shape (12, 1000000000000000000000000000000), too many"),
+        ("gigabytes behind the numbers", "has 8000000000 bytes, expected 2220 as its header says"),
+        ("offsets overlap", "is not a safetensors file: Error while deserializing"),
+    ],
+)
+def test_a_refusal_says_why(tmp_path, name, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        mha.load(malformed.write(name, tmp_path))
+
+
+def test_a_layer_too_large_for_any_memory_is_refused(backend):
+    with pytest.raises(ValueError, match=re.escape(f"W_q.kernel would have shape ({2**40}, {2**40}), too many")):
+        mha.MultiHeadAttention(2**40, 2, backend=backend)
+
+
+MEMORY = """
+import pathlib, resource, sys
+import mha
+
+resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))  # what takes more fails, and does not fill the machine
+
+def peak():
+    "The most memory that this process has had so far, in KiB; `ru_maxrss` counts that of its parent too."
+    [line] = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+    return int(line.split()[1])
+
+valid, folder = map(pathlib.Path, sys.argv[1:])
+mha.load(valid, "numpy")
+before = peak()
+refused = 0
+for path in sorted(folder.iterdir()):
+    try:
+        mha.load(path, "numpy")
+    except ValueError:
+        refused += 1
+print(refused, peak() - before)
+"""
+
+
+def test_malformed_files_take_no_memory(tmp_path, python):
+    (tmp_path / "valid").write_bytes(malformed.VALID)
+    (tmp_path / "malformed").mkdir()
+    for name in malformed.CORPUS:
+        malformed.write(name, tmp_path / "malformed")
+    refused, grown = map(int, python(MEMORY, str(tmp_path / "valid"), str(tmp_path / "malformed")).split())
+    assert refused == len(malformed.CORPUS)
+    assert grown < 64 * 1024  # of the 8 GB that some of them claim
+
+
+def test_an_absent_file_is_pythons_own_error(tmp_path):
+    for path in (tmp_path / "absent.safetensors", tmp_path / "absent" / "layer.safetensors"):
+        with pytest.raises(FileNotFoundError, match=re.escape(str(path))) as raised:
+            mha.load(path)
+        assert not isinstance(raised.value, ValueError)
+    with pytest.raises(FileNotFoundError):
+        make("numpy").save(tmp_path / "absent" / "layer.safetensors")
+
+
+@pytest.mark.parametrize("path", [3, None, b"layer.safetensors", [], True], ids=repr)
+def test_what_is_no_path_is_refused(path):
+    for call in (mha.load, make("numpy").save):
+        with pytest.raises(TypeError, match=re.escape(f"path is {path!r} ({type(path).__name__}), expected a str or")):
+            call(path)
+
+
+NOT_REGULAR = """
+import os, signal, socket, stat, sys
+import mha
+
+signal.alarm(20)  # what waits for a FIFO's writer, or reads a device, never ends
+os.chdir(sys.argv[1])
+attention = mha.MultiHeadAttention(6, 2, backend="numpy")
+os.mkdir("folder")
+os.mkfifo("fifo")
+os.symlink("loop", "loop")
+os.symlink("fifo", "link")
+socket.socket(socket.AF_UNIX).bind("socket")
+open("file", "w").close()
+paths = ["folder", ".", "", "fifo", "link", "loop", "socket", "file/layer", "x" * 256, "null\\0"]
+for path in [*paths, "/dev/zero", "/dev/null", "/"]:
+    for call in (mha.load, attention.save):
+        try:
+            call(path)
+        except ValueError as error:
+            print(type(error).__name__, isinstance(error, OSError), error)
+print(sorted(os.listdir()), stat.S_ISCHR(os.stat("/dev/null").st_mode))
+"""
+
+
+def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path, python):
+    *errors, left = python(NOT_REGULAR, str(tmp_path)).splitlines()
+    regular, cannot = "expected a regular file", "cannot be looked up, expected the path of a regular file:"
+    with pytest.raises(ValueError, match="null") as raised:
+        os.stat("null\0")
+    null = raised.value  # each Python says it in another way
+    reasons = [
+        f"folder is a directory, {regular}", f". is a directory, {regular}", f". is a directory, {regular}",
+        f"fifo is a FIFO, {regular}", f"link is a FIFO, {regular}",
+        f"loop {cannot} Too many levels of symbolic links", f"socket is a socket, {regular}",
+        f"file/layer {cannot} Not a directory", f"{'x' * 256} {cannot} File name too long",
+        f"null\0 {cannot} {null}",
+        f"/dev/zero is a device, {regular}", f"/dev/null is a device, {regular}", f"/ is a directory, {regular}",
+    ]  # fmt: skip
+    assert errors == [f"FileError True {reason}" for reason in reasons for _ in ("load", "save")]
+    assert left == "['fifo', 'file', 'folder', 'link', 'loop', 'socket'] True"
+
+
+NO_PERMISSION = """
+import os, sys, tempfile
+import mha
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o755)
+    os.chdir(folder)
+    mha.MultiHeadAttention(6, 2, backend="numpy").save("layer")
+    mha.load("layer", "numpy")
+    os.mkdir("closed")
+    for path in ("layer", "closed"):
+        os.chmod(path, 0)
+    if os.geteuid() == 0:  # whom no file is closed to
+        os.seteuid(65534)
+    for path in ("layer", "closed/layer"):
+        try:
+            mha.load(path, "numpy")
+        except ValueError as error:
+            print(type(error).__name__, isinstance(error, OSError), error)
+    if os.getuid() == 0:
+        os.seteuid(0)
+"""
+
+
+def test_a_file_without_permission_is_refused(python):
+    assert python(NO_PERMISSION).splitlines() == [
+        "FileError True layer cannot be opened, expected a file that may be read: Permission denied",
+        "FileError True closed/layer cannot be looked up, expected the path of a regular file: Permission denied",
+    ]
+
+
+def test_a_file_that_vanishes_meanwhile_is_absent(tmp_path, monkeypatch):
+    path = tmp_path / "layer"
+    path.touch()
+
+    def vanished(*_):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    monkeypatch.setattr("builtins.open", vanished)
+    with pytest.raises(FileNotFoundError) as raised:
+        files.open_file(path)
+    assert not isinstance(raised.value, files.FileError)

@@ -1,0 +1,493 @@
+"""How others name and store weights: every scheme both ways, layers found among many arrays, and all that is refused.
+
+Letters: H heads, d and dv widths of a query or key head and of a value head, D width of the output.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+
+import mha
+from mha import dispatch, schemes
+from mha.config import Config
+from mha.weights import numpy_dtype, shapes
+
+SCHEMES = sorted(schemes.SCHEMES)
+# Every size is a prime of its own, but for those that a scheme packs into one array.
+WIDTHS = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 7}
+PACKED = {"query_size": 11, "key_size": 11, "value_size": 11, "key_dim": 5, "value_dim": 5}
+NARROW = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 5}  # its biases are packed
+TOLD = ("keras", "flax")  # the schemes whose arrays show the heads
+
+
+def sizes(scheme):
+    packed = [name for name, place in schemes.SCHEMES[scheme].places.items() if place.part]
+    return PACKED if "W_q.kernel" in packed else NARROW if packed else WIDTHS
+
+
+def layer(scheme, bias=True, dtype="float32"):
+    """A configuration that a scheme can hold, and canonical weights, every number another."""
+    config = Config(19, 3, bias=bias, dtype=dtype, **sizes(scheme))
+    weights, count = {}, 0
+    for name, shape in shapes(config).items():
+        weights[name] = np.arange(count, count + np.prod(shape)).reshape(shape).astype(numpy_dtype(dtype))
+        count += np.prod(shape)
+    return config, weights
+
+
+def stored(scheme, prefix="", **options):
+    """The configuration and the arrays of a layer as a scheme stores it."""
+    config, weights = layer(scheme, **options)
+    return config, {prefix + name: X for name, X in schemes.from_canonical(config, weights, scheme).items()}
+
+
+def heads(scheme):
+    return None if scheme in TOLD else 3
+
+
+def same(weights, expected):
+    assert list(weights) == list(expected)
+    for name, X in weights.items():
+        assert X.dtype == expected[name].dtype, name
+        assert np.array_equal(X, expected[name]), name
+
+
+# 1. Both ways
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_there_and_back(scheme, bias, dtype):
+    config, weights = layer(scheme, bias, dtype)
+    arrays = schemes.from_canonical(config, weights, scheme)
+    found, back = schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))
+    assert found == config
+    same(back, weights)
+    assert not any(np.shares_memory(X, array) for X in back.values() for array in arrays.values())
+    assert all(X.flags.c_contiguous for X in back.values())
+
+
+# Where the scheme puts canonical numbers, said once more and without the table: array, its index, weight, its index.
+# Widths of heads: 5, but 7 of values where they differ.
+SPOTS = {
+    "mha": [("W_q.kernel", (10, 14), "W_q.kernel", (10, 14)), ("W_o.bias", (18,), "W_o.bias", (18,))],
+    "d2l": [("W_v.weight", (20, 3), "W_v.kernel", (3, 20)), ("W_k.bias", (14,), "W_k.bias", (14,))],
+    "torch": [
+        ("in_proj_weight", (14, 2), "W_q.kernel", (2, 14)),
+        ("in_proj_weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("in_proj_weight", (44, 2), "W_v.kernel", (2, 14)),
+        ("in_proj_bias", (16,), "W_k.bias", (1,)),
+        ("in_proj_bias", (30,), "W_v.bias", (0,)),
+        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "torch-separate": [
+        ("k_proj_weight", (14, 12), "W_k.kernel", (12, 14)),
+        ("v_proj_weight", (1, 16), "W_v.kernel", (16, 1)),
+        ("in_proj_bias", (29,), "W_k.bias", (14,)),
+        ("out_proj.bias", (18,), "W_o.bias", (18,)),
+    ],
+    "keras": [
+        ("query.kernel", (10, 2, 1), "W_q.kernel", (10, 11)),
+        ("value.kernel", (3, 1, 6), "W_v.kernel", (3, 13)),
+        ("value.bias", (2, 0), "W_v.bias", (14,)),
+        ("attention_output.kernel", (2, 1, 18), "W_o.kernel", (15, 18)),
+        ("attention_output.bias", (18,), "W_o.bias", (18,)),
+    ],
+    "flax": [
+        ("key.kernel", (12, 1, 4), "W_k.kernel", (12, 9)),
+        ("key.bias", (1, 4), "W_k.bias", (9,)),
+        ("out.kernel", (1, 6, 0), "W_o.kernel", (13, 0)),
+    ],
+    "bert": [
+        ("self.query.weight", (14, 10), "W_q.kernel", (10, 14)),
+        ("self.key.weight", (3, 12), "W_k.kernel", (12, 3)),
+        ("self.value.bias", (20,), "W_v.bias", (20,)),
+        ("output.dense.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
+    "distilbert": [("k_lin.weight", (3, 12), "W_k.kernel", (12, 3)), ("out_lin.bias", (18,), "W_o.bias", (18,))],
+    "vit": [
+        ("attention.value.weight", (20, 3), "W_v.kernel", (3, 20)),
+        ("output.dense.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
+    "timm": [
+        ("qkv.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("qkv.bias", (30,), "W_v.bias", (0,)),
+        ("proj.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "gpt2": [
+        ("c_attn.weight", (2, 14), "W_q.kernel", (2, 14)),
+        ("c_attn.weight", (2, 15), "W_k.kernel", (2, 0)),
+        ("c_attn.weight", (2, 44), "W_v.kernel", (2, 14)),
+        ("c_attn.bias", (30,), "W_v.bias", (0,)),
+        ("c_proj.weight", (4, 18), "W_o.kernel", (4, 18)),
+    ],
+    "llama": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("o_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_number_has_its_place(scheme):
+    _, arrays = stored(scheme)
+    _, weights = layer(scheme)
+    for array, here, weight, there in SPOTS[scheme]:
+        assert arrays[array][here] == weights[weight][there], (array, weight)
+
+
+# Which way round each scheme has the output's kernel, which no shape shows where it is square.
+TURNED = {
+    "mha": ("W_o.kernel", False), "d2l": ("W_o.weight", True), "torch": ("out_proj.weight", True),
+    "torch-separate": ("out_proj.weight", True), "keras": ("attention_output.kernel", False),
+    "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
+    "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
+    "llama": ("o_proj.weight", True), "opt": ("out_proj.weight", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_square_kernels_are_turned_as_the_scheme_says(scheme):
+    config = Config(15, 3)
+    weights = {name: np.arange(225.0, dtype="float32").reshape(15, 15) + n for n, name in enumerate(shapes(config))}
+    arrays = schemes.from_canonical(config, weights, scheme)
+    name, turned = TURNED[scheme]
+    output = arrays[name].reshape(15, 15)
+    assert np.array_equal(output.T if turned else output, weights["W_o.kernel"])
+    same(schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))[1], weights)
+
+
+@pytest.mark.parametrize("scheme", ["bert", "gpt2", "keras"])
+def test_transposed_and_foreign_memory(scheme):
+    config, arrays = stored(scheme)
+    odd = {name: np.asfortranarray(X).astype(X.dtype.newbyteorder()) for name, X in arrays.items()}
+    found, weights = schemes.to_canonical(odd, scheme, num_heads=heads(scheme))
+    assert found == config
+    same(weights, layer(scheme)[1])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "without"),
+    [("llama", ["o_proj"]), ("vit", ["attention.query", "attention.key", "attention.value"]), ("timm", ["qkv"])],
+)
+def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
+    _, arrays = stored(scheme)
+    for name in without:
+        del arrays[f"{name}.bias"]
+    config, weights = schemes.to_canonical(arrays, scheme, num_heads=3)
+    assert config.bias
+    _, expected = layer(scheme)
+    lacking = ["W_o"] if scheme == "llama" else ["W_q", "W_k", "W_v"]
+    same(weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking})
+
+
+# 2. Layers among many arrays
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder.layers.0.attn."])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_is_recognised_and_no_other(scheme, prefix):
+    _, arrays = stored(scheme, prefix)
+    arrays = {"zeros": np.zeros(3)} | arrays if prefix else arrays
+    assert schemes.recognise(arrays) == [(scheme, prefix)]
+    assert schemes.choose(arrays) == (scheme, prefix)
+    assert schemes.choose(arrays, scheme, prefix) == (scheme, prefix)
+    assert schemes.choose(arrays, prefix=prefix.removesuffix(".")) == (scheme, prefix)
+
+
+def test_names_that_only_end_alike_are_no_layer():
+    _, arrays = stored("llama")
+    assert schemes.recognise({f"my_{name}": X for name, X in arrays.items()}) == []
+    assert schemes.recognise(["q_proj.weight", "k_proj.weight", "other.v_proj.weight", "o_proj.weight"]) == []
+
+
+def model():
+    """The names of a model: two layers of self-attention, one of attention across, and other arrays."""
+    names = ["embed.weight"]
+    for number in (1, 10):
+        names += stored("opt", f"decoder.layers.{number}.self_attn.")[1]
+        names += stored("opt", f"decoder.layers.{number}.encoder_attn.")[1]
+        names += [f"decoder.layers.{number}.norm.weight"]
+    return names
+
+
+def test_layers_come_in_the_order_of_the_names():
+    layers = [f"decoder.layers.{number}.{name}." for number in (1, 10) for name in ("self_attn", "encoder_attn")]
+    assert schemes.recognise(model()) == [("opt", prefix) for prefix in layers]
+    for prefix in layers:
+        assert schemes.choose(model(), prefix=prefix) == ("opt", prefix)
+        assert len(schemes.wanted(model(), "opt", prefix)) == 8
+
+
+def test_several_layers_are_listed():
+    with pytest.raises(ValueError, match="4 attention layers are there, expected one; choose") as error:
+        schemes.choose(model())
+    for number in (1, 10):
+        assert f"scheme='opt', prefix='decoder.layers.{number}.self_attn.'" in str(error.value)
+
+
+def test_a_prefix_that_is_too_short_lists_what_begins_with_it():
+    with pytest.raises(ValueError, match=r"no attention layer .* prefix='decoder\.layers\.10'; choose") as error:
+        schemes.choose(model(), prefix="decoder.layers.10")
+    assert "prefix='decoder.layers.10.encoder_attn.'" in str(error.value)
+    assert "layers.1." not in str(error.value)
+
+
+def test_a_long_list_is_cut():
+    names = [name for number in range(12) for name in stored("bert", f"layer.{number}.")[1]]
+    with pytest.raises(ValueError, match=r"12 attention layers .* prefix='layer.7.'; and 4 more$"):
+        schemes.choose(names)
+    with pytest.raises(ValueError, match=r"the arrays are a.0, .*, a.7 and 2 more$"):
+        schemes.choose([f"a.{number}" for number in range(10)])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "prefix", "error", "message"),
+    [
+        ("gpt2", None, ValueError, "no attention layer is there with scheme='gpt2', prefix=None; choose scheme='bert'"),
+        ("auto", "b", ValueError, "no attention layer is there with scheme='auto', prefix='b'; choose scheme='bert'"),
+        ("BERT", None, ValueError, "scheme is 'BERT', expected one of auto, mha, d2l, torch"),
+        (None, None, TypeError, "scheme is None"),
+        ("auto", 3, TypeError, "prefix is a int, expected a str or None"),
+    ],
+)
+def test_what_is_not_there(scheme, prefix, error, message):
+    with pytest.raises(error, match=message):
+        schemes.choose(stored("bert", "a.")[1], scheme, prefix)
+
+
+def test_no_arrays_at_all():
+    with pytest.raises(ValueError, match="no attention layer of a known scheme is there; the arrays are none"):
+        schemes.choose([])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        (
+            "bert",
+            ["output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma", "output.LayerNorm.beta"],
+        ),
+        ("gpt2", ["bias", "masked_bias"]),
+        ("llama", ["rotary_emb.inv_freq"]),
+        ("flax", ["rngs.dropout.key"]),
+    ],
+)
+def test_what_may_lie_beside_is_passed_over(scheme, names):
+    config, arrays = stored(scheme, "a.")
+    beside = dict.fromkeys((f"a.{name}" for name in names), np.array([np.nan]))
+    assert schemes.to_canonical(arrays | beside, scheme, "a.", heads(scheme))[0] == config
+
+
+# 3. What is refused
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("torch", "bias_k"),  # add_bias_kv
+        ("torch", "parametrizations.in_proj_weight.original"),
+        ("keras", "gate.kernel"),  # use_gate
+        ("flax", "query_ln.scale"),  # normalize_qk
+        ("bert", "self.distance_embedding.weight"),  # positions in the scores
+        ("timm", "q_norm.weight"),
+        ("timm", "relative_position_bias_table"),
+        ("llama", "k_norm.weight"),
+        ("gpt2", "q_attn.weight"),
+    ],
+)
+def test_an_array_without_a_counterpart_is_named(scheme, name):
+    _, arrays = stored(scheme, "a.")
+    arrays[f"a.{name}"] = np.zeros(3)
+    with pytest.raises(ValueError, match=f"has a.{name}, for which scheme '{scheme}' has no place"):
+        schemes.to_canonical(arrays, scheme, "a.", heads(scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_missing_array_is_named(scheme):
+    _, arrays = stored(scheme, "a.")
+    for name in arrays:
+        if name.removesuffix(".bias") + ".bias" == name and scheme in ("vit", "timm", "llama"):
+            continue  # next test
+        rest = {other: X for other, X in arrays.items() if other != name}
+        with pytest.raises(ValueError, match=f"the layer.* lacks {name}"):
+            schemes.to_canonical(rest, scheme, "a.", heads(scheme))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "lacking"),
+    [
+        ("vit", "attention.key", "a.attention.key.bias"),
+        ("timm", "proj", "a.proj.bias"),
+        ("llama", "q_proj", "a.q_proj.bias"),
+        ("vit", "output.dense", "a.output.dense.bias"),
+    ],
+)
+def test_some_biases_alone_are_refused(scheme, name, lacking):
+    _, arrays = stored(scheme, "a.")
+    del arrays[f"a.{name}.bias"]
+    with pytest.raises(ValueError, match=f"the layer lacks {lacking}, though other projections of it have biases"):
+        schemes.to_canonical(arrays, scheme, "a.", 3)
+
+
+def kernel(shape):
+    return np.ones(shape, np.float32)
+
+
+REFUSED = {
+    "transposed, with biases": ("bert", {"self.query.weight": kernel((11, 15))}, 3, ValueError,
+        "self.query.bias has 15 numbers for W_q, expected 11, the outputs of self.query.weight; is that transposed?"),
+    "transposed in heads": ("keras", {"query.kernel": kernel((3, 5, 11))}, 3, ValueError,
+        "query.kernel has 5 heads, expected 3 as num_heads"),
+    "width before heads": ("flax", {"value.bias": kernel((7, 3))}, None, ValueError,
+        "value.bias has 7 heads, expected 3 as value.kernel"),
+    "packed, not of three": ("torch", {"in_proj_weight": kernel((44, 11))}, 3, ValueError,
+        r"in_proj_weight has shape \(44, 11\), expected 3 projections of equal width packed along axis 0"),
+    "packed the other way round": ("gpt2", {"c_attn.weight": kernel((45, 11))}, 3, ValueError,
+        r"c_attn.weight has shape \(45, 11\), expected 3 projections of equal width packed along axis 1"),
+    "packed bias": ("timm", {"qkv.bias": kernel((44,))}, 3, ValueError,
+        r"qkv.bias has shape \(44,\), expected 3 projections"),
+    "short packed bias": ("timm", {"qkv.bias": kernel((42,))}, 3, ValueError, "qkv.bias has 14 numbers for W_q, "),
+    "heads that do not divide": ("bert", {}, 4, ValueError,
+        "self.query.weight has 15 outputs, expected a multiple of num_heads = 4"),
+    "heads that do not divide values": ("bert", {}, 5, ValueError,
+        "self.value.weight has 21 outputs, expected a multiple of num_heads = 5"),
+    "no heads": ("bert", {}, None, TypeError, "num_heads is None, expected an int"),
+    "heads that are no number": ("bert", {}, 3.0, TypeError, "num_heads is 3.0"),
+    "heads that are none": ("bert", {}, 0, ValueError, "num_heads is 0, expected at least 1"),
+    "other heads than told": ("flax", {}, 5, ValueError, "query.kernel has 3 heads, expected 5 as num_heads"),
+    "grouped queries": ("llama", {"k_proj.weight": kernel((5, 13)), "k_proj.bias": kernel((5,))}, 3, ValueError,
+        "k_proj.weight has 5 outputs, expected 15 as q_proj.weight: 1 heads of keys for 3 heads of queries are not"),
+    "grouped queries in heads": ("flax", {"key.kernel": kernel((13, 1, 5))}, None, ValueError,
+        "key.kernel has 1 heads, expected 3 as query.bias: groups of queries"),
+    "narrow keys": ("llama", {"k_proj.weight": kernel((12, 13)), "k_proj.bias": kernel((12,))}, 3, ValueError,
+        "k_proj.weight has 12 outputs, expected 15 as q_proj.weight$"),
+    "output of other heads": ("d2l", {"W_o.weight": kernel((19, 15))}, 3, ValueError,
+        "W_o.weight has 15 inputs, expected 21, the outputs of W_v.weight"),
+    "too few axes": ("keras", {"key.kernel": kernel((13, 15))}, 3, ValueError,
+        r"key.kernel has shape \(13, 15\), expected 3 axes, iHd"),
+    "too many axes": ("opt", {"v_proj.bias": kernel((21, 1))}, 3, ValueError,
+        r"v_proj.bias has shape \(21, 1\), expected 1 axes, o"),
+    "a number": ("opt", {"v_proj.bias": kernel(())}, 3, ValueError, r"v_proj.bias has shape \(\), expected 1 axes"),
+    "empty": ("opt", {"q_proj.weight": kernel((15, 0))}, 3, ValueError, "query_size is 0, expected at least 1"),
+    "NaN": ("distilbert", {"k_lin.bias": np.full(15, np.nan, np.float32)}, 3, ValueError,
+        "k_lin.bias holds NaN or infinity, expected finite weights"),
+    "infinity": ("gpt2", {"c_proj.weight": np.full((15, 19), -np.inf, np.float32)}, 3, ValueError, "c_proj.weight h"),
+    "mixed dtypes": ("mha", {"W_o.bias": np.ones(19)}, 3, TypeError, "W_o.bias has dtype float64, expected one"),
+    "integers": ("mha", {"W_q.kernel": np.ones((11, 15), int)}, 3, TypeError, "W_q.kernel has dtype int64"),
+    "complex": ("vit", {"output.dense.bias": np.ones(19, complex)}, 3, TypeError, "output.dense.bias has dtype"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_arrays_that_do_not_go_together(case):
+    scheme, changed, num_heads, error, message = REFUSED[case]
+    _, arrays = stored(scheme)
+    assert changed.keys() <= arrays.keys()
+    kept = {name: X.copy() for name, X in arrays.items()}
+    with pytest.raises(error, match=message):
+        schemes.to_canonical(arrays | changed, scheme, num_heads=num_heads)
+    with pytest.raises(error, match=message):
+        mha.from_native(arrays | changed, num_heads=num_heads)
+    same(arrays, kept)
+
+
+def test_a_scheme_packs_equal_sizes_alone():
+    config, weights = layer("bert")
+    with pytest.raises(ValueError, match=r"scheme 'torch' packs arrays of one shape as in_proj_weight, not \(15, 11\)"):
+        schemes.from_canonical(config, weights, "torch")
+
+
+def test_a_scheme_has_no_place_for_additive_pooling():
+    config = Config(6, 2, pooling="additive")
+    weights = {name: kernel(shape) for name, shape in shapes(config).items()}
+    with pytest.raises(ValueError, match=r"has no place for attention.W_q.kernel, .* of pooling='additive'"):
+        schemes.from_canonical(config, weights, "keras")
+
+
+# 4. Named arrays through the public name
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_named_arrays_become_a_layer(scheme):
+    config, arrays = stored(scheme, "model.attn.")
+    others = {"model.norm.weight": np.array(["not", "looked", "at"])}
+    attention = mha.from_native(arrays | others, num_heads=heads(scheme))
+    assert attention.config == config
+    assert attention.backend == "numpy"
+    same(attention.weights, layer(scheme)[1])
+
+
+@pytest.mark.parametrize("separator", [".", "/", None], ids=["dots", "slashes", "tuples"])
+def test_flat_and_nested_names(separator):
+    config, arrays = stored("flax")
+    nested = {}
+    for name, X in arrays.items():
+        part, kind = name.split(".")
+        nested.setdefault(part, {})[kind] = X
+    joined = {
+        (part, kind) if separator is None else f"{part}{separator}{kind}": X
+        for part, kinds in nested.items()
+        for kind, X in kinds.items()
+    }
+    for source in (nested, joined, {"params": nested}, {"params": joined}, {"params": {"a": {0: nested}}, "other": {}}):
+        attention = mha.from_native(source, scheme="flax")
+        assert attention.config == config
+        same(attention.weights, layer("flax")[1])
+
+
+def test_a_layer_does_not_share_the_arrays_of_its_source():
+    _, arrays = stored("mha")
+    attention = mha.from_native(arrays, num_heads=3)
+    for X in arrays.values():
+        X[...] = 0
+    same(attention.weights, layer("mha")[1])
+
+
+def test_one_layer_of_several(rng):
+    layers = {f"layer.{number}.": stored("bert", f"layer.{number}.")[1] for number in range(2)}
+    arrays = layers["layer.0."] | {name: X + 1 for name, X in layers["layer.1."].items()}
+    attention = mha.from_native(arrays, prefix="layer.1", num_heads=3)
+    same(attention.weights, {name: X + 1 for name, X in layer("bert")[1].items()})
+    with pytest.raises(ValueError, match="2 attention layers are there"):
+        mha.from_native(arrays, num_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [([[1.0]], "list"), (None, "NoneType"), (np.ma.ones((15, 11)), "MaskedArray"), ("x", "str")]
+)
+def test_what_is_no_array_is_refused(value, kind):
+    _, arrays = stored("d2l")
+    with pytest.raises(TypeError, match=f"W_q.weight is a {kind}, expected a dense array"):
+        mha.from_native(arrays | {"W_q.weight": value}, num_heads=3)
+
+
+def test_two_arrays_of_one_name_are_refused():
+    _, arrays = stored("keras")
+    with pytest.raises(ValueError, match=r"two arrays are called query.kernel, expected different names"):
+        mha.from_native(arrays | {"query/kernel": arrays["query.kernel"]})
+
+
+@pytest.mark.parametrize("source", [None, 3, [1], np.ones((2, 2)), "bert", object()])
+def test_what_is_no_layer_is_refused(source):
+    with pytest.raises(
+        TypeError, match=r"source is a .*, expected named arrays, .* or exactly one of torch.nn.Multihead"
+    ):
+        mha.from_native(source)
+
+
+@pytest.mark.parametrize("kind", ["keras", "torch.nn.MultiHeadAttention", ""])
+def test_an_unknown_kind_lists_the_known_ones(kind):
+    with pytest.raises(
+        ValueError, match=r"kind is .*, expected one of torch.nn.MultiheadAttention, keras.layers.Multi"
+    ):
+        mha.MultiHeadAttention(6, 2).to_native(kind)
+    with pytest.raises(TypeError, match="kind is None"):
+        mha.MultiHeadAttention(6, 2).to_native(None)
+
+
+def test_a_missing_framework_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mha.backends.torch", raising=False)
+    monkeypatch.setattr(dispatch, "_missing", lambda name: ["torch"])
+    with pytest.raises(ModuleNotFoundError, match=r"backend 'torch' needs torch: pip install 'mha\[torch\]'"):
+        mha.MultiHeadAttention(6, 2, backend="numpy").to_native("torch.nn.MultiheadAttention")

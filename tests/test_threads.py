@@ -1,0 +1,385 @@
+"""Threads that call at once get the bits of a serial run, on every backend; and each keeps its own weights."""
+
+import concurrent.futures
+import functools
+import importlib
+import itertools
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mha
+from mha import dispatch
+from mha.weights import numpy_dtype
+
+# B, Q, K, H, d, dv, the input widths and D all differ, so that a swapped axis fails.
+B, Q, K, H = 2, 5, 7, 3
+SIZES = {
+    "num_hiddens": 11,
+    "num_heads": H,
+    "query_size": 13,
+    "key_size": 17,
+    "value_size": 19,
+    "key_dim": 4,
+    "value_dim": 6,
+}
+LENGTHS = np.array([3, 2], "int32")
+MASK = np.random.default_rng(1).random((B, H, Q, K)) < 0.6
+THREADS, ROUNDS = 8, 7
+OURS = str(Path(mha.__file__).parent)
+LAYERS = ("one", "each its own")
+OPTIONS = {"plain": {}, "other": {"bias": True, "pooling": "additive", "dtype": "float64"}}
+
+
+def make(backend, **options):
+    return mha.MultiHeadAttention(**SIZES, backend=backend, **options)
+
+
+def draw(rng, dtype="float32"):
+    shapes = (B, Q, 13), (B, K, 17), (B, K, 19)
+    return [rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes]
+
+
+def bits(result):
+    """Whatever a call returns, to be compared bit for bit."""
+    if isinstance(result, dict):
+        return {name: bits(array) for name, array in result.items()}
+    if isinstance(result, tuple):
+        return tuple(map(bits, result))
+    result = mha.to_numpy(result)
+    return result.dtype.name, result.shape, result.tobytes()
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """The threads of all tests: MXNet itself never gives back the 5 MiB that a thread which has called it takes."""
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        yield pool
+
+
+@pytest.fixture
+def serial(pool):
+    """A function that calls functions one after another, in one of the same threads.
+
+    Not in the main one: once MXNet is imported, that has one OpenMP thread for PyTorch and the others have more, on
+    which PyTorch's last bits depend.
+    """
+    return lambda works: [pool.submit(work).result() for work in works]
+
+
+def let_others_go_on(frame, event, argument):
+    """A trace function: another thread may go on before every line of ours, where a race would be."""
+    if not frame.f_code.co_filename.startswith(OURS):
+        return None
+    time.sleep(0)
+    return let_others_go_on
+
+
+@pytest.fixture
+def at_once(pool):
+    """A function that calls functions in threads of their own, again and again, each time all at once.
+
+    It takes one function for each thread and `times`, and returns, for each thread, what its function returned.
+    """
+
+    def run(works, times=ROUNDS):
+        barrier = threading.Barrier(len(works), timeout=60)
+
+        def repeat(work):
+            results = []
+            try:
+                for turn in range(times):
+                    sys.settrace(None if turn % 25 else let_others_go_on)  # each time would take minutes
+                    barrier.wait()
+                    results.append(work())
+            except BaseException:
+                barrier.abort()  # the others need not wait
+                raise
+            finally:
+                sys.settrace(None)
+            return results
+
+        futures = [pool.submit(repeat, work) for work in works]
+        errors = [error for future in futures if (error := future.exception())]
+        if errors:  # one is the cause; the others only waited in vain
+            raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        return [future.result() for future in futures]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(interval)
+
+
+# Calls of the framework's own layer, as code that has never heard of `mha` makes them.
+
+
+def native_call(attention, *arguments):
+    return attention.layer(*arguments)
+
+
+def native_call_in_mxnet(attention, *arguments):
+    from mxnet import npx
+
+    npx.set_np()  # holds in this thread alone
+    return attention.layer(*arguments)
+
+
+def native_call_in_jax(attention, *arguments):
+    import jax
+
+    module, variables = attention.layer.unbind()
+    with jax.enable_x64(attention.config.dtype == "float64"):
+        return module.apply(variables, *arguments)
+
+
+NATIVE_CALLS = {
+    "numpy": native_call,
+    "torch": native_call,
+    "tensorflow": native_call,
+    "jax": native_call_in_jax,
+    "mxnet": native_call_in_mxnet,
+}
+
+
+def native(attention, *arrays):
+    with dispatch.load(attention.backend).context(attention.config.dtype):
+        arrays = [mha.tensor(array, backend=attention.backend) for array in arrays]
+    return NATIVE_CALLS[attention.backend](attention, *arrays)
+
+
+CALLS = {
+    "forward": lambda attention, *arrays: attention(*arrays),
+    "lengths": lambda attention, *arrays: attention(*arrays, LENGTHS),
+    "weights too": lambda attention, *arrays: attention(*arrays, LENGTHS, return_weights=True),
+    "mask": lambda attention, *arrays: attention(*arrays, mask=MASK, return_weights=True),
+    "causal": lambda attention, *arrays: attention(*arrays, causal=True, return_weights=True),
+    "gradients": lambda attention, *arrays: attention.gradients(*arrays, LENGTHS),
+    "trace": lambda attention, *arrays: attention.trace(*arrays, LENGTHS),
+    "weights": lambda attention, *arrays: attention.weights,
+    "native": lambda attention, *arrays: native(attention, *arrays, LENGTHS),
+    "another": lambda attention, *arrays: make(attention.backend, seed=5).weights,
+}
+
+
+def test_the_calls_are_a_thousand():
+    assert len(LAYERS) * THREADS * ROUNDS * len(CALLS) >= 1000
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, layers):
+    names = ["plain"] * THREADS if layers == "one" else list(OPTIONS) * (THREADS // len(OPTIONS))
+    attentions = [make(backend, seed=seed, **OPTIONS[name]) for seed, name in enumerate(names)]
+    attentions = attentions[:1] * THREADS if layers == "one" else attentions
+    inputs = [draw(rng, attention.config.dtype) for attention in attentions]
+
+    def work(thread):
+        """All kinds of calls, in an order of this thread's own, which changes every time."""
+        order = random.Random(thread)
+
+        def call():
+            names = order.sample(list(CALLS), len(CALLS))
+            return {name: bits(CALLS[name](attentions[thread], *inputs[thread])) for name in names}
+
+        return call
+
+    works = [work(thread) for thread in range(THREADS)]
+    one_by_one = serial(works)
+    assert len({str(results["forward"]) for results in one_by_one}) == THREADS  # or a mix-up would not be seen
+    for all_results, expected in zip(at_once(works), one_by_one, strict=True):
+        for results in all_results:
+            assert [name for name, result in results.items() if result != expected[name]] == []
+
+
+# Compiled, once before the threads start: frameworks compile one at a time anyway.
+
+
+def compiled_by_torch(attention):
+    import torch
+
+    return torch.compile(attention.layer, backend="eager")
+
+
+def compiled_by_tensorflow(attention):
+    import tensorflow as tf
+
+    return tf.function(attention.layer)
+
+
+def compiled_by_jax(attention):
+    import jax
+
+    module, variables = attention.layer.unbind()
+    return functools.partial(jax.jit(module.apply), variables)
+
+
+def hybridized_by_mxnet(attention):
+    attention.layer.hybridize()
+    return lambda *arguments: native_call_in_mxnet(attention, *arguments)
+
+
+COMPILED = {
+    "numpy": lambda attention: attention.layer,
+    "torch": compiled_by_torch,
+    "tensorflow": compiled_by_tensorflow,
+    "jax": compiled_by_jax,
+    "mxnet": hybridized_by_mxnet,
+}
+
+
+def test_threads_share_a_compiled_layer(backend, rng, at_once, serial):
+    compiled = COMPILED[backend](make(backend))
+    inputs = [[mha.tensor(X, backend=backend) for X in (*draw(rng), LENGTHS)] for _ in range(THREADS)]
+    works = [lambda X=X: bits(compiled(*X)) for X in inputs]
+    one_by_one = serial(works)
+    assert at_once(works) == [[expected] * ROUNDS for expected in one_by_one]
+
+
+# Frozen weights, thawed for the gradients alone.
+
+
+def freeze_in_mxnet(layer):
+    for parameter in layer.collect_params().values():
+        parameter.grad_req = "null"
+
+
+FREEZE = {
+    "numpy": lambda layer: None,  # nothing to freeze
+    "torch": lambda layer: layer.requires_grad_(False),
+    "tensorflow": lambda layer: setattr(layer, "trainable", False),
+    "jax": lambda layer: None,  # nothing to freeze
+    "mxnet": freeze_in_mxnet,
+}
+
+
+def test_threads_share_the_gradients_of_a_frozen_layer(backend, rng, at_once, serial):
+    attention, inputs = make(backend), [draw(rng) for _ in range(THREADS)]
+    works = [lambda X=X: bits(attention.gradients(*X)) for X in inputs]
+    one_by_one = serial(works)
+    FREEZE[backend](attention.layer)
+    assert at_once(works, 3 * ROUNDS) == [[expected] * 3 * ROUNDS for expected in one_by_one]
+
+
+# Weights assigned while others call. Flax replaces a layer's weights as a whole, and a call has taken the old or the
+# new; all others write them one after another into the memory from which a call may be reading.
+
+WHOLE = {"numpy": False, "torch": False, "tensorflow": False, "jax": True, "mxnet": False}
+
+
+def test_weights_assigned_while_others_call(backend, rng, at_once, serial):
+    attention, arrays = make(backend), draw(rng)
+    weights = [attention.weights, make(backend, seed=1).weights]
+    whole = []
+    for each in weights:
+        attention.weights = each
+        whole += serial([lambda: bits(attention(*arrays))])
+
+    turns = itertools.cycle(weights)
+
+    def assign():
+        attention.weights = next(turns)
+
+    def call():
+        return bits(attention(*arrays)), bits(attention.weights)
+
+    results = at_once([assign] + [call] * (THREADS - 1), 40)[1:]
+    if WHOLE[backend]:
+        for output, held in itertools.chain(*results):
+            assert output in whole
+            assert held in map(bits, weights)
+    assert bits(attention.weights) == bits(weights[1])
+    assert at_once([call] * THREADS, 2) == [[(whole[1], bits(weights[1]))] * 2] * THREADS
+
+
+# The first calls of a process import the framework.
+
+FIRST_CALLS = """
+import concurrent.futures, sys, threading, time
+import numpy as np
+import mha
+
+sys.setswitchinterval(1e-6)
+barrier = threading.Barrier(8, timeout=60)
+
+def call(number):
+    barrier.wait()
+    time.sleep(0.02 * (number // 2) ** 2)  # some begin together, some while another is importing
+    X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("float32")
+    attention = mha.MultiHeadAttention(12, 3)
+    return attention(X, X, X, [3, 2]).tobytes(), attention.gradients(X, X, X)["queries"].tobytes()
+
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    results = list(pool.map(call, range(8)))
+print(len(results), len(set(results)))
+"""
+
+
+# TensorFlow may crash where its first operations in a process are several threads': the types that it has met are kept
+# without a lock. One thread makes a call of its own before the others.
+BEFORE = {"tensorflow": "import mha; mha.MultiHeadAttention(12, 3).gradients(*[mha.ones((2, 5, 12))] * 3, [3, 2])"}
+
+
+def test_threads_make_the_first_calls_of_a_process(backend, python):
+    assert python(BEFORE.get(backend, "") + FIRST_CALLS, MHA_BACKEND=backend).split() == ["8", "1"]
+
+
+# The book's layers and poolings keep the attention weights of each thread's own call. JAX returns them; NumPy has no
+# tab, and there `mha` returns them.
+
+
+def torch_book(d2l, made, inputs):
+    return lambda *arguments: (made(*arguments), keeper(made).attention_weights)
+
+
+def tensorflow_book(d2l, made, inputs):
+    made(*inputs, training=False)
+    return lambda *arguments: (made(*arguments, training=False), keeper(made).attention_weights)
+
+
+def jax_book(d2l, made, inputs):
+    import jax
+
+    return functools.partial(jax.jit(made.apply), made.init(d2l.get_key(), *inputs))
+
+
+def mxnet_book(d2l, made, inputs):
+    from mxnet import npx
+
+    made.initialize()
+
+    def call(*arguments):
+        npx.set_np()  # holds in this thread alone
+        return made(*arguments), keeper(made).attention_weights
+
+    return call
+
+
+def keeper(made):
+    return getattr(made, "attention", made)
+
+
+BOOKS = {"torch": torch_book, "tensorflow": tensorflow_book, "jax": jax_book, "mxnet": mxnet_book}
+BOOK = {
+    "layer": lambda d2l: d2l.MultiHeadAttention(H * 4, H, 0.0),
+    "pooling": lambda d2l: d2l.DotProductAttention(0.0),
+}
+
+
+@pytest.mark.parametrize("kind", BOOK)
+def test_threads_keep_their_own_attention_weights(backend, rng, at_once, serial, kind):
+    many = [rng.normal(size=(3, 2, 5, H * 4)).astype("float32") for _ in range(THREADS)]
+    inputs = [[mha.tensor(X, backend=backend) for X in (*arrays, LENGTHS)] for arrays in many]
+    if backend == "numpy":
+        call = functools.partial(mha.MultiHeadAttention(H * 4, H), return_weights=True)
+    else:
+        d2l = importlib.import_module(f"mha.d2l.{backend}")
+        call = BOOKS[backend](d2l, BOOK[kind](d2l), inputs[0])
+    works = [lambda X=X: bits(call(*X)) for X in inputs]
+    one_by_one = serial(works)
+    assert len(set(one_by_one)) == THREADS
+    assert at_once(works, 125) == [[expected] * 125 for expected in one_by_one]
