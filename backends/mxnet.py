@@ -251,7 +251,7 @@ class MultiHeadAttention(nn.Block):
 
 def dense(in_size, out_size, bias, dtype):
     """A dense layer from in_size to out_size features; the framework's own where it has one."""
-    return nn.Dense(out_size, flatten=False, use_bias=bias, in_units=in_size or 0, dtype=dtype)
+    return _Dense(out_size, flatten=False, use_bias=bias, in_units=in_size or 0, dtype=dtype)
 
 
 def build(config, arrays, seed=0):
@@ -263,7 +263,7 @@ def build(config, arrays, seed=0):
 
 def get_weights(layer):
     """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
-    return {name: to_numpy(_canonical(X.data())).copy() for name, X in _parameters(layer).items()}
+    return {name: to_numpy(_canonical(_data(X))).copy() for name, X in _parameters(layer).items()}
 
 
 def set_weights(layer, arrays):
@@ -291,7 +291,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
         with autograd.record(train_mode=False):
             output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
         cotangent = np.ones_like(output) if cotangent is None else cotangent
-        by_all = autograd.grad([output], [*inputs, *(X.data() for X in parameters.values())], [cotangent])
+        by_all = autograd.grad([output], [*inputs, *(_data(X) for X in parameters.values())], [cotangent])
     by_all = [X.as_np_ndarray() for X in by_all]
     by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
     return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
@@ -350,6 +350,23 @@ def _where(condition, X, Y):
 def _blocked(X):
     """Zeros of X's shape that send X no gradient, and yet belong to its graph."""
     return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
+
+
+_reading = threading.Lock()  # MXNet 2.0 writes to a parameter whenever it is read, and crashes if two threads do
+
+
+class _Dense(nn.Dense):
+    """Gluon's dense layer, whose weights one thread at a time reads."""
+
+    def __call__(self, x):
+        with _reading:
+            return super().__call__(x)
+
+
+def _data(parameter):
+    """The array of a parameter, which one thread at a time reads."""
+    with _reading:
+        return parameter.data()
 
 
 _thawing = threading.Lock()
