@@ -24,8 +24,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from mha import arguments, checks
-from mha.config import Config
-from mha.weights import shapes
+from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

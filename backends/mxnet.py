@@ -24,7 +24,7 @@ from mxnet import autograd, np, npx
 from mxnet.gluon import nn
 
 from mha import arguments
-from mha.weights import shapes
+from mha.config import shapes
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
 

@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
 import numpy as np
 
 from mha import arguments, checks
-from mha.weights import shapes
+from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -21,8 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from mha import arguments, checks
-from mha.config import Config
-from mha.weights import shapes
+from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from mha import arguments
-from mha.weights import shapes
+from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -29,8 +29,8 @@ import typer
 
 import mha
 from mha import dispatch, parity
-from mha.config import Config
-from mha.weights import numpy_dtype, shapes
+from mha.config import Config, shapes
+from mha.tensors import numpy_dtype
 
 PAGE = Path(__file__).with_name("semantics.md")
 

@@ -1,6 +1,8 @@
 """What a layer is: its sizes and options, checked once, the same for every backend."""
 
 import dataclasses
+import math
+import sys
 
 from mha import checks
 
@@ -64,3 +66,28 @@ class Config:
         settle("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
         settle("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         settle("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every weight of a layer, in canonical order.
+
+    Raises ValueError if one has more numbers than memory has addresses.
+    """
+    H, d, dv = config.num_heads, config.key_dim, config.value_dim
+    kernels = {
+        "W_q": (config.query_size, H * d),
+        "W_k": (config.key_size, H * d),
+        "W_v": (config.value_size, H * dv),
+        "W_o": (H * dv, config.num_hiddens),
+    }
+    named: dict[str, tuple[int, ...]] = {}
+    for name, kernel in kernels.items():
+        named[f"{name}.kernel"] = kernel
+        if config.bias:
+            named[f"{name}.bias"] = kernel[1:]
+    if config.pooling == "additive":
+        named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
+    for name, shape in named.items():
+        if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
+            raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")
+    return named

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, weights
-from mha.config import Config
+from mha import arguments, checks, dispatch, native, tensors, weights
+from mha.config import Config, shapes
 
 
 class MultiHeadAttention:
@@ -183,7 +183,7 @@ class MultiHeadAttention:
         with self._tab.context(self.config.dtype):
             try:
                 arrays = self._tab.get_weights(self.layer)
-                return checks.weights(weights.shapes(self.config), self.config.dtype, arrays)
+                return checks.weights(shapes(self.config), self.config.dtype, arrays)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"the layer has been changed and no longer fits its configuration: {error}; undo the change"
@@ -191,7 +191,7 @@ class MultiHeadAttention:
 
     @weights.setter
     def weights(self, arrays: dict[str, np.ndarray]) -> None:
-        arrays = checks.weights(weights.shapes(self.config), self.config.dtype, arrays)
+        arrays = checks.weights(shapes(self.config), self.config.dtype, arrays)
         arrays = {name: checks.plain(array) for name, array in arrays.items()}
         _ = self.weights  # a layer that no longer fits would be written half
         with self._tab.context(self.config.dtype):
@@ -249,7 +249,7 @@ class MultiHeadAttention:
             array = checks.listed(name, value, self.config.dtype)
             if array.dtype.kind == "b" or _has_dtype(value):
                 return array
-            return checks.cast(name, array, weights.numpy_dtype(self.config.dtype))
+            return checks.cast(name, array, tensors.numpy_dtype(self.config.dtype))
         if dispatch.backend_of(value) not in ("numpy", self.backend):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mha import checks
-from mha.config import DTYPES, Config
-from mha.weights import shapes
+from mha.config import DTYPES, Config, shapes
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
@@ -174,6 +173,10 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
     ]
     if len(fitting) == 1:
         return fitting[0]
+    if scheme != "auto" and prefix is not None and not fitting:
+        begin = prefix and prefix.removesuffix(".") + "."
+        if any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
+            return scheme, begin  # `wanted` says what is missing
     if fitting:
         raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
     wanted = f"scheme={scheme!r}, prefix={prefix!r}"

@@ -1,50 +1,26 @@
-"""Canonical weights: their names and shapes, how they are drawn, and the file that holds them.
+"""Canonical weights: their names and shapes, how they are drawn, and the files that hold them.
 
 A layer's weights are a flat dict of NumPy arrays, kernels (in, out), applied as `x @ kernel + bias`, on every backend.
 Columns of W_q, W_k and W_v and rows of W_o are head-major: head 0 first.
 """
 
-import collections
 import contextlib
 import json
-import math
 import os
 import reprlib
-import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mha import checks, files
-from mha.config import Config
+from mha import checks, dispatch, files, schemes, tensors
+from mha.config import Config, shapes
+
+if TYPE_CHECKING:
+    from mha.layer import MultiHeadAttention
 
 LAYOUT = "1"
-
-
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of a layer, in canonical order.
-
-    Raises ValueError if one has more numbers than memory has addresses.
-    """
-    H, d, dv = config.num_heads, config.key_dim, config.value_dim
-    kernels = {
-        "W_q": (config.query_size, H * d),
-        "W_k": (config.key_size, H * d),
-        "W_v": (config.value_size, H * dv),
-        "W_o": (H * dv, config.num_hiddens),
-    }
-    named: dict[str, tuple[int, ...]] = {}
-    for name, kernel in kernels.items():
-        named[f"{name}.kernel"] = kernel
-        if config.bias:
-            named[f"{name}.bias"] = kernel[1:]
-    if config.pooling == "additive":
-        named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
-    for name, shape in named.items():
-        if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
-            raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")
-    return named
 
 
 def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
@@ -57,19 +33,10 @@ def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     for name, shape in shapes(config).items():
         if name.endswith(".kernel"):
             limit = np.sqrt(6 / sum(shape))
-            arrays[name] = random.uniform(-limit, limit, shape).astype(numpy_dtype(config.dtype))
+            arrays[name] = random.uniform(-limit, limit, shape).astype(tensors.numpy_dtype(config.dtype))
         else:
-            arrays[name] = np.zeros(shape, numpy_dtype(config.dtype))
+            arrays[name] = np.zeros(shape, tensors.numpy_dtype(config.dtype))
     return arrays
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of this name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> None:
@@ -92,103 +59,145 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 def load(path: str | os.PathLike[str]) -> tuple[Config, dict[str, np.ndarray]]:
     """Read what `save` wrote: the configuration and its weights, checked against each other.
 
-    The data is read once its description is right and as long as it says, so that a wrong file takes no memory.
+    The numbers are read once their description is right and as long as it says, so that a wrong file takes no memory.
 
     Raises FileNotFoundError if nothing is there, FileError (an OSError and a ValueError) if the path is no regular
     file or may not be read, and ValueError, which names the path, if it is not such a file.
     """
-    with files.open_file(path) as file:
-        try:
-            return _read(file)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)} {error}") from error
+    with tensors.opened(path, HEADER_LIMIT) as source:
+        return _own(source)
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    scheme: str = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
+    backend: str | None = None,
+) -> "MultiHeadAttention":
+    """The attention layer that a safetensors file holds, however it names and stores the weights, bit for bit.
+
+    Nothing but the header and the arrays of that layer is read.
+
+    Args:
+        path: of a checkpoint, or of a file that `save` wrote, which says all of the below.
+        scheme: how the arrays are named and stored, one of `mha.schemes.SCHEMES`; "auto" = as the names show.
+        prefix: what the names of the layer's arrays begin with, a last dot left out or not; None = as the names show.
+        num_heads: the number of heads, where no array has an axis for them.
+        backend: None = MHA_BACKEND, else "numpy".
+
+    Returns:
+        The layer, with the sizes, biases and dtype of its arrays, and dropout 0.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+        FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
+        TypeError: if an argument is of another type, or num_heads is needed.
+        ValueError: if it is no safetensors file, if none or more than one layer in it is meant, or if its arrays do not
+            go together; the message names the path, and lists what was found.
+    """
+    from mha import layer  # which imports this module
+
+    backend = dispatch.backend_name(backend)
+    with tensors.opened(path) as source:
+        return layer.restore(*take(source, *choose(source, scheme, prefix), num_heads), backend)
+
+
+def choose(source: tensors.Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
+    """The scheme and prefix of the one layer of an open file that is meant; arguments and errors as for `read`."""
+    if is_own(source) and scheme in ("auto", "mha") and prefix in (None, ""):
+        return "mha", ""
+    with _asked():
+        chosen, prefix = schemes.choose(source.entries, scheme, prefix)
+        if (chosen, scheme) == ("mha", "auto"):
+            raise ValueError(
+                "names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
+                '(in, out), applied as x @ kernel? Then say scheme="mha" and num_heads; else transpose them first'
+            )
+    return chosen, prefix
+
+
+def take(
+    source: tensors.Tensors,
+    scheme: str,
+    prefix: str,
+    num_heads: int | None = None,
+    track: Callable[[list[str]], Iterable[str]] = iter,
+) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and canonical weights of a layer in an open file.
+
+    Args:
+        source: the file.
+        scheme, prefix: as `choose` gives them.
+        num_heads: as for `read`.
+        track: goes through the names of the arrays as they are read, and may show how far that is.
+
+    Raises TypeError and ValueError as `read` does.
+    """
+    if is_own(source):
+        config, arrays = _own(source)
+        if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
+            raise ValueError(f"has {config.num_heads} heads, as it says itself, but num_heads is {num_heads!r}")
+        return config, arrays
+    with _asked():
+        names = schemes.wanted(source.entries, scheme, prefix)
+        if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
+            shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
+            raise ValueError(f"its arrays have dtypes {shown}, expected one")
+        return schemes.to_canonical({name: source.read(name) for name in track(names)}, scheme, prefix, num_heads)
+
+
+@contextlib.contextmanager
+def _asked() -> Iterator[None]:
+    """What a ValueError inside says continues a sentence that begins with the path of a file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"does not hold the layer that is asked for: {error}") from error
+
+
+def is_own(source: tensors.Tensors) -> bool:
+    """Whether a file says that `save` wrote it."""
+    return source.metadata.get("format") == "mha"
 
 
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
-def _read(file: BinaryIO) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and weights in a file; the ValueErrors continue a sentence that begins with its path."""
-    import safetensors
-
-    size = os.fstat(file.fileno()).st_size
-    header_size = int.from_bytes(start := file.read(8), "little")
-    if header_size > HEADER_LIMIT:
-        raise ValueError(
-            f"is not a safetensors file of weights: it claims a header of {header_size} bytes, expected at most "
-            f"{HEADER_LIMIT}"
+def _own(source: tensors.Tensors) -> tuple[Config, dict[str, np.ndarray]]:
+    """The configuration and weights in a file that `save` wrote."""
+    config = _config(source.metadata)
+    try:
+        checks.weights(
+            shapes(config), config.dtype, {name: entry.claimed(name) for name, entry in source.entries.items()}
         )
-    try:
-        header = _parse((text := file.read(header_size)).decode())
-    except ValueError as error:
-        raise ValueError(f"is not a safetensors file: its header is wrong: {error}") from error
-    config = _config(header.pop("__metadata__", None))
-    try:
-        claimed = checks.weights(shapes(config), config.dtype, {name: _claimed(name, header[name]) for name in header})
     except (TypeError, ValueError) as error:
         raise ValueError(f"does not fit its own configuration: {error}") from error
-    expected_size = 8 + header_size + sum(array.nbytes for array in claimed.values())
-    if size != expected_size:
-        raise ValueError(f"has {size} bytes, expected {expected_size} as its header says")
-    try:
-        # Not read again, the header is the one that was checked, whatever happens to the file.
-        tensors = dict(safetensors.deserialize(start + text + file.read(size - 8 - header_size)))
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"is not a safetensors file: {error}") from error
-    arrays = {}
-    for name, array in claimed.items():
-        arrays[name] = np.frombuffer(tensors[name]["data"], array.dtype).reshape(array.shape)
-        if not np.isfinite(arrays[name]).all():
+    arrays = {name: source.read(name) for name in shapes(config)}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
             raise ValueError(f"holds NaN or infinity in {name}, expected finite weights")
     return config, arrays
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """The JSON object in a text; a name that comes twice, of which Python would take the last, is an error."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for name, count in collections.Counter(name for name, _ in pairs).items():
-            if count > 1:
-                raise ValueError(f"the name {name!r} comes {count} times")
-            if not name.isprintable():  # an error that quotes it could not be printed either
-                raise ValueError(f"the name {name!r} is not printable")
-        return dict(pairs)
-
-    try:
-        parsed = json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ValueError("the JSON nests too deep") from error
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected a JSON object, not {reprlib.repr(parsed)}")
-    return parsed
-
-
-def _config(metadata: Any) -> Config:
+def _config(metadata: dict[str, str]) -> Config:
     """The configuration in a file's metadata."""
     match metadata:
-        case {"format": "mha", "layout": str(layout), "config": str(text)} if layout == LAYOUT:
+        case {"format": "mha", "layout": layout, "config": text} if layout == LAYOUT:
             pass
+        case {"format": "mha", "layout": layout}:
+            raise ValueError(
+                f"has layout {reprlib.repr(layout)}, expected {LAYOUT!r} and a configuration; if another version of "
+                "mha wrote it, load it with that one"
+            )
         case _:
             raise ValueError(
                 f"does not say that it is an mha file of layout {LAYOUT}; its metadata is {reprlib.repr(metadata)}. "
-                "Without it the orientation of the kernels and the number of heads are unknown"
+                "Without it the orientation of the kernels and the number of heads are unknown; `mha.weights.read` "
+                "takes them from you"
             )
     try:
-        return Config(**_parse(text))
+        return Config(**tensors.parse(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error
-
-
-_FILE_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def _claimed(name: str, tensor: Any) -> np.ndarray:
-    """An array of the shape and dtype that a header claims, which takes the memory of one number."""
-    match tensor:
-        case {"dtype": str(dtype), "shape": [*shape]} if dtype in _FILE_DTYPES:
-            with contextlib.suppress(TypeError, ValueError):
-                return np.broadcast_to(np.zeros((), numpy_dtype(_FILE_DTYPES[dtype])), shape)
-    raise ValueError(
-        f"{name} is described as {reprlib.repr(tensor)}, expected a shape and one of the dtypes "
-        f"{', '.join(_FILE_DTYPES)}"
-    )

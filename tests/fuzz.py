@@ -27,7 +27,8 @@ import typer
 
 with atheris.instrument_imports(include=["mha"]):
     import mha
-    from mha import weights
+    from mha import tensors, weights
+    from mha.config import shapes as weight_shapes
 
 import malformed
 
@@ -155,7 +156,7 @@ def array(data: atheris.FuzzedDataProvider, shape: tuple[int, ...], dtype: Any) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what NumPy says of such conversions
         try:
-            made = numbers.astype(weights.numpy_dtype(dtype))
+            made = numbers.astype(tensors.numpy_dtype(dtype))
         except (TypeError, ValueError):
             made = np.zeros(shape, dtype)
     ways = [
@@ -247,7 +248,7 @@ def call(data: bytes) -> None:
     B, Q, K = *np.shape(arrays[0])[:2], np.shape(arrays[1])[1]
     outputs = {"output": (B, Q, SIZE), "weights": (B, H, Q, K)}
     if doing == 0:
-        shapes = {"queries": (B, Q, 5), "keys": (B, K, 3), "values": (B, K, 4)} | weights.shapes(attention.config)
+        shapes = {"queries": (B, Q, 5), "keys": (B, K, 3), "values": (B, K, 4)} | weight_shapes(attention.config)
     elif doing == 1:
         shapes, result = outputs, {"output": result["output"], "weights": result["weights"].reshape(B, H, Q, K)}
     elif options.get("return_weights"):
@@ -276,7 +277,7 @@ def construct(data: bytes) -> None:
     attention = ours(lambda: mha.MultiHeadAttention(**options))
     if attention is None:
         return
-    if {name: X.shape for name, X in attention.weights.items()} != weights.shapes(attention.config):
+    if {name: X.shape for name, X in attention.weights.items()} != weight_shapes(attention.config):
         raise RuntimeError("the weights are not as the configuration says")
     before = attention.weights
     changed: Any = {name: near(given, X.shape, attention.config.dtype) for name, X in before.items()}

@@ -283,9 +283,9 @@ def rewrite(path, change):
     ("change", "text"),
     [
         (lambda t, m: m.clear(), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.update(layout="2"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.update(layout="2"), "has layout '2', expected '1' and a configuration; if another version of"),
         (lambda t, m: m.update(format="pt"), "does not say that it is an mha file of layout 1"),
-        (lambda t, m: m.pop("config"), "does not say that it is an mha file of layout 1"),
+        (lambda t, m: m.pop("config"), "has layout '1', expected '1' and a configuration"),
         (lambda t, m: m.update(config='{"num_heads": 2}'), "holds no valid configuration"),
         (lambda t, m: m.update(config="{"), "holds no valid configuration"),
         (lambda t, m: m.update(config="[11, 3]"), "expected a JSON object, not [11, 3]"),
@@ -296,7 +296,7 @@ def rewrite(path, change):
         (lambda t, m: t.update({"W_o.scale": np.ones(3, "float32")}), "weights has W_o.scale"),
         (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"][1:]}), "weights['W_o.kernel'] has shape (17, 11)"),
         (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("float64")}), "has dtype float64"),
-        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel is described as"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel has dtype I32"),
         (lambda t, m: t["W_o.kernel"].fill(np.nan), "holds NaN or infinity in W_o.kernel"),
     ],
 )
@@ -356,7 +356,7 @@ def test_malformed_files_are_refused(tmp_path, monkeypatch, name):
         ),
         ("num_hiddens beyond 64 bits", "W_o.kernel would have shape (12, 1000000000000000000000000000000), too many"),
         ("gigabytes behind the numbers", "has 8000000000 bytes, expected 2220 as its header says"),
-        ("offsets overlap", "is not a safetensors file: Error while deserializing"),
+        ("offsets overlap", "is not a safetensors file: W_o.kernel begins at byte"),
     ],
 )
 def test_a_refusal_says_why(tmp_path, name, text):

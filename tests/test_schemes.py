@@ -10,8 +10,8 @@ import pytest
 
 import mha
 from mha import dispatch, schemes
-from mha.config import Config
-from mha.weights import numpy_dtype, shapes
+from mha.config import Config, shapes
+from mha.tensors import numpy_dtype
 
 SCHEMES = sorted(schemes.SCHEMES)
 # Every size is a prime of its own, but for those that a scheme packs into one array.

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch, native, schemes
-from mha.config import Config
-from mha.weights import shapes
+from mha.config import Config, shapes
 
 # What gives a layer its weights, where a framework makes it without.
 FIRST = {

@@ -1,0 +1,189 @@
+"""Safetensors files, read header first: what a file claims is checked before any of its numbers are read.
+
+A file is eight bytes that hold the size of its header, the header in JSON, and the numbers of one array after another.
+The `safetensors` package, which writes files here, takes names that come twice, and reads no bfloat16 into NumPy.
+
+Source: the format's description in the documentation of safetensors.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import reprlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mha import files
+
+LIMIT = 100_000_000  # bytes of a header, as the safetensors package has it
+
+# The dtypes that weights may have, by their names in a file.
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Bytes of one number. Other dtypes, of which there are new ones at times, may lie beside.
+_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+# What is taken for one of these files, by how it begins.
+_OTHERS = {
+    b"\x80": "it begins as a pickle does, which may run code and is never opened; save the weights as safetensors",
+    b"PK": "it begins as an archive does, such as those of torch.save, Keras and NumPy, which may hold pickles and is "
+    "never opened; save the weights as safetensors",
+    b"\x89HDF": "it begins as HDF5 does; save the weights as safetensors",
+    b"{": "it begins as JSON does; is it the index of a checkpoint in parts? Then name the part that has the layer",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What a header says of an array.
+
+    dtype: as the format calls it.
+    shape: of the array.
+    start, stop: where its numbers are, in bytes from the start of the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def claimed(self, name: str) -> np.ndarray:
+        """An array of this shape and dtype that takes the memory of one number."""
+        return np.broadcast_to(np.zeros((), self.numpy_dtype(name)), self.shape)
+
+    def numpy_dtype(self, name: str) -> np.dtype:
+        """NumPy's dtype of the array, called name in the ValueError that is raised if weights do not have it."""
+        if self.dtype not in FLOATS:
+            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(FLOATS)}")
+        return numpy_dtype(FLOATS[self.dtype])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensors:
+    """An open file whose header is right: nothing lies outside the file, on another array or between two.
+
+    size: of the file, in bytes.
+    metadata: what it says of itself.
+    entries: its arrays by name, as the header lists them.
+    """
+
+    file: BinaryIO
+    size: int
+    metadata: dict[str, str]
+    entries: dict[str, Entry]
+
+    def read(self, name: str) -> np.ndarray:
+        """The array of this name, which cannot be written to.
+
+        Raises ValueError if it holds no floats, or if the file was cut since it was opened.
+        """
+        entry = self.entries[name]
+        dtype = entry.numpy_dtype(name)
+        length = entry.stop - entry.start
+        self.file.seek(entry.start)
+        data = self.file.read(length)
+        if len(data) != length:
+            raise ValueError(f"was cut while it was read: {name} has {len(data)} bytes, expected {length}")
+        return np.frombuffer(data, dtype).reshape(entry.shape)
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of this name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str], limit: int = LIMIT) -> Iterator[Tensors]:
+    """Open a safetensors file; what a ValueError inside says continues a sentence that begins with the path.
+
+    Args:
+        path: of a regular file.
+        limit: the most bytes that its header may have.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+        FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
+        ValueError: if it is no safetensors file.
+    """
+    with files.open_file(path) as file:
+        try:
+            yield _tensors(file, limit)
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)} {error}") from error
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The JSON object in a text; a name that comes twice, of which Python would take the last, is an error."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, count in collections.Counter(name for name, _ in pairs).items():
+            if count > 1:
+                raise ValueError(f"the name {name!r} comes {count} times")
+            if not name.isprintable():  # an error that quotes it could not be printed either
+                raise ValueError(f"the name {name!r} is not printable")
+        return dict(pairs)
+
+    try:
+        parsed = json.loads(text, object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ValueError("the JSON nests too deep") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"expected a JSON object, not {reprlib.repr(parsed)}")
+    return parsed
+
+
+def _tensors(file: BinaryIO, limit: int) -> Tensors:
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8)
+    header_size = int.from_bytes(start, "little")
+    if header_size > min(limit, size - 8):
+        most = f"{limit}" if header_size > limit else f"{size - 8}, all that the file has"
+        problem = f"it claims a header of {header_size} bytes, expected at most {most}"
+        problem = next((other for beginning, other in _OTHERS.items() if start.startswith(beginning)), problem)
+        raise ValueError(f"is not a safetensors file: {problem}")
+    try:
+        header = parse(file.read(header_size).decode())
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError(f"its metadata is {reprlib.repr(metadata)}, expected texts by name")
+    except ValueError as error:
+        raise ValueError(f"is not a safetensors file: its header is wrong: {error}") from error
+    end = 8 + header_size
+    entries = {name: _entry(name, described, end) for name, described in header.items()}
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            raise ValueError(
+                f"is not a safetensors file: {name} begins at byte {entry.start}, expected {end}, where what is before "
+                "it ends"
+            )
+        end = entry.stop
+    if size != end:
+        raise ValueError(f"has {size} bytes, expected {end} as its header says")
+    return Tensors(file, size, metadata, entries)
+
+
+def _entry(name: str, described: Any, begin: int) -> Entry:
+    """What a header says of an array; begin: the byte after the header."""
+    match described:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
+            if all(type(number) is int and number >= 0 for number in (*shape, start, stop)) and start <= stop:
+                if dtype in _BYTES and stop - start != math.prod(shape) * _BYTES[dtype]:
+                    raise ValueError(
+                        f"is not a safetensors file: {name} has {stop - start} bytes, which is not what dtype {dtype} "
+                        f"and shape {reprlib.repr(tuple(shape))} take"
+                    )
+                return Entry(dtype, tuple(shape), begin + start, begin + stop)
+    raise ValueError(
+        f"is not a safetensors file: {name} is described as {reprlib.repr(described)}, expected a dtype, a shape, and "
+        "where its numbers begin and end"
+    )

@@ -1,0 +1,308 @@
+"""`mha.weights.read`: layers in the safetensors files of others, among much else, and every file that is refused.
+
+Letters: H heads, d and dv widths of a query or key head and of a value head, D width of the output.
+"""
+
+import json
+import os
+import re
+import resource
+
+import malformed
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from test_schemes import SCHEMES, TOLD, heads, same, stored
+
+import mha
+from mha import schemes, weights
+
+PREFIX = "encoder.layer.1.attention."
+
+
+def beside(rng):
+    """What else a model has: numbers that are no weights of attention, of any dtype."""
+    return {
+        "embeddings.position_ids": np.arange(512),
+        "embeddings.word_embeddings.weight": rng.normal(size=(29, 19)).astype("float32"),
+        "encoder.layer.1.attentionless.scale": np.ones(3, ml_dtypes.bfloat16),
+        "lm_head.weight": rng.normal(size=(29, 19)),
+    }
+
+
+def write(path, arrays, **metadata):
+    """A file as others write it."""
+    safetensors.numpy.save_file({name: np.ascontiguousarray(X) for name, X in arrays.items()}, path, metadata or None)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def checkpoint(path, rng, scheme, prefix=PREFIX, **options):
+    """A file with one layer in this scheme and what a model has beside it; returns the layer's configuration."""
+    config, arrays = stored(scheme, prefix, **options)
+    write(path, arrays | beside(rng), format="pt")
+    return config, schemes.to_canonical(arrays, scheme, prefix, heads(scheme))[1]
+
+
+# 1. What is read
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "mha"])
+def test_a_layer_is_found_and_read(path, rng, scheme, bias, dtype):
+    config, expected = checkpoint(path, rng, scheme, bias=bias, dtype=dtype)
+    attention = weights.read(path, num_heads=heads(scheme), backend="numpy")
+    assert attention.config == config
+    same(attention.weights, expected)
+    same(weights.read(str(path), scheme=scheme, prefix=PREFIX, num_heads=3, backend="numpy").weights, expected)
+    same(weights.read(path, prefix=PREFIX[:-1], num_heads=3, backend="numpy").weights, expected)
+
+
+@pytest.mark.parametrize("scheme", ["bert", "gpt2", "flax"])
+def test_a_layer_computes_the_same_on_each_backend(backend, path, rng, scheme):
+    checkpoint(path, rng, scheme, dtype="float64")
+    attention = weights.read(path, num_heads=heads(scheme), backend=backend)
+    attention.weights = small = {name: X / 1e3 for name, X in attention.weights.items()}
+    assert attention.backend == backend
+    config = attention.config
+    widths = ((2, config.query_size), (5, config.key_size), (5, config.value_size))
+    inputs = [rng.normal(size=(3, T, width)) for T, width in widths]
+    oracle = mha.MultiHeadAttention(**vars(config), backend="numpy")
+    oracle.weights = small
+    expected = oracle(*inputs, [5, 0, 3])
+    assert np.abs(attention(*inputs, [5, 0, 3]) - expected).max() <= 1e-12 * np.abs(expected).max()
+    found, gradients = attention.gradients(*inputs, [5, 0, 3]), oracle.gradients(*inputs, [5, 0, 3])
+    largest = max(np.abs(X).max() for X in gradients.values())  # that by the bias of the keys is 0 but for rounding
+    for name, X in gradients.items():
+        assert np.abs(found[name] - X).max() <= 1e-10 * (largest if name == "W_k.bias" else np.abs(X).max()), name
+
+
+def test_an_own_file_says_everything(path):
+    attention = mha.MultiHeadAttention(11, 3, key_dim=5, bias=True, pooling="additive", dropout=0.5, backend="numpy")
+    attention.save(path)
+    for options in ({}, {"scheme": "mha", "prefix": ""}, {"num_heads": 3}):
+        found = weights.read(path, **options, backend="numpy")
+        assert found.config == attention.config
+        same(found.weights, attention.weights)
+
+
+def test_the_backend_is_the_chosen_one(path, rng, monkeypatch):
+    checkpoint(path, rng, "bert")
+    monkeypatch.setenv("MHA_BACKEND", "numpy")
+    assert weights.read(path, num_heads=3).backend == "numpy"
+    monkeypatch.setenv("MHA_BACKEND", "numpyy")
+    with pytest.raises(ValueError, match="numpyy"):
+        weights.read(path, num_heads=3)
+
+
+@pytest.fixture
+def bounded():
+    """Half a gigabyte more than there is now."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("bounded")
+def test_nothing_but_the_layer_is_read(path):
+    config, arrays = stored("bert", PREFIX)
+    write(path, arrays)
+    header, numbers = malformed.split(path.read_bytes())
+    header["large"] = {
+        "dtype": "F8_E8M0",
+        "shape": [8 * 10**9],
+        "data_offsets": [len(numbers), len(numbers) + 8 * 10**9],
+    }
+    path.write_bytes(malformed.join(header, numbers))
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size + 8 * 10**9)  # a hole, which takes no room on the disk
+    assert weights.read(path, num_heads=3, backend="numpy").config == config
+
+
+# 2. What is refused
+
+
+def refused(path, *texts, error=ValueError, **options):
+    with pytest.raises(error) as raised:
+        weights.read(path, **{"num_heads": 3, "backend": "numpy"} | options)
+    assert type(raised.value) is error
+    assert str(raised.value).isprintable()
+    if error is ValueError:
+        assert str(raised.value).startswith(f"{path} ")
+    for text in texts:
+        assert text in str(raised.value)
+
+
+def test_names_of_ours_without_a_word_on_their_orientation_are_asked_about(path, rng):
+    config, expected = checkpoint(path, rng, "mha")
+    refused(path, "does not say that mha wrote the file", "Are the kernels (in, out)", 'scheme="mha"')
+    attention = weights.read(path, scheme="mha", num_heads=3, backend="numpy")
+    assert attention.config == config
+    same(attention.weights, expected)
+
+
+def test_heads_that_nothing_tells_are_asked_for(path, rng):
+    checkpoint(path, rng, "bert")
+    refused(path, "num_heads is None, expected an int", error=TypeError, num_heads=None)
+    refused(path, "num_heads is '3'", error=TypeError, num_heads="3")
+    refused(path, f"{PREFIX}self.query.weight has 15 outputs, expected a multiple of num_heads = 2", num_heads=2)
+
+
+@pytest.mark.parametrize("scheme", TOLD)
+def test_heads_that_arrays_tell_are_compared(path, rng, scheme):
+    checkpoint(path, rng, scheme)
+    refused(path, "has 3 heads, expected 5", num_heads=5)
+
+
+def test_one_of_several_layers_must_be_named(path, rng):
+    arrays = {}
+    for i in range(12):
+        arrays |= stored("gpt2", f"h.{i}.attn.")[1]
+    write(path, arrays | beside(rng))
+    refused(path, "12 attention layers are there, expected one", "scheme='gpt2', prefix='h.0.attn.'", "and 4 more")
+    refused(path, "no attention layer is there with", "prefix='h.1.attn.'", prefix="h.1")
+    refused(path, "no attention layer is there with scheme='bert'", "scheme='gpt2'", scheme="bert")
+    assert weights.read(path, prefix="h.7.attn", num_heads=3, backend="numpy").config.num_heads == 3
+
+
+def test_a_file_without_a_layer_lists_what_it_has(path, rng):
+    write(path, beside(rng))
+    refused(path, "no attention layer of a known scheme is there", "embeddings.position_ids, ", "lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "error", "text"),
+    [
+        ("scheme", "brt", ValueError, "scheme is 'brt', expected one of auto, "),
+        ("scheme", None, TypeError, "scheme is None"),
+        ("prefix", 3, TypeError, "prefix is a int"),
+        ("num_heads", 0, ValueError, "num_heads is 0"),
+        ("num_heads", 2.5, TypeError, "num_heads is 2.5"),
+        ("num_heads", True, TypeError, "num_heads is True"),
+    ],
+)
+def test_wrong_arguments_are_named(path, rng, argument, value, error, text):
+    checkpoint(path, rng, "bert")
+    refused(path, text, error=error, **{argument: value})
+
+
+def test_an_own_file_is_no_other(path):
+    mha.MultiHeadAttention(6, 2, backend="numpy").save(path)
+    refused(path, "no attention layer is there with scheme='bert'", scheme="bert")
+    refused(path, "no attention layer is there with", prefix="encoder")
+    refused(path, "has 2 heads, as it says itself, but num_heads is 3")
+
+
+def test_grouped_queries_are_refused(path):
+    _, arrays = stored("llama", PREFIX, bias=False)
+    for name in ("k_proj", "v_proj"):
+        arrays[f"{PREFIX}{name}.weight"] = arrays[f"{PREFIX}{name}.weight"][:5]
+    write(path, arrays)
+    refused(path, "k_proj.weight has 5 outputs, expected 15", "1 heads of keys for 3 heads of queries")
+
+
+def test_what_computes_something_else_is_refused(path, rng):
+    _, arrays = stored("llama", PREFIX)
+    write(path, arrays | {f"{PREFIX}q_norm.weight": np.ones(5, "float32")} | beside(rng))
+    refused(path, "q_norm.weight, for which scheme 'llama' has no place")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda X: np.where(X.max() == X, np.nan, X).astype(X.dtype), "holds NaN or infinity"),
+        (lambda X: X.T, "outputs"),
+        (lambda X: X.astype("int32"), "has dtype I32, expected one of F64, F32, F16, BF16"),
+        (lambda X: X.astype("float64"), "its arrays have dtypes"),
+        (lambda X: X.ravel(), "axes"),
+        (lambda X: X[:-1], "outputs"),
+        (lambda X: X[:0], ""),
+    ],
+    ids=["NaN", "transposed", "integers", "other dtype", "flat", "cut", "empty"],
+)
+@pytest.mark.parametrize("name", ["self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"])
+def test_a_wrong_array_is_named(path, rng, name, change, text):
+    _, arrays = stored("bert", PREFIX)
+    arrays[PREFIX + name] = change(arrays[PREFIX + name])
+    write(path, arrays | beside(rng))
+    refused(path, text)
+
+
+@pytest.mark.parametrize("name", ["self.query.weight", "self.value.bias", "output.dense.weight", "output.dense.bias"])
+def test_a_missing_array_is_named(path, rng, name):
+    _, arrays = stored("bert", PREFIX)
+    del arrays[PREFIX + name]
+    write(path, arrays | beside(rng))
+    refused(path, f"lacks {PREFIX}{name}", scheme="bert", prefix=PREFIX)
+
+
+# `load` refuses it, because it wrote none like it; the header of a large checkpoint may be as long.
+LONG = "header of two megabytes of spaces"
+
+
+@pytest.mark.parametrize("name", [name for name in malformed.CORPUS if name != LONG])
+def test_malformed_files_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = malformed.write(name, tmp_path)
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} ") as raised:
+        weights.read(path, num_heads=3, backend="numpy")
+    assert type(raised.value) is ValueError
+    assert str(raised.value).isprintable()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_long_header_is_read(tmp_path):
+    assert weights.read(malformed.write(LONG, tmp_path), backend="numpy").config.num_heads == 3
+
+
+@pytest.mark.parametrize("by", [1, -1])
+@pytest.mark.parametrize("where", ["start", "stop"])
+def test_an_array_lies_neither_on_another_nor_apart(path, rng, where, by):
+    _, arrays = stored("bert", PREFIX)
+    write(path, arrays)
+    header, numbers = malformed.split(path.read_bytes())
+    name = f"{PREFIX}self.key.weight"
+    ends = header[name]["data_offsets"]
+    moved = [ends[0] + 4 * by * (where == "start"), ends[1] + 4 * by * (where == "stop")]
+    size = (moved[1] - moved[0]) // 4
+    header[name] |= {"shape": [size], "data_offsets": moved}
+    path.write_bytes(malformed.join(header, numbers))
+    refused(path, "is not a safetensors file", "begins at byte")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.", "as a pickle does"),
+        (b"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00", "as an archive does"),
+        (b"\x89HDF\r\n\x1a\n\x00\x00\x00\x00", "as HDF5 does"),
+        (json.dumps({"metadata": {}, "weight_map": {}}).encode(), "the index of a checkpoint in parts"),
+    ],
+    ids=["pickle", "torch.save", "HDF5", "index"],
+)
+def test_other_kinds_of_files_are_named(path, data, text):
+    path.write_bytes(data)
+    refused(path, "is not a safetensors file", text)
+
+
+def test_an_absent_file_is_pythons_own_error(path):
+    with pytest.raises(FileNotFoundError):
+        weights.read(path)
+
+
+def test_a_file_that_is_cut_while_it_is_read(path, rng):
+    checkpoint(path, rng, "bert")
+    with mha.tensors.opened(path) as source:
+        name = f"{PREFIX}self.query.weight"
+        os.truncate(path, source.entries[name].start + 4)
+        with pytest.raises(ValueError, match=f"was cut while it was read: {name} has 4 bytes, expected 660"):
+            source.read(name)
