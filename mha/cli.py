@@ -1,14 +1,18 @@
-"""The command line: `mha demo`, `mha backends` and `mha parity`."""
+"""The command line: `mha demo`, `mha backends`, `mha parity`, `mha weights show` and `mha convert`."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import math
 import os
 import platform
+import reprlib
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -16,10 +20,16 @@ from rich.table import Table
 
 import mha
 from mha import demo as demonstration
-from mha import dispatch, files, parity
+from mha import dispatch, files, parity, schemes, tensors, weights
+from mha.config import Config, shapes
 from mha.parity import Result
+from mha.tensors import Tensors
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+T = TypeVar("T")
+OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+app = typer.Typer(**OPTIONS)
+files_of_weights = typer.Typer(**OPTIONS)
+app.add_typer(files_of_weights, name="weights", help="Look into files of weights.", no_args_is_help=True)
 
 
 def _print_version(asked: bool) -> None:
@@ -45,9 +55,10 @@ def main(
       mha demo
       MHA_BACKEND=torch mha demo
       mha parity --backends torch,jax
+      mha weights show model.safetensors
 
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
-    or what it asks for is not installed.
+    or what it asks for is not installed, or a file is not what it should be.
     """
     # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -134,7 +145,7 @@ def compare(
     or a backend that it names is not installed.
     """
     names = _names(backends)
-    file = None if to in (None, "-") else _writable(to)
+    file = None if to in (None, "-") else _writable("--json", to, "expected one, or - for stdout")
     results = _run(names)
     failed = [result for result in results if not result.passed]
     console = _console(stderr=to == "-")
@@ -154,6 +165,91 @@ def compare(
             except OSError as error:
                 _fail(error)
     raise typer.Exit(1 if failed else 0)
+
+
+@files_of_weights.command()
+def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file, of whatever model.")]) -> None:
+    """Show what a file of weights holds.
+
+    Every array with its shape, dtype and norm (the root of the sum of squares); the layers of attention, their naming
+    scheme, prefix and number of heads, as far as names and shapes tell; and how a file that mha wrote is configured.
+    All numbers are read, one array at a time.
+
+    \b
+    Examples:
+      mha weights show layer.safetensors
+      mha weights show model.safetensors
+
+    Exit code 0, also if no attention is found; 2 if it is no safetensors file.
+    """
+    console = _console()
+    with _opened(file) as source:
+        table = demonstration.plain_table("array", "shape", "dtype", "norm")
+        for name in _track("Reading", list(source.entries)):
+            entry = source.entries[name]
+            norm = _norm(source.read(name)) if entry.dtype in tensors.FLOATS else ""
+            table.add_row(name, str(entry.shape), tensors.FLOATS.get(entry.dtype, entry.dtype), norm)
+        console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
+        if source.metadata:
+            told = (f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items() if name != "config")
+            console.print(f"metadata: {', '.join(told)}")
+        console.print(table, "", sep="\n")
+        console.print(_layers(file, source))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A safetensors file that holds the layer.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; one that is there is replaced.")],
+    scheme: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SCHEME",
+            help=f"How IN names its arrays: as they show (auto), {', '.join(schemes.SCHEMES)}.",
+        ),
+    ] = "auto",
+    prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="What the names of the layer's arrays begin with.")
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(metavar="H", help="The number of heads, where the arrays do not show it.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do all but write OUT.")] = False,
+) -> None:
+    """Convert an attention layer of a checkpoint to a file of mha.
+
+    The layer is found by its scheme and prefix, checked, and written with its configuration, bit for bit; `mha.load`
+    reads it on every backend. IN stays as it is.
+
+    \b
+    Examples:
+      mha convert model.safetensors layer.safetensors --prefix encoder.layer.0.attention --num-heads 12
+      mha convert gpt2.safetensors layer.safetensors --from gpt2 --prefix h.3.attn --num-heads 12 --dry-run
+
+    Exit code 0 if the layer was converted, 2 if not; OUT then stays as it was.
+    """
+    path = _writable("OUT", target)
+    if path == Path(source).resolve():
+        _fail(f"IN and OUT are one file, {target}; choose another OUT")
+    with _opened(source) as opened:
+        try:
+            chosen, at = weights.choose(opened, scheme, prefix)
+            config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: _track("Reading", names))
+        except TypeError as error:  # num_heads is needed
+            raise ValueError(f"does not say everything: {error}; say --num-heads") from error
+    console = _console()
+    console.print(f"{source}: {_described(chosen, at)}")
+    console.print(_options(config))
+    console.print(_origins(config, arrays, chosen, at, opened.entries), "", sep="\n")
+    if dry_run:
+        console.print(f"{target} is not written: --dry-run")
+        return
+    try:
+        weights.save(path, config, arrays)
+    except (OSError, ValueError) as error:
+        _fail(error)
+    console.print(f"{target} is written")
 
 
 # Backends by name
@@ -188,17 +284,15 @@ def _device(name: str) -> str:
 
 def _run(names: list[str]) -> list[Result]:
     """All results of the quick suite, with a progress bar where stderr is a terminal."""
-    console = _console(stderr=True)
     results: list[Result] = []
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        for name in names:
-            try:
-                plan = parity.plan([name])
-            except Exception as error:
-                results.append(Result(name, "loads", "", "", parity.one_line(error), math.inf, 0.0))
-                continue
-            for check in progress.track(plan, description=name):
-                results += check()
+    for name in names:
+        try:
+            plan = parity.plan([name])
+        except Exception as error:
+            results.append(Result(name, "loads", "", "", parity.one_line(error), math.inf, 0.0))
+            continue
+        for check in _track(name, plan):
+            results += check()
     return results
 
 
@@ -243,17 +337,84 @@ def _versions(name: str) -> dict[str, str]:
     return versions | {"device": tab.device()}
 
 
+# Files of weights
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[Tensors]:
+    """An open safetensors file; what is wrong with it ends the command."""
+    try:
+        with tensors.opened(name) as source:
+            yield source
+    except FileNotFoundError:
+        _fail(f"{name} is not there")
+    except (OSError, ValueError) as error:
+        _fail(error)
+
+
+def _norm(array: np.ndarray) -> str:
+    """The root of the sum of squares, in float64, a part of a large array at a time."""
+    parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
+    return f"{math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)):.6g}"
+
+
+def _layers(name: str, source: Tensors) -> Table | str:
+    """The layers of attention in a file, and how to convert one of them."""
+    if weights.is_own(source):
+        config, _ = weights.take(source, "mha", "")
+        return f"a layer of mha: {_options(config)}"
+    found = schemes.recognise(source.entries)
+    if not found:
+        return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
+    table = demonstration.plain_table("scheme", "prefix", "heads", "what it is")
+    for scheme, prefix in found:
+        heads = schemes.told_heads({name: entry.shape for name, entry in source.entries.items()}, scheme, prefix)
+        table.add_row(scheme, prefix, "not told" if heads is None else str(heads), schemes.SCHEMES[scheme].about)
+    return table
+
+
+def _described(scheme: str, prefix: str) -> str:
+    return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
+
+
+def _options(config: Config) -> str:
+    return ", ".join(f"{name}={value}" for name, value in vars(config).items())
+
+
+_AXES = {"io": "(in, out)", "oi": "(out, in)", "iHd": "(in, H, d)", "Hdo": "(H, d, out)", "o": "", "Hd": "(H, d)"}
+
+
+def _origins(config: Config, arrays: dict[str, np.ndarray], scheme: str, prefix: str, names: Container[str]) -> Table:
+    """Each weight with the array that it comes from; names: of all arrays."""
+    table = demonstration.plain_table("weight", "shape", "norm", "from")
+    for name in shapes(config):
+        origin = "itself"
+        if place := schemes.SCHEMES[scheme].places.get(name):
+            part = f"part {place.part[0] + 1} of {place.part[1]}" if place.part else ""
+            origin = " ".join(filter(None, [f"{prefix}{place.name}", _AXES[place.axes], part]))
+            origin = origin if prefix + place.name in names else "zeros, for want of an array"
+        table.add_row(name, str(arrays[name].shape), _norm(arrays[name]), origin)
+    return table
+
+
 # Files, errors and the terminal
 
 
-def _writable(name: str) -> Path:
+def _writable(argument: str, name: str, expected: str = "expected one") -> Path:
     """The file to write later; what is wrong with it is said before a minute is spent."""
     path = Path(name).resolve()
     if path.exists() and not path.is_file():
-        _fail(f"--json is {name}, which is no regular file; expected one, or - for stdout")
+        _fail(f"{argument} is {name}, which is no regular file; {expected}")
     if not path.parent.is_dir():
-        _fail(f"--json is {name}, but there is no folder {path.parent}; make it first")
+        _fail(f"{argument} is {name}, but there is no folder {path.parent}; make it first")
     return path
+
+
+def _track(description: str, things: list[T]) -> Iterator[T]:
+    """The things one by one, with a progress bar where stderr is a terminal."""
+    console = _console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield from progress.track(things, description=description)
 
 
 def _fail(problem: object) -> NoReturn:

@@ -56,6 +56,48 @@ def bound(dtype: str, oracle: np.ndarray, base: np.ndarray, *, gradient: bool = 
     return (16 if gradient else 8) * error(base, oracle) + 16 * UNIT[dtype] * size
 
 
+def ratio(
+    attention: MultiHeadAttention,
+    output: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    mask: Any = None,
+    causal: bool = False,
+) -> float:
+    """How far another implementation's output is from a layer's, as a part of what rounding explains: the same if <= 1.
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        output: what that gave, without dropout, (B, Q, D) in the layer's dtype.
+        queries, keys, values, valid_lens, mask, causal: what it was called with, as for the layer.
+
+    Returns:
+        The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
+        one has NaN or infinity where the other has not.
+
+    Raises TypeError and ValueError as a call of the layer does, and TypeError if output has another dtype.
+    """
+    dtype = attention.config.dtype
+    found = arrays.to_numpy(output)
+    if found.dtype != numpy_dtype(dtype):
+        raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
+    given = (queries, keys, values, valid_lens, mask)
+    queries, keys, values, lengths, sees = (arrays.to_numpy(X) if hasattr(X, "dtype") else X for X in given)
+    attention.to("numpy")(queries, keys, values, lengths, mask=sees, causal=causal)  # raises what is wrong
+
+    def compute(kind: str) -> np.ndarray:
+        layer = MultiHeadAttention(**vars(attention.config) | {"dtype": kind}, backend="numpy")
+        layer.weights = {name: X.astype(numpy_dtype(kind)) for name, X in attention.weights.items()}
+        q, k, v = (np.asarray(X, numpy_dtype(kind)) for X in (queries, keys, values))
+        return layer(q, k, v, lengths, mask=sees, causal=causal)
+
+    oracle = compute("float64")
+    return _ratio(error(found, oracle), bound(dtype, oracle, compute(dtype)))
+
+
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
     """What a gradient's rounding is measured against besides itself: 0, but for the bias of the keys.
 

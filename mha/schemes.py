@@ -129,8 +129,9 @@ SCHEMES = {
         beside=(r"rotary_emb\.inv_freq",),
     ),
     "opt": Scheme(
-        "OPT, BART, CLIP and their kin",
+        "OPT, BART, CLIP, Whisper and their kin",
         _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
+        biases=(("W_q", "W_v", "W_o"),),  # Whisper
     ),
 }
 
@@ -209,6 +210,15 @@ def wanted(names: Iterable[str], scheme: str, prefix: str) -> list[str]:
             f"it has {', '.join(own) or 'nothing'}"
         )
     return [name for name in own if name in places]
+
+
+def told_heads(shapes: Mapping[str, tuple[int, ...]], scheme: str, prefix: str) -> int | None:
+    """The number of heads that an array of a layer has an axis for; None if none has."""
+    for place in SCHEMES[scheme].places.values():
+        shape = shapes.get(prefix + place.name, ())
+        if "H" in place.axes and len(shape) == len(place.axes):
+            return shape[place.axes.index("H")]
+    return None
 
 
 def to_canonical(

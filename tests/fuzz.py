@@ -5,6 +5,7 @@ of ours, which is a TypeError or ValueError that names the file or the argument.
 code 1, and the input that did it is left in a file, which `--target NAME --replay FILE` tries again.
 """
 
+import contextlib
 import copy
 import itertools
 import json
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -23,11 +24,13 @@ from typing import Annotated, Any, NoReturn
 
 import atheris
 import numpy as np
+import safetensors.numpy
 import typer
 
 with atheris.instrument_imports(include=["mha"]):
     import mha
-    from mha import tensors, weights
+    from mha import schemes, tensors, weights
+    from mha.config import Config
     from mha.config import shapes as weight_shapes
 
 import malformed
@@ -42,18 +45,49 @@ def load(data: bytes) -> None:
     """A file of these bytes is a layer that can be saved and loaded again, or refused by name."""
     path = Path(FOLDER.name, "layer.safetensors")
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(RefusedError), refusal(path):
         config, arrays = weights.load(path)
+        attention = mha.MultiHeadAttention(**vars(config), backend="numpy")
+        attention.weights = arrays
+        attention.save(path)
+        for name, array in mha.load(path, "numpy").weights.items():
+            if array.tobytes() != arrays[name].tobytes() or not np.isfinite(array).all():
+                raise RuntimeError(f"{name} is not as it was")
+
+
+def read(data: bytes) -> None:
+    """A file of these bytes has a layer with finite weights of the right shapes, or is refused by name."""
+    path = Path(FOLDER.name, "model.safetensors")
+    path.write_bytes(data)
+    with contextlib.suppress(RefusedError), refusal(path):
+        attention = weights.read(path, num_heads=H, backend="numpy")
+        for name, array in attention.weights.items():
+            if array.shape != weight_shapes(attention.config)[name] or not np.isfinite(array).all():
+                raise RuntimeError(f"{name} is wrong")
+
+
+class RefusedError(Exception):
+    """An error of ours."""
+
+
+@contextlib.contextmanager
+def refusal(path: Path) -> Iterator[None]:
+    """What is raised inside is a RefusedError if it is a ValueError that names the path."""
+    try:
+        yield
     except ValueError as error:
         if type(error) is not ValueError or not str(error).startswith(f"{path} ") or not str(error).isprintable():
             raise RuntimeError(f"the error is not ours: {error!r}") from error
-        return
-    attention = mha.MultiHeadAttention(**vars(config), backend="numpy")
-    attention.weights = arrays
-    attention.save(path)
-    for name, array in mha.load(path, "numpy").weights.items():
-        if array.tobytes() != arrays[name].tobytes() or not np.isfinite(array).all():
-            raise RuntimeError(f"{name} is not as it was")
+        raise RefusedError from error
+
+
+def checkpoints() -> Iterator[bytes]:
+    """A small file of each scheme, with a table beside the layer."""
+    config = Config(6, H, bias=True)
+    for scheme in schemes.SCHEMES:
+        arrays = schemes.from_canonical(config, weights.initial(config), scheme)
+        named = {f"layer.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
+        yield safetensors.numpy.save(named | {"table": np.arange(3)}, {"format": "pt"})
 
 
 def mutate_file(data: bytes, max_size: int, seed: int) -> bytes:
@@ -305,13 +339,16 @@ def ours(work: Callable[[], Any]) -> Any:
 
 # The run
 
-TARGETS = {"load": load, "call": call, "construct": construct}
+TARGETS = {"load": load, "read": read, "call": call, "construct": construct}
 
 
 def seeds(target: str, folder: Path) -> None:
     """Write the inputs that the others grow from into a folder."""
     random = Random(20170612)
-    inputs = [*malformed.CORPUS.values(), malformed.VALID] if target == "load" else map(random.randbytes, [400] * 200)
+    if target in ("load", "read"):
+        inputs = [*malformed.CORPUS.values(), malformed.VALID, *checkpoints()]
+    else:
+        inputs = [random.randbytes(400) for _ in range(200)]
     for number, data in enumerate(inputs):
         if len(data) <= LONGEST:
             (folder / str(number)).write_bytes(data)
@@ -342,7 +379,7 @@ def fuzz(target: str, seconds: int) -> NoReturn:
         f"-artifact_prefix={target}-",
         "-verbosity=0",
     ]
-    mutator = {"custom_mutator": mutate_file} if target == "load" else {}
+    mutator = {"custom_mutator": mutate_file} if target in ("load", "read") else {}
     atheris.Setup([sys.argv[0], *options, str(folder)], one, **mutator)
     atheris.Fuzz()
     raise AssertionError("atheris ends the process")

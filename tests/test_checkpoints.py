@@ -7,13 +7,14 @@ import json
 import os
 import re
 import resource
+from pathlib import Path
 
 import malformed
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from test_schemes import SCHEMES, TOLD, heads, same, stored
+from test_schemes import SCHEMES, TOLD, WIDTHS, heads, same, stored
 
 import mha
 from mha import schemes, weights
@@ -306,3 +307,39 @@ def test_a_file_that_is_cut_while_it_is_read(path, rng):
         os.truncate(path, source.entries[name].start + 4)
         with pytest.raises(ValueError, match=f"was cut while it was read: {name} has 4 bytes, expected 660"):
             source.read(name)
+
+
+# 3. The page
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "weights.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_ten_lines_read_our_files_without_mha(tmp_path, monkeypatch, rng, bias):
+    monkeypatch.chdir(tmp_path)
+    attention = mha.MultiHeadAttention(11, 3, bias=bias, **WIDTHS, dtype="float64", backend="numpy")
+    attention.weights = {name: rng.normal(size=X.shape) for name, X in attention.weights.items()}
+    attention.save("layer.safetensors")
+    names = {
+        "queries": rng.normal(size=(2, 7, WIDTHS["query_size"])),
+        "keys": rng.normal(size=(2, 5, WIDTHS["key_size"])),
+        "values": rng.normal(size=(2, 5, WIDTHS["value_size"])),
+    }
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) == 10
+    assert "mha" not in code
+    expected = attention(**names)
+    exec(code, names)
+    assert np.abs(names["output"] - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+def test_the_page_has_every_scheme_with_its_names():
+    rows = re.findall(r"^\| `([\w-]+)` \| .* \| (`.*`) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(schemes.SCHEMES)
+    axes = {"io": "(in, out)", "oi": "(out, in)", "iHd": "(in, H, d)", "Hdo": "(H, d, out)"}
+    for name, arrays, kernels in rows:
+        places = {weight: place for weight, place in schemes.SCHEMES[name].places.items() if weight.endswith("kernel")}
+        assert re.findall(r"`(.*?)`", arrays) == list(dict.fromkeys(place.name for place in places.values()))
+        packed = ", packed" if any(place.part for place in places.values()) else ""
+        assert kernels == ", ".join(dict.fromkeys(axes[place.axes] for place in places.values())) + packed

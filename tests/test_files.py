@@ -3,10 +3,8 @@
 import os
 import re
 import resource
-import runpy
-import types
-from pathlib import Path
 
+import malformed
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ import safetensors.numpy
 
 import mha
 from mha import dispatch, files, weights
-
-malformed = types.SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("malformed.py"))))
 
 SIZES = {
     "num_hiddens": 11,

@@ -8,6 +8,7 @@ import pytest
 import mha
 from mha import dispatch, parity
 from mha.config import Config
+from mha.tensors import numpy_dtype
 
 # Beyond the quick suite: what `mha parity` leaves out to stay quick.
 MORE = (
@@ -102,3 +103,48 @@ def test_suite_covers_what_the_design_asks_for():
     assert max(case.num_keys for case in parity.CASES) >= 2048
     assert {config.pooling for config in configs} == {"dot", "additive"}
     assert {config.bias for config in configs} == {True, False}
+
+
+# An implementation of somebody else's
+
+
+def far(attention, **changes):
+    """The ratio of what the attention gives if something about it were otherwise."""
+    rng = np.random.default_rng(5)
+    dtype = numpy_dtype(attention.config.dtype)
+    X, Y = (rng.normal(size=(2, T, 12)).astype(dtype) for T in (5, 7))
+    call = {"valid_lens": np.array([3, 7]), "causal": True} | changes.pop("call", {})
+    other = mha.MultiHeadAttention(**vars(attention.config), backend=attention.backend)
+    other.weights = attention.weights | {name: change(attention.weights[name]) for name, change in changes.items()}
+    output = other(*(mha.tensor(A, backend=attention.backend) for A in (X, Y, Y)), **call)
+    return parity.ratio(attention, output, X, Y, Y, [3, 7], causal=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_ratio_tells_the_same_from_the_other(backend, dtype):
+    attention = mha.MultiHeadAttention(12, 3, bias=True, dtype=dtype, backend=backend)
+    assert far(attention) <= 1
+    for name, change in {
+        "W_q.kernel": lambda X: X.T,
+        "W_o.kernel": lambda X: X[::-1],
+        "W_v.bias": lambda X: X + 1e-3,
+        "W_k.kernel": lambda X: X.reshape(12, 3, 4)[:, [1, 0, 2]].reshape(12, 12),  # heads in another order
+    }.items():
+        assert far(attention, **{name: change}) > 10, name
+    assert far(attention, call={"causal": False}) > 10
+    assert far(attention, call={"valid_lens": np.array([2, 7])}) > 10
+
+
+def test_a_ratio_of_what_cannot_be_compared():
+    attention = mha.MultiHeadAttention(12, 3, backend="numpy")
+    X = np.ones((2, 5, 12), "float32")
+    output = attention(X, X, X)
+    assert parity.ratio(attention, output, X, X, X) <= 1
+    assert parity.ratio(attention, output[:1], X, X, X) == np.inf
+    assert parity.ratio(attention, np.where(output == output.max(), np.nan, output), X, X, X) == np.inf
+    with pytest.raises(TypeError, match="output has dtype float64, expected float32 as the layer"):
+        parity.ratio(attention, output.astype("float64"), X, X, X)
+    with pytest.raises(TypeError, match="queries has dtype float64"):
+        parity.ratio(attention, output, X.astype("float64"), X, X)
+    with pytest.raises(ValueError, match="valid_lens has shape"):
+        parity.ratio(attention, output, X, X, X, [1, 2, 3])

@@ -168,7 +168,12 @@ def test_transposed_and_foreign_memory(scheme):
 
 @pytest.mark.parametrize(
     ("scheme", "without"),
-    [("llama", ["o_proj"]), ("vit", ["attention.query", "attention.key", "attention.value"]), ("timm", ["qkv"])],
+    [
+        ("llama", ["o_proj"]),
+        ("opt", ["k_proj"]),
+        ("vit", ["attention.query", "attention.key", "attention.value"]),
+        ("timm", ["qkv"]),
+    ],
 )
 def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     _, arrays = stored(scheme)
@@ -177,7 +182,7 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     config, weights = schemes.to_canonical(arrays, scheme, num_heads=3)
     assert config.bias
     _, expected = layer(scheme)
-    lacking = ["W_o"] if scheme == "llama" else ["W_q", "W_k", "W_v"]
+    lacking = {"llama": ["W_o"], "opt": ["W_k"]}.get(scheme, ["W_q", "W_k", "W_v"])
     same(weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking})
 
 
