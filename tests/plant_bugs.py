@@ -1,14 +1,18 @@
-"""Plant deliberate bugs in each backend and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
+"""Plant deliberate bugs and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
 
-Every bug is a replacement in the source of the backend's module. The changed module takes the place of the real one in
-a process of its own, the tests run there, and a bug that no test notices is an error. A pattern that is not found is an
-error too, so that the list cannot go stale.
+Every bug of a backend is a replacement in the source of its module. The changed module takes the place of the real one
+in a process of its own, the tests run there, and a bug that no test notices is an error. Bugs of what reads weights are
+planted in a copy of the package. A pattern that is not found is an error too, so that the lists cannot go stale.
 """
 
 import concurrent.futures
 import multiprocessing
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Annotated
@@ -140,6 +144,46 @@ WAYS = {
 }
 
 
+# What reads weights: module, pattern, replacement.
+WEIGHTS_TESTS = ["test_schemes.py", "test_checkpoints.py", "test_files.py"]
+WEIGHTS_BUGS = {
+    "kernels (out, in) are not turned": ("schemes", r"return array\.T  # \(in, out\)", "return array"),
+    "GPT-2's kernels are turned": ("schemes", r'"c_proj", "io"\)', '"c_proj", "oi")'),
+    "packed parts are values, keys, queries": ("schemes", r"part, count = place\.part", r"\g<0>; part = 2 - part"),
+    "packed parts are taken along the inputs": (
+        "schemes",
+        r'np\.split\(array, count, place\.axes\.index\("o"\)\)',
+        'np.split(array, count, array.ndim - 1 - place.axes.index("o"))',
+    ),
+    "heads and their widths are swapped": (
+        "schemes",
+        r"array\.reshape\(len\(array\), -1\)",
+        "array.swapaxes(1, 2).reshape(len(array), -1)",
+    ),
+    "heads and their widths are swapped in W_o": (
+        "schemes",
+        r"array\.reshape\(-1, array\.shape\[2\]\)",
+        "array.swapaxes(0, 1).reshape(-1, array.shape[2])",
+    ),
+    "any bias may be missing": ("schemes", r"if biased not in .*:", "if False:"),
+    "arrays beside the projections are passed over": ("schemes", r"    if foreign:", "    if False:"),
+    "groups of queries are taken": ("schemes", r"if keys != queries:", "if False:"),
+    "NaN is taken": ("schemes", r"        check_finite\(place\.name, array\)\n", ""),
+    "the source's memory is shared": ("schemes", r"(none\[weight\]\)\))\.copy\(\)", r"\1"),
+    "a prefix may end anywhere": ("schemes", r'prefix\.endswith\("\."\)', "True"),
+    "arrays may lie on each other": ("tensors", r"if entry\.start != end:", "if False:"),
+    "a file may go on after its arrays": ("tensors", r"if size != end:", "if size < end:"),
+    "a name may come twice": ("tensors", r"if count > 1:", "if False:"),
+    "any length of the header is believed": ("tensors", r"if header_size > min\(limit, size - 8\):", "if False:"),
+    "a cut is not noticed": ("tensors", r"if len\(data\) != length:", "if False:"),
+    "a shape may claim what it likes": ("tensors", r"if dtype in _BYTES and .*:", "if False:"),
+    "nobody is asked which way round kernels are": ("weights", r"if \(chosen, scheme\) == .*:", "if False:"),
+    "arrays may have several dtypes": ("weights", r"if len\(dtypes := (.*)\) > 1:", r"if len(dtypes := \1) < 0:"),
+    "any layout is taken": ("weights", r" if layout == LAYOUT:", ":"),
+    "every array is read": ("weights", r"for name in track\(names\)", "for name in source.entries"),
+}
+
+
 def source_of(backend: str) -> str:
     """The source of a backend's module, which is not imported."""
     return Path(backends.__path__[0], f"{backend}.py").read_text(encoding="utf-8")
@@ -183,12 +227,35 @@ def try_bug(backend: str, bug: str) -> str | None:
     return failure.name
 
 
+def try_weights_bug(bug: str) -> str | None:
+    """Run the tests of weights in a copy of the package with a bug; the first test that fails, or None if none does."""
+    module, pattern, replacement = WEIGHTS_BUGS[bug]
+    root = Path(__file__).parents[1]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("mha", "backends", "tests", "docs", "pyproject.toml"):
+            (shutil.copytree if (root / name).is_dir() else shutil.copy)(root / name, copy / name)
+        path = copy / "mha" / f"{module}.py"
+        source, count = re.subn(pattern, replacement, path.read_text(encoding="utf-8"))
+        if not count:
+            raise LookupError(f"the bug {bug!r} finds no {pattern!r} in mha/{module}.py")
+        path.write_text(source, encoding="utf-8")
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--backends", "numpy"]
+        command = [sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in WEIGHTS_TESTS)]
+        environment = os.environ | {"PYTHONPATH": folder}
+        run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if run.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {run.returncode} for the bug {bug!r}: {run.stdout}")
+    failed = re.search(r"^FAILED tests/(\S+)", run.stdout, re.MULTILINE)
+    return failed and failed[1]
+
+
 def main(
     names: Annotated[
         str, typer.Option("--backends", help="The backends to plant bugs in, joined by commas.")
     ] = ",".join(dispatch.NEEDS),
 ) -> None:
-    """Plant every bug in every backend; exit code 1 if one goes unnoticed."""
+    """Plant every bug in every backend, and those of weights; exit code 1 if one goes unnoticed."""
     chosen = names.split(",")
     for name in chosen:
         for bug in BUGS:
@@ -196,6 +263,8 @@ def main(
     spawn = multiprocessing.get_context("spawn")
     pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in chosen}
     jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in chosen for bug in BUGS}
+    pools["weights"] = concurrent.futures.ProcessPoolExecutor(1, spawn)
+    jobs |= {pools["weights"].submit(try_weights_bug, bug): ("weights", bug) for bug in WEIGHTS_BUGS}
     done = concurrent.futures.as_completed(jobs)
     caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), console=Console(stderr=True))}
 
@@ -203,6 +272,10 @@ def main(
     for bug in BUGS:
         table.add_row(bug, *(caught[name, bug] or "[bold red]UNNOTICED" for name in chosen))
     Console(width=None if sys.stdout.isatty() else 60 + 70 * len(chosen)).print(table)
+    table = Table("bug of weights", "the first test that notices it")
+    for bug in WEIGHTS_BUGS:
+        table.add_row(bug, caught["weights", bug] or "[bold red]UNNOTICED")
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
     unnoticed = [job for job, test in caught.items() if test is None]
     print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")
     raise typer.Exit(1 if unnoticed else 0)

@@ -352,6 +352,7 @@ def test_malformed_files_are_refused(tmp_path, monkeypatch, name):
         ),
         ("num_hiddens beyond 64 bits", "W_o.kernel would have shape (12, 1000000000000000000000000000000), too many"),
         ("gigabytes behind the numbers", "has 8000000000 bytes, expected 2220 as its header says"),
+        ("dtype of float64", "W_o.kernel has 240 bytes, which is not what dtype F64 and shape (12, 5) take"),
         ("offsets overlap", "is not a safetensors file: W_o.kernel begins at byte"),
     ],
 )
