@@ -272,6 +272,8 @@ def set_weights(layer, arrays):
 
 def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
     """Call the layer, with its own arguments in its framework's own way."""
+    switches = causal, training, return_weights  # checked now: compiled, the layer does not know the lengths' values
+    valid_lens, mask = arguments.settle("jax", layer, queries, keys, values, valid_lens, mask, *switches)
     rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
     options = {"causal": causal, "training": training, "return_weights": return_weights}
     return _apply(*layer.unbind(), rngs, queries, keys, values, valid_lens, mask, **options)

@@ -105,10 +105,15 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        training, return_weights = checks.flag("training", training), checks.flag("return_weights", return_weights)
-        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+        causal, training = checks.flag("causal", causal), checks.flag("training", training)
+        return_weights = checks.flag("return_weights", return_weights)
+        queries, keys, values, given = self._arrays(queries, keys, values)
+        if given == self.backend:  # whose `attend` settles what it is given: twice would cost more than a small layer
+            call, back = (queries, keys, values, valid_lens, mask, causal), _same
+        else:
+            call, back = self._settle(queries, keys, values, valid_lens, mask, causal)
         with self._tab.context(self.config.dtype):
-            result = self._tab.attend(self.layer, *settled, training, return_weights)
+            result = self._tab.attend(self.layer, *call, training, return_weights)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def gradients(
@@ -227,17 +232,21 @@ class MultiHeadAttention:
         options = ", ".join(f"{name}={value!r}" for name, value in vars(self.config).items())
         return f"MultiHeadAttention({options}, backend={self.backend!r})"
 
-    def _settle(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, causal: Any) -> tuple:
-        """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
+    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+        """Queries, keys and values as arrays of one framework, and the backend that it is."""
         named = {"queries": queries, "keys": keys, "values": values}
         queries, keys, values = (self._array(name, value) for name, value in named.items())
-        given: Any = dispatch.backend_of(queries)
-        for name, array in {"keys": keys, "values": values}.items():
-            if dispatch.backend_of(array) != given:
+        given = dispatch.backend_of(queries)
+        for name, array in (("keys", keys), ("values", values)):
+            if (other := dispatch.backend_of(array)) != given:
                 raise TypeError(
-                    f"{name} is of {dispatch.backend_of(array)}, expected {given} as queries; "
-                    "convert with mha.to_numpy or mha.tensor"
+                    f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
                 )
+        return queries, keys, values, given
+
+    def _settle(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, causal: Any) -> tuple:
+        """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
+        queries, keys, values, given = self._arrays(queries, keys, values)
         with self._tab.context(self.config.dtype):
             valid_lens, mask = arguments.settle(given, self.layer, queries, keys, values, valid_lens, mask, causal)
             settled = map(self._native, (queries, keys, values, valid_lens, mask))
