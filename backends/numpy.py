@@ -245,6 +245,7 @@ class MultiHeadAttention:
         """
         switches = causal, training, return_weights
         valid_lens, mask = arguments.settle("numpy", self, queries, keys, values, valid_lens, mask, *switches)
+        queries, keys, values = map(checks.plain, (queries, keys, values))  # or the last bits depend on how they lie
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)

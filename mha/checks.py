@@ -277,6 +277,12 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
     return {name: arrays[name] for name in shapes}
 
 
+def finite(name: str, array: np.ndarray) -> None:
+    """Raise ValueError if an array holds NaN or infinity."""
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds NaN or infinity, expected finite weights")
+
+
 def plain(value: np.ndarray) -> np.ndarray:
     """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
     native = value.dtype.newbyteorder("=")

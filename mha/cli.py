@@ -3,13 +3,15 @@
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
 import platform
 import reprlib
+import stat
+import sys
 from collections.abc import Container, Iterator
-from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -62,6 +64,9 @@ def main(
     """
     # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no error
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -180,21 +185,20 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
       mha weights show layer.safetensors
       mha weights show model.safetensors
 
-    Exit code 0, also if no attention is found; 2 if it is no safetensors file.
+    Exit code 0, also if no attention is found; 2 if it is no safetensors file, or not what it says of itself.
     """
-    console = _console()
+    table = demonstration.plain_table("array", "shape", "dtype", "norm", folded="array")
     with _opened(file) as source:
-        table = demonstration.plain_table("array", "shape", "dtype", "norm")
         for name in _track("Reading", list(source.entries)):
             entry = source.entries[name]
             norm = _norm(source.read(name)) if entry.dtype in tensors.FLOATS else ""
             table.add_row(name, str(entry.shape), tensors.FLOATS.get(entry.dtype, entry.dtype), norm)
-        console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
-        if source.metadata:
-            told = (f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items() if name != "config")
-            console.print(f"metadata: {', '.join(told)}")
-        console.print(table, "", sep="\n")
-        console.print(_layers(file, source))
+        layers = _layers(source)
+    told = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
+    console = _console()
+    console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
+    console.print(f"metadata: {', '.join(told) or 'none'}")
+    console.print(table, "", layers, sep="\n")
 
 
 @app.command()
@@ -230,7 +234,7 @@ def convert(
     Exit code 0 if the layer was converted, 2 if not; OUT then stays as it was.
     """
     path = _writable("OUT", target)
-    if path == Path(source).resolve():
+    if path == os.path.realpath(source):
         _fail(f"IN and OUT are one file, {target}; choose another OUT")
     with _opened(source) as opened:
         try:
@@ -238,17 +242,18 @@ def convert(
             config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: _track("Reading", names))
         except TypeError as error:  # num_heads is needed
             raise ValueError(f"does not say everything: {error}; say --num-heads") from error
+        names = set(opened.entries)
     console = _console()
     console.print(f"{source}: {_described(chosen, at)}")
     console.print(_options(config))
-    console.print(_origins(config, arrays, chosen, at, opened.entries), "", sep="\n")
+    console.print(_origins(config, arrays, chosen, at, names), "", sep="\n")
     if dry_run:
         console.print(f"{target} is not written: --dry-run")
         return
     try:
         weights.save(path, config, arrays)
-    except (OSError, ValueError) as error:
-        _fail(error)
+    except OSError as error:
+        _fail(f"{target} cannot be written: {error.strerror}")
     console.print(f"{target} is written")
 
 
@@ -355,18 +360,22 @@ def _opened(name: str) -> Iterator[Tensors]:
 def _norm(array: np.ndarray) -> str:
     """The root of the sum of squares, in float64, a part of a large array at a time."""
     parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
-    return f"{math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)):.6g}"
+    largest = max(float(np.abs(part).max(initial=0)) for part in parts)
+    if largest in (0, math.inf) or math.isnan(largest):
+        return f"{largest:.6g}"
+    squares = sum(float(np.square(part.astype(np.float64) / largest).sum()) for part in parts)
+    return f"{largest * math.sqrt(squares):.6g}"
 
 
-def _layers(name: str, source: Tensors) -> Table | str:
-    """The layers of attention in a file, and how to convert one of them."""
+def _layers(source: Tensors) -> Table | str:
+    """The layers of attention in a file."""
     if weights.is_own(source):
         config, _ = weights.take(source, "mha", "")
         return f"a layer of mha: {_options(config)}"
     found = schemes.recognise(source.entries)
     if not found:
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
-    table = demonstration.plain_table("scheme", "prefix", "heads", "what it is")
+    table = demonstration.plain_table("scheme", "prefix", "heads", "what it is", folded="prefix")
     for scheme, prefix in found:
         heads = schemes.told_heads({name: entry.shape for name, entry in source.entries.items()}, scheme, prefix)
         table.add_row(scheme, prefix, "not told" if heads is None else str(heads), schemes.SCHEMES[scheme].about)
@@ -400,13 +409,22 @@ def _origins(config: Config, arrays: dict[str, np.ndarray], scheme: str, prefix:
 # Files, errors and the terminal
 
 
-def _writable(argument: str, name: str, expected: str = "expected one") -> Path:
+def _writable(argument: str, name: str, expected: str = "expected one") -> str:
     """The file to write later; what is wrong with it is said before a minute is spent."""
-    path = Path(name).resolve()
-    if path.exists() and not path.is_file():
+    path = os.path.realpath(name)
+    folder = os.path.dirname(path)
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        regular = True
+    except (OSError, ValueError) as error:
+        _fail(f"{argument} is {name}, which cannot be looked up: {error}")
+    if not regular:
         _fail(f"{argument} is {name}, which is no regular file; {expected}")
-    if not path.parent.is_dir():
-        _fail(f"{argument} is {name}, but there is no folder {path.parent}; make it first")
+    if not os.path.isdir(folder):
+        _fail(f"{argument} is {name}, but there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        _fail(f"{argument} is {name}, but nothing may be written in {folder}")
     return path
 
 

@@ -96,12 +96,14 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
     return table
 
 
-def plain_table(*columns: str) -> Table:
-    """An empty table without a frame; where the terminal is narrow, the last column is folded."""
+def plain_table(*columns: str, folded: str | None = None) -> Table:
+    """An empty table without a frame; where the terminal is narrow, one column is folded, None = the last one."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
+    for column in columns:
+        if column == (folded or columns[-1]):
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column, no_wrap=True)
     return table
 
 

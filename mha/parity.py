@@ -78,9 +78,13 @@ def ratio(
         The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
         one has NaN or infinity where the other has not.
 
-    Raises TypeError and ValueError as a call of the layer does, and TypeError if output has another dtype.
+    Raises TypeError and ValueError as a call of the layer does, TypeError if output has another dtype, and ValueError
+    if NumPy itself overflows in that dtype, so that nothing can be told.
     """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     dtype = attention.config.dtype
+    dispatch.tab_of(output, "output")  # or it is no array
     found = arrays.to_numpy(output)
     if found.dtype != numpy_dtype(dtype):
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
@@ -95,7 +99,10 @@ def ratio(
         return layer(q, k, v, lengths, mask=sees, causal=causal)
 
     oracle = compute("float64")
-    return _ratio(error(found, oracle), bound(dtype, oracle, compute(dtype)))
+    limit = bound(dtype, oracle, compute(dtype))
+    if limit == math.inf:
+        raise ValueError(f"the layer overflows {dtype} with these numbers: nothing can be told; choose smaller ones")
+    return _ratio(error(found, oracle), limit)
 
 
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:

@@ -125,7 +125,8 @@ SCHEMES = {
     "llama": Scheme(
         "LLaMA and its kin, without the rotation by positions",
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi"),
-        biases=(("W_q", "W_k", "W_v"),),  # Qwen2
+        # Qwen2; ViT and DINOv3, whose names these are while they are in memory
+        biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         beside=(r"rotary_emb\.inv_freq",),
     ),
     "opt": Scheme(
@@ -236,6 +237,23 @@ def to_canonical(
         TypeError, ValueError: if an array is missing or has no counterpart, if shapes, dtypes, biases or heads do not
             go together, or if a weight is NaN or infinite.
     """
+    config = describe(arrays, scheme, prefix, num_heads, dropout)
+    canonical = {}
+    for weight, place in _places(scheme):
+        if (name := prefix + place.name) in arrays:
+            checks.finite(name, arrays[name])
+            canonical[weight] = _unpack(arrays[name], place)
+    none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
+    return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+
+
+def describe(
+    arrays: Mapping[str, np.ndarray], scheme: str, prefix: str = "", num_heads: int | None = None, dropout: float = 0.0
+) -> Config:
+    """The configuration of a layer that is stored another way, by the shapes and dtypes of its arrays alone.
+
+    Arguments and errors as for `to_canonical`, but that numbers are not looked at.
+    """
     names = wanted(arrays, scheme, prefix)
     every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
     places = {weight: place for weight, place in every.items() if place.name in names}
@@ -246,9 +264,7 @@ def to_canonical(
     if biased not in ((), PROJECTIONS, *SCHEMES[scheme].biases):
         lacking = {every[f"{name}.bias"].name: None for name in PROJECTIONS if name not in biased}
         raise ValueError(f"the layer lacks {', '.join(lacking)}, though other projections of it have biases")
-    config = _config(canonical, {weight: place.name for weight, place in places.items()}, num_heads, dropout)
-    none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
-    return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+    return _config(canonical, {weight: place.name for weight, place in places.items()}, num_heads, dropout)
 
 
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: str) -> dict[str, np.ndarray]:
@@ -275,12 +291,6 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: st
     return arrays
 
 
-def check_finite(name: str, array: np.ndarray) -> None:
-    """Raise ValueError if an array holds NaN or infinity."""
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds NaN or infinity, expected finite weights")
-
-
 # Pieces of the above
 
 LISTED = 8  # of a long list, so many are shown
@@ -296,7 +306,7 @@ def _places(scheme: str) -> Iterable[tuple[str, Place]]:
 
 
 def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -> None:
-    """Dtype, axes, packing and numbers of each array by itself."""
+    """Dtype, axes and packing of each array by itself."""
     first, *_ = (arrays[place.name] for place in places.values())
     for place in places.values():
         array = arrays[place.name]
@@ -306,12 +316,13 @@ def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -
             raise TypeError(f"{place.name} has dtype {dtype}, expected one dtype, {first.dtype} as the others")
         if array.ndim != len(place.axes):
             raise ValueError(f"{place.name} has shape {array.shape}, expected {len(place.axes)} axes, {place.axes}")
+        if 0 in array.shape:
+            raise ValueError(f"{place.name} has shape {array.shape}, expected no size of 0")
         if place.part and array.shape[place.axes.index("o")] % place.part[1]:
             raise ValueError(
                 f"{place.name} has shape {array.shape}, expected {place.part[1]} projections of equal width packed "
                 f"along axis {place.axes.index('o')}"
             )
-        check_finite(place.name, array)
 
 
 def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None) -> int:
@@ -321,10 +332,11 @@ def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_he
     for place in places.values():
         if "H" in place.axes:
             told = arrays[place.name].shape[place.axes.index("H")]
-            if told != (expected or told):
+            if expected is not None and told != expected:
+                shared = ": groups of queries that share a head of keys are not supported"
                 raise ValueError(
-                    f"{place.name} has {told} heads, expected {expected} as {source}: groups of queries that share a "
-                    "head of keys are not supported"
+                    f"{place.name} has {told} heads, expected {expected} as {source}"
+                    + ("" if source == "num_heads" else shared)
                 )
             expected, source = told, place.name
     if expected is None:

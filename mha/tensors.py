@@ -21,6 +21,7 @@ import numpy as np
 from mha import files
 
 LIMIT = 100_000_000  # bytes of a header, as the safetensors package has it
+MOST_AXES = 32  # as in NumPy 1
 
 # The dtypes that weights may have, by their names in a file.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -55,6 +56,8 @@ class Entry:
 
     def claimed(self, name: str) -> np.ndarray:
         """An array of this shape and dtype that takes the memory of one number."""
+        if 0 in self.shape:
+            raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
         return np.broadcast_to(np.zeros((), self.numpy_dtype(name)), self.shape)
 
     def numpy_dtype(self, name: str) -> np.dtype:
@@ -81,13 +84,16 @@ class Tensors:
     def read(self, name: str) -> np.ndarray:
         """The array of this name, which cannot be written to.
 
-        Raises ValueError if it holds no floats, or if the file was cut since it was opened.
+        Raises ValueError if it holds no floats, if the file was cut since it was opened, or if memory is short.
         """
         entry = self.entries[name]
         dtype = entry.numpy_dtype(name)
         length = entry.stop - entry.start
         self.file.seek(entry.start)
-        data = self.file.read(length)
+        try:
+            data = self.file.read(length)
+        except MemoryError as error:
+            raise ValueError(f"has {length} bytes in {name}, more than there is memory for") from error
         if len(data) != length:
             raise ValueError(f"was cut while it was read: {name} has {len(data)} bytes, expected {length}")
         return np.frombuffer(data, dtype).reshape(entry.shape)
@@ -145,6 +151,8 @@ def parse(text: str) -> dict[str, Any]:
 def _tensors(file: BinaryIO, limit: int) -> Tensors:
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
+    if len(start) < 8:
+        raise ValueError(f"is not a safetensors file: it has {size} bytes, expected 8 or more")
     header_size = int.from_bytes(start, "little")
     if header_size > min(limit, size - 8):
         most = f"{limit}" if header_size > limit else f"{size - 8}, all that the file has"
@@ -176,7 +184,9 @@ def _entry(name: str, described: Any, begin: int) -> Entry:
     """What a header says of an array; begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
-            if all(type(number) is int and number >= 0 for number in (*shape, start, stop)) and start <= stop:
+            numbers = (*shape, start, stop)
+            in_bounds = len(shape) <= MOST_AXES and all(type(size) is int and 0 <= size < 2**63 for size in numbers)
+            if in_bounds and start <= stop:
                 if dtype in _BYTES and stop - start != math.prod(shape) * _BYTES[dtype]:
                     raise ValueError(
                         f"is not a safetensors file: {name} has {stop - start} bytes, which is not what dtype {dtype} "

@@ -48,8 +48,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
     from safetensors.numpy import save as to_bytes
 
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} holds NaN or infinity, expected finite weights: `load` would refuse the file")
+        checks.finite(name, array)  # `load` would refuse the file
     metadata = {"format": "mha", "layout": LAYOUT, "config": json.dumps(asdict(config))}
     # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
     data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
@@ -93,7 +92,7 @@ def read(
     Raises:
         FileNotFoundError: if nothing is there.
         FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
-        TypeError: if an argument is of another type, or num_heads is needed.
+        TypeError: if an argument is of another type, or num_heads is needed; the message names the argument.
         ValueError: if it is no safetensors file, if none or more than one layer in it is meant, or if its arrays do not
             go together; the message names the path, and lists what was found.
     """
@@ -101,7 +100,8 @@ def read(
 
     backend = dispatch.backend_name(backend)
     with tensors.opened(path) as source:
-        return layer.restore(*take(source, *choose(source, scheme, prefix), num_heads), backend)
+        config, arrays = take(source, *choose(source, scheme, prefix), num_heads)
+    return layer.restore(config, arrays, backend)
 
 
 def choose(source: tensors.Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def choose(source: tensors.Tensors, scheme: str = "auto", prefix: str | None = N
         return "mha", ""
     with _asked():
         chosen, prefix = schemes.choose(source.entries, scheme, prefix)
-        if (chosen, scheme) == ("mha", "auto"):
+        if (chosen, scheme) == ("mha", "auto") and not is_own(source):
             raise ValueError(
                 "names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
                 '(in, out), applied as x @ kernel? Then say scheme="mha" and num_heads; else transpose them first'
@@ -145,16 +145,18 @@ def take(
         if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
+        claimed = {name: source.entries[name].claimed(name) for name in source.entries if name in names}
+        schemes.describe(claimed, scheme, prefix, num_heads)  # what does not go together is not read
         return schemes.to_canonical({name: source.read(name) for name in track(names)}, scheme, prefix, num_heads)
 
 
 @contextlib.contextmanager
-def _asked() -> Iterator[None]:
+def _asked(problem: str = "does not hold the layer that is asked for") -> Iterator[None]:
     """What a ValueError inside says continues a sentence that begins with the path of a file."""
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"does not hold the layer that is asked for: {error}") from error
+        raise ValueError(f"{problem}: {error}") from error
 
 
 def is_own(source: tensors.Tensors) -> bool:
@@ -175,9 +177,9 @@ def _own(source: tensors.Tensors) -> tuple[Config, dict[str, np.ndarray]]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"does not fit its own configuration: {error}") from error
     arrays = {name: source.read(name) for name in shapes(config)}
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"holds NaN or infinity in {name}, expected finite weights")
+    with _asked("is damaged"):
+        for name, array in arrays.items():
+            checks.finite(name, array)
     return config, arrays
 
 
@@ -186,10 +188,11 @@ def _config(metadata: dict[str, str]) -> Config:
     match metadata:
         case {"format": "mha", "layout": layout, "config": text} if layout == LAYOUT:
             pass
-        case {"format": "mha", "layout": layout}:
+        case {"format": "mha"}:
+            layout = reprlib.repr(metadata.get("layout"))
             raise ValueError(
-                f"has layout {reprlib.repr(layout)}, expected {LAYOUT!r} and a configuration; if another version of "
-                "mha wrote it, load it with that one"
+                f"has layout {layout}, expected {LAYOUT!r} and a configuration; if another version of mha wrote it, "
+                "load it with that one"
             )
         case _:
             raise ValueError(

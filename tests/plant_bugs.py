@@ -168,7 +168,7 @@ WEIGHTS_BUGS = {
     "any bias may be missing": ("schemes", r"if biased not in .*:", "if False:"),
     "arrays beside the projections are passed over": ("schemes", r"    if foreign:", "    if False:"),
     "groups of queries are taken": ("schemes", r"if keys != queries:", "if False:"),
-    "NaN is taken": ("schemes", r"        check_finite\(place\.name, array\)\n", ""),
+    "NaN is taken": ("schemes", r"            checks\.finite\(name, arrays\[name\]\)\n", ""),
     "the source's memory is shared": ("schemes", r"(none\[weight\]\)\))\.copy\(\)", r"\1"),
     "a prefix may end anywhere": ("schemes", r'prefix\.endswith\("\."\)', "True"),
     "arrays may lie on each other": ("tensors", r"if entry\.start != end:", "if False:"),

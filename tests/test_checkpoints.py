@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import time
 from pathlib import Path
 
 import malformed
@@ -17,7 +18,7 @@ import safetensors.numpy
 from test_schemes import SCHEMES, TOLD, WIDTHS, heads, same, stored
 
 import mha
-from mha import schemes, weights
+from mha import dispatch, schemes, weights
 
 PREFIX = "encoder.layer.1.attention."
 
@@ -127,6 +128,35 @@ def test_nothing_but_the_layer_is_read(path):
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size + 8 * 10**9)  # a hole, which takes no room on the disk
     assert weights.read(path, num_heads=3, backend="numpy").config == config
+
+
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(
+    ("shape", "options", "text"),
+    [
+        ((2**28,), {}, "self.query.weight has shape (268435456,), expected 2 axes"),
+        ((2**20, 2**8), {}, "outputs"),
+        ((15, 2**26), {"num_heads": None}, "num_heads is None"),
+        (
+            (15, 2**26),
+            {},
+            f"has 4026531840 bytes in {PREFIX}self.query.weight, more than there is memory",
+        ),
+    ],
+    ids=["axes", "sizes", "heads", "memory"],
+)
+def test_numbers_are_read_once_their_shapes_go_together(path, shape, options, text):
+    _, arrays = stored("bert", PREFIX)
+    write(path, arrays)
+    header, numbers = malformed.split(path.read_bytes())
+    name, start = f"{PREFIX}self.query.weight", len(numbers)
+    size = 4 * int(np.prod(shape))
+    left = header.pop(name)["data_offsets"]
+    header["other"] = {"dtype": "F32", "shape": [(left[1] - left[0]) // 4], "data_offsets": left}
+    header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, start + size]}
+    path.write_bytes(malformed.join(header, numbers))
+    os.truncate(path, path.stat().st_size + size)
+    refused(path, text, error=TypeError if "None" in text else ValueError, **options)
 
 
 # 2. What is refused
@@ -280,15 +310,44 @@ def test_an_array_lies_neither_on_another_nor_apart(path, rng, where, by):
     refused(path, "is not a safetensors file", "begins at byte")
 
 
+def test_a_shape_may_not_take_for_ever(path):
+    sizes = ["9" * 4000] * 400
+    path.write_bytes(
+        malformed.join('{"x": {"dtype": "F32", "shape": [' + ",".join(sizes) + '], "data_offsets": [0, 0]}}', b"")
+    )
+    start = time.process_time()
+    refused(path, "x is described as")
+    assert time.process_time() - start < 1
+
+
+def test_a_dtype_that_the_backend_lacks_is_not_the_files_fault(path, rng, backend):
+    checkpoint(path, rng, "bert", dtype="float16")
+    if "float16" not in dispatch.load(backend).DTYPES:
+        with pytest.raises(ValueError, match=f"^dtype on backend '{backend}' is 'float16'"):
+            weights.read(path, num_heads=3, backend=backend)
+    else:
+        assert weights.read(path, num_heads=3, backend=backend).config.dtype == "float16"
+
+
+def test_an_own_file_without_a_layout(path):
+    mha.MultiHeadAttention(6, 3, backend="numpy").save(path)
+    header, numbers = malformed.split(path.read_bytes())
+    del header["__metadata__"]["layout"]
+    path.write_bytes(malformed.join(header, numbers))
+    refused(path, "has layout None, expected '1'")
+    refused(path, "has layout None, expected '1'", scheme="mha")
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
+        (b"", "it has 0 bytes, expected 8 or more"),
         (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.", "as a pickle does"),
         (b"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00", "as an archive does"),
         (b"\x89HDF\r\n\x1a\n\x00\x00\x00\x00", "as HDF5 does"),
         (json.dumps({"metadata": {}, "weight_map": {}}).encode(), "the index of a checkpoint in parts"),
     ],
-    ids=["pickle", "torch.save", "HDF5", "index"],
+    ids=["empty", "pickle", "torch.save", "HDF5", "index"],
 )
 def test_other_kinds_of_files_are_named(path, data, text):
     path.write_bytes(data)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from rich.console import Console
 from test_schemes import stored
 from typer.testing import CliRunner
 
@@ -433,3 +434,29 @@ def test_convert_does_not_write_over_its_input_or_nowhere(bert, tmp_path):
         result = run("convert", str(path), str(out), "--prefix", "layer.0.attention", "--num-heads", "3")
         assert result.exit_code == 2
         assert text in result.stderr
+
+
+def test_paths_that_the_system_refuses_are_one_line(bert, tmp_path):
+    path, _ = bert
+    os.symlink("loop", tmp_path / "loop")
+    layer = ("--prefix", "layer.0.attention", "--num-heads", "3")
+    for arguments in (
+        ("convert", str(path), str(tmp_path / "loop"), *layer),
+        ("convert", str(tmp_path / "loop"), str(tmp_path / "out"), *layer),
+        ("convert", str(path), str(tmp_path / ("x" * 300)), *layer),
+        ("weights", "show", str(tmp_path / "loop")),
+        ("parity", "--json", str(tmp_path / "loop")),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert result.stderr.startswith("mha: ")
+        assert result.stderr.count("\n") == 1
+
+
+def test_show_folds_long_names_and_cuts_nothing(tmp_path, monkeypatch):
+    name = "model.vision_tower." * 4 + "k_proj.weight"
+    safetensors.numpy.save_file({name: np.full((1024, 3), 1e200)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(cli, "_console", lambda stderr=False: Console(stderr=stderr, width=80, markup=False))
+    result = run("weights", "show", str(tmp_path / "model.safetensors"))
+    assert "…" not in result.stdout
+    assert re.search(r"\(1024, 3\) +float64 +5\.54256e\+201", result.stdout)

@@ -408,6 +408,12 @@ def linen_layer(name="MultiHeadDotProductAttention", bind=True, **options):
     return module.bind(module.init(jax.random.key(5), *inputs, deterministic=True)) if bind else module
 
 
+def rebound(**options):
+    """A module whose options are not those of the variables that it is bound to."""
+    _, variables = linen_layer().unbind()
+    return linen_layer(bind=False, **options).bind(variables)
+
+
 def nnx_layer(**options):
     from flax import nnx
 
@@ -757,12 +763,17 @@ REFUSED = {
         (lambda: linen_layer(attention_fn=lambda *X, **options: X[2]), ValueError, "has attention_fn=<function"),
         (lambda: linen_layer(dropout_rate=0.5), ValueError, "has broadcast_dropout=True"),
         (lambda: linen_layer(dtype="float16"), ValueError, "has dtype=float16 and weights of float32"),
+        (lambda: rebound(use_bias=False), ValueError, "has use_bias=False, but its variables are .* use_bias=True"),
+        (lambda: rebound(qkv_features=3), ValueError, "has qkv_features=3, but its variables are .* qkv_features=12"),
+        (lambda: rebound(out_features=5), ValueError, "has out_features=5, but its variables are .* out_features=11"),
         (lambda: linen_layer("SelfAttention", bind=False), TypeError, "source is a .*SelfAttention, expected named"),
         (lambda: nnx_layer(normalize_qk=True), ValueError, "flax.nnx.MultiHeadAttention has normalize_qk=True"),
         (lambda: nnx_layer(decode=True), ValueError, "has decode=True"),
         (lambda: nnx_layer(num_kv_heads=1), ValueError, "has num_kv_heads=1, which no layer of mha has"),
         (lambda: nnx_layer(precision=jax_precision()), ValueError, "has precision="),
         (lambda: nnx_layer(attention_fn=lambda *X, **options: X[2]), ValueError, "has attention_fn=<function"),
+        (lambda: nnx_layer(qkv_promote_dtype=lambda X, **_: X), ValueError, "has qkv_promote_dtype=<function"),
+        (lambda: nnx_layer(out_promote_dtype=lambda X, **_: X), ValueError, "has out_promote_dtype=<function"),
         (lambda: nnx_layer(dropout_rate=0.5), ValueError, "has broadcast_dropout=True"),
         (lambda: nnx_layer(dtype=np.float16), ValueError, "has dtype=float16 and weights of float32"),
         (lambda: mha.MultiHeadAttention(6, 2, backend="jax").layer.unbind()[0], ValueError, "first take `module.bind"),
@@ -787,7 +798,17 @@ def test_what_has_no_counterpart_is_named(refused):
         mha.from_native(source, num_heads=3 if isinstance(source, dict) else None)
 
 
-# 6. Named arrays of each framework
+# 6. The way that most call Flax nnx, without its weights, which takes another path
+
+
+def test_nnx_called_plainly(backend, rng):
+    if backend == "jax":
+        layer, arrays = nnx_layer(), [rng.normal(size=(2, T, size)).astype("float32") for T, size in ((3, 11), (5, 13))]
+        queries, keys = arrays
+        assert parity.ratio(mha.from_native(layer), layer(queries, keys, keys), queries, keys, keys) <= 1
+
+
+# 7. Named arrays of each framework
 
 
 def arrays_torch():

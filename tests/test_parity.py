@@ -148,3 +148,9 @@ def test_a_ratio_of_what_cannot_be_compared():
         parity.ratio(attention, output, X.astype("float64"), X, X)
     with pytest.raises(ValueError, match="valid_lens has shape"):
         parity.ratio(attention, output, X, X, X, [1, 2, 3])
+    with pytest.raises(TypeError, match="output is a list"):
+        parity.ratio(attention, output.tolist(), X, X, X)
+    with pytest.raises(TypeError, match="attention is a MultiHeadAttention, expected an mha"):
+        parity.ratio(attention.layer, output, X, X, X)
+    with pytest.raises(ValueError, match="the layer overflows float32 with these numbers"):
+        parity.ratio(attention, output, *[X * np.float32(1e38)] * 3)

@@ -1,9 +1,14 @@
-"""The code in the README runs as it stands."""
+"""The code in the README runs as it stands; the recipe of a port, which needs two frameworks, in tests/real."""
 
 import re
 from pathlib import Path
 
+import numpy as np
+import safetensors.numpy
+
 import mha
+from mha import schemes, weights
+from mha.config import Config
 
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL
@@ -38,3 +43,17 @@ def test_layers_of_others(backend):
         taken, given = names["theirs"].state_dict(), names["back"].state_dict()
         assert all((given[name] == X).all() for name, X in taken.items())
     assert "mha.from_native(theirs)" in BLOCKS[2]
+
+
+def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
+    """It is shown for PyTorch, with a file of BERT's names."""
+    monkeypatch.chdir(tmp_path)
+    config = Config(24, 12, bias=True)
+    arrays = schemes.from_canonical(config, weights.initial(config), "bert")
+    named = {f"encoder.layer.0.attention.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
+    safetensors.numpy.save_file(named, "model.safetensors")
+    (block,) = (block for block in BLOCKS if "mha.weights.read" in block)
+    names = {"mha": mha}
+    exec(block.replace("torch", backend), names)
+    assert names["attention"].backend == backend
+    assert names["attention"].config == config

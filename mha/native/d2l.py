@@ -30,7 +30,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
             return _printed(backend, layer)
         weights = checks.weights(shapes(config), dtype, tab.get_weights(layer))
     for name, array in weights.items():
-        schemes.check_finite(name, array)
+        checks.finite(name, array)
     return config, weights
 
 

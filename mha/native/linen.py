@@ -27,6 +27,14 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     arrays = native.named(layer.variables.get("params", {}))
     config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
     refuse_dtype(KIND, layer, config)
+    told = {
+        "use_bias": config.bias,
+        "qkv_features": config.num_heads * config.key_dim,
+        "out_features": config.num_hiddens,
+    }
+    for name, value in told.items():
+        if (own := getattr(layer, name)) not in (None, value):
+            raise ValueError(f"the {KIND} has {name}={own}, but its variables are those of one with {name}={value}")
     return config, weights
 
 

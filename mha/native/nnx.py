@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
+from flax.nnx.nn import dtypes
 
 from mha import native, schemes
 from mha.backends import jax as tab
@@ -17,6 +18,8 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of a layer."""
     groups = getattr(layer, "num_kv_heads", layer.num_heads)
     linen.refuse(KIND, layer, nnx.dot_product_attention, num_kv_heads=None if groups == layer.num_heads else groups)
+    promotions = {name: getattr(layer, name, None) for name in ("qkv_promote_dtype", "out_promote_dtype")}
+    native.refuse(KIND, {name: None if way is dtypes.promote_dtype else way for name, way in promotions.items()})
     arrays = native.named(nnx.state(layer, nnx.Param))
     config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
     linen.refuse_dtype(KIND, layer, config)
