@@ -87,7 +87,7 @@ def read(
         backend: None = MHA_BACKEND, else "numpy".
 
     Returns:
-        The layer, with the sizes, biases and dtype of its arrays, and dropout 0.
+        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file of `save` says.
 
     Raises:
         FileNotFoundError: if nothing is there.
@@ -108,7 +108,7 @@ def choose(source: tensors.Tensors, scheme: str = "auto", prefix: str | None = N
     """The scheme and prefix of the one layer of an open file that is meant; arguments and errors as for `read`."""
     if is_own(source) and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
-    with _asked():
+    with _saying():
         chosen, prefix = schemes.choose(source.entries, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not is_own(source):
             raise ValueError(
@@ -140,18 +140,18 @@ def take(
         if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
             raise ValueError(f"has {config.num_heads} heads, as it says itself, but num_heads is {num_heads!r}")
         return config, arrays
-    with _asked():
+    with _saying():
         names = schemes.wanted(source.entries, scheme, prefix)
         if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
-        claimed = {name: source.entries[name].claimed(name) for name in source.entries if name in names}
+        claimed = {name: source.entries[name].claimed(name) for name in names}
         schemes.describe(claimed, scheme, prefix, num_heads)  # what does not go together is not read
         return schemes.to_canonical({name: source.read(name) for name in track(names)}, scheme, prefix, num_heads)
 
 
 @contextlib.contextmanager
-def _asked(problem: str = "does not hold the layer that is asked for") -> Iterator[None]:
+def _saying(problem: str = "does not hold the layer that is asked for") -> Iterator[None]:
     """What a ValueError inside says continues a sentence that begins with the path of a file."""
     try:
         yield
@@ -177,7 +177,7 @@ def _own(source: tensors.Tensors) -> tuple[Config, dict[str, np.ndarray]]:
     except (TypeError, ValueError) as error:
         raise ValueError(f"does not fit its own configuration: {error}") from error
     arrays = {name: source.read(name) for name in shapes(config)}
-    with _asked("is damaged"):
+    with _saying("is damaged"):
         for name, array in arrays.items():
             checks.finite(name, array)
     return config, arrays
