@@ -1,6 +1,7 @@
 """Threads that call at once get the bits of a serial run, on every backend; and each keeps its own weights."""
 
 import concurrent.futures
+import contextlib
 import functools
 import importlib
 import itertools
@@ -56,20 +57,24 @@ def bits(result):
 
 
 @pytest.fixture(scope="module")
-def pool():
-    """The threads of all tests: MXNet itself never gives back the 5 MiB that a thread which has called it takes."""
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        yield pool
+def threads():
+    """The threads of all tests: MXNet itself never gives back the 5 MiB that a thread which has called it takes.
+
+    Executors of one thread each: one of many, in Python 3.12 and 3.13, may count a thread as idle that is not, and then
+    start one too few for works that wait for each other.
+    """
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(concurrent.futures.ThreadPoolExecutor(1)) for _ in range(THREADS)]
 
 
 @pytest.fixture
-def serial(pool):
+def serial(threads):
     """A function that calls functions one after another, in one of the same threads.
 
     Not in the main one: once MXNet is imported, that has one OpenMP thread for PyTorch and the others have more, on
     which PyTorch's last bits depend.
     """
-    return lambda works: [pool.submit(work).result() for work in works]
+    return lambda works: [threads[0].submit(work).result() for work in works]
 
 
 def let_others_go_on(frame, event, argument):
@@ -81,7 +86,7 @@ def let_others_go_on(frame, event, argument):
 
 
 @pytest.fixture
-def at_once(pool):
+def at_once(threads):
     """A function that calls functions in threads of their own, again and again, each time all at once.
 
     It takes one function for each thread and `times`, and returns, for each thread, what its function returned.
@@ -104,7 +109,7 @@ def at_once(pool):
                 sys.settrace(None)
             return results
 
-        futures = [pool.submit(repeat, work) for work in works]
+        futures = [thread.submit(repeat, work) for thread, work in zip(threads, works, strict=True)]
         errors = [error for future in futures if (error := future.exception())]
         if errors:  # one is the cause; the others only waited in vain
             raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
