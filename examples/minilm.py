@@ -75,12 +75,9 @@ class MiniLM:
         self.layers = [f"encoder.layer.{i}" for i in range(config["num_hidden_layers"])]
         self.attentions = []
         for layer in self.layers:
-            read = mha.weights.read(
-                path, scheme="bert", prefix=f"{layer}.attention", num_heads=config["num_attention_heads"]
-            )
-            attention = mha.MultiHeadAttention(**vars(read.config) | {"dtype": dtype}, backend=backend)
-            attention.weights = {name: array.astype(dtype, copy=False) for name, array in read.weights.items()}
-            self.attentions.append(attention)
+            prefix, num_heads = f"{layer}.attention", config["num_attention_heads"]
+            attention = mha.weights.read(path, scheme="bert", prefix=prefix, num_heads=num_heads, backend=backend)
+            self.attentions.append(parity.in_dtype(attention, dtype))
 
     def __call__(self, tokens: np.ndarray, valid: np.ndarray) -> Steps:
         """The steps, as in `named_steps`, from token numbers (B, T); valid: booleans (B, T), False = padding."""

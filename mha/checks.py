@@ -30,9 +30,7 @@ def size(name: str, value: object) -> int:
 
 def probability(name: str, value: object) -> float:
     """A number in [0, 1)."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {_brief(value)}, expected a float in [0, 1)")
-    if not 0 <= (real := _float(value)) < 1:
+    if not 0 <= (real := _real(name, value, "a float in [0, 1)")) < 1:
         raise ValueError(f"{name} is {_text(value)}, expected a float in [0, 1)")
     return real
 
@@ -66,9 +64,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 def number(name: str, value: object, least: float = -math.inf) -> float:
     """A finite number of at least so much."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {_brief(value)}, expected a number")
-    if not least <= (real := _float(value)) < math.inf or real == -math.inf:
+    if not least <= (real := _real(name, value, "a number")) < math.inf or real == -math.inf:
         of_at_least = "" if least == -math.inf else f" of at least {least}"
         raise ValueError(f"{name} is {_text(value)}, expected a finite number{of_at_least}")
     return real
@@ -374,7 +370,10 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
 
 
-def _float(value: Any) -> float:
+def _real(name: str, value: Any, expected: str) -> float:
+    """A real number as a float."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {_brief(value)}, expected {expected}")
     try:
         return float(value)
     except OverflowError:  # of an int beyond all floats

@@ -90,19 +90,21 @@ def ratio(
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
     given = (queries, keys, values, valid_lens, mask)
     queries, keys, values, lengths, sees = (arrays.to_numpy(X) if hasattr(X, "dtype") else X for X in given)
-    attention.to("numpy")(queries, keys, values, lengths, mask=sees, causal=causal)  # raises what is wrong
-
-    def compute(kind: str) -> np.ndarray:
-        layer = MultiHeadAttention(**vars(attention.config) | {"dtype": kind}, backend="numpy")
-        layer.weights = {name: X.astype(numpy_dtype(kind)) for name, X in attention.weights.items()}
-        q, k, v = (np.asarray(X, numpy_dtype(kind)) for X in (queries, keys, values))
-        return layer(q, k, v, lengths, mask=sees, causal=causal)
-
-    oracle = compute("float64")
-    limit = bound(dtype, oracle, compute(dtype))
+    layer = attention.to("numpy")
+    base = layer(queries, keys, values, lengths, mask=sees, causal=causal)  # raises what is wrong
+    q, k, v = (np.asarray(X, np.float64) for X in (queries, keys, values))
+    oracle = in_dtype(layer, "float64")(q, k, v, lengths, mask=sees, causal=causal)
+    limit = bound(dtype, oracle, base)
     if limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: nothing can be told; choose smaller ones")
     return _ratio(error(found, oracle), limit)
+
+
+def in_dtype(attention: MultiHeadAttention, dtype: str) -> MultiHeadAttention:
+    """The same layer on the same backend, its weights cast to another dtype."""
+    layer = MultiHeadAttention(**vars(attention.config) | {"dtype": dtype}, backend=attention.backend)
+    layer.weights = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
+    return layer
 
 
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
@@ -258,8 +260,8 @@ def compare(backend: str, case: Case, dtype: str) -> list[Result]:
     """
     inputs, hiding, visible = case.inputs(dtype), case.hiding(), case.visible()
     wide = [X.astype(np.float64) for X in inputs]
-    base, oracle = case.layer("numpy", dtype), case.layer("numpy", "float64")
-    oracle.weights = {name: X.astype(np.float64) for name, X in base.weights.items()}
+    base = case.layer("numpy", dtype)
+    oracle = in_dtype(base, "float64")
 
     def outputs(layer: MultiHeadAttention, queries: Any, keys: Any, values: Any, cotangent: Any) -> Arrays:
         output, weights = layer(queries, keys, values, **hiding, return_weights=True)

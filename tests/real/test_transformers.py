@@ -24,13 +24,6 @@ def agree(dtype, found, oracle, base):
     assert parity.error(found, oracle) <= parity.bound(dtype, oracle, base)
 
 
-def wider(attention, dtype):
-    """The same layer in another dtype."""
-    layer = mha.MultiHeadAttention(**vars(attention.config) | {"dtype": dtype}, backend=attention.backend)
-    layer.weights = {name: X.astype(tensors.numpy_dtype(dtype)) for name, X in attention.weights.items()}
-    return layer
-
-
 # 1. MiniLM, on real sentences of different lengths
 
 
@@ -73,7 +66,7 @@ def test_each_layer_of_minilm_is_that_of_transformers(backend, number, dtype):
     def results(backend, dtype):
         prefix, inputs = f"encoder.layer.{number}.attention", X.astype(dtype)
         layer = weights.read(path, scheme="bert", prefix=prefix, num_heads=12, backend=backend)
-        output, weight = wider(layer, dtype)(inputs, inputs, inputs, lengths, return_weights=True)
+        output, weight = parity.in_dtype(layer, dtype)(inputs, inputs, inputs, lengths, return_weights=True)
         return output, weight  # (B, T, D), (B, H, T, T)
 
     valid = np.arange(X.shape[1]) < lengths[:, None]  # (B, T): the queries that are no padding
@@ -162,7 +155,7 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     layers = {
         backend: weights.read(path, prefix=prefix, num_heads=3, backend=backend) for backend in (backend, "numpy")
     }
-    oracle = wider(layers["numpy"], "float64")(*[X.astype("float64")] * 3, causal=causal)
+    oracle = parity.in_dtype(layers["numpy"], "float64")(*[X.astype("float64")] * 3, causal=causal)
     base = layers["numpy"](X, X, X, causal=causal)
     agree("float32", theirs, oracle, base)
     agree("float32", layers[backend](X, X, X, causal=causal), oracle, base)
