@@ -4,6 +4,7 @@ A backend that is asked for and cannot be loaded is an error, never a skip.
 """
 
 import os
+import resource
 import subprocess
 import sys
 import warnings
@@ -51,6 +52,17 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {backend}"))
+
+
+@pytest.fixture
+def bounded():
+    """Half a gigabyte more than there is now: what takes it ends in a MemoryError, and the machine is not filled."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Letters: H heads, d and dv widths of a query or key head and of a value head, D 
 import json
 import os
 import re
-import resource
 import time
 from pathlib import Path
 
@@ -101,17 +100,6 @@ def test_the_backend_is_the_chosen_one(path, rng, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", "numpyy")
     with pytest.raises(ValueError, match="numpyy"):
         weights.read(path, num_heads=3)
-
-
-@pytest.fixture
-def bounded():
-    """Half a gigabyte more than there is now."""
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2**29, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.mark.usefixtures("bounded")

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 
 import malformed
 import ml_dtypes
@@ -10,23 +9,10 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from test_layer import make
 
 import mha
 from mha import dispatch, files, weights
-
-SIZES = {
-    "num_hiddens": 11,
-    "num_heads": 3,
-    "query_size": 13,
-    "key_size": 17,
-    "value_size": 19,
-    "key_dim": 4,
-    "value_dim": 6,
-}
-
-
-def make(backend, **options):
-    return mha.MultiHeadAttention(**SIZES, backend=backend, **options)
 
 
 def same(left, right):
@@ -317,17 +303,6 @@ def test_the_file_that_malformed_ones_begin_as_is_fine(tmp_path):
         assert mha.load(tmp_path / "layer.safetensors", "numpy").config.num_heads == 3
     assert len(malformed.CORPUS) > 40
     assert set(malformed.SPARSE) <= set(malformed.CORPUS)
-
-
-@pytest.fixture
-def bounded():
-    """One gigabyte more than there is now: what takes it ends in a MemoryError, and the machine is not filled."""
-    with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (now + 2**30, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 @pytest.mark.usefixtures("bounded")

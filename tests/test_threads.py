@@ -13,37 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_layer import B, H, K, Q, draw, make
 
 import mha
 from mha import dispatch
-from mha.tensors import numpy_dtype
 
-# B, Q, K, H, d, dv, the input widths and D all differ, so that a swapped axis fails.
-B, Q, K, H = 2, 5, 7, 3
-SIZES = {
-    "num_hiddens": 11,
-    "num_heads": H,
-    "query_size": 13,
-    "key_size": 17,
-    "value_size": 19,
-    "key_dim": 4,
-    "value_dim": 6,
-}
 LENGTHS = np.array([3, 2], "int32")
 MASK = np.random.default_rng(1).random((B, H, Q, K)) < 0.6
 THREADS, ROUNDS = 8, 7
 OURS = str(Path(mha.__file__).parent)
 LAYERS = ("one", "each its own")
 OPTIONS = {"plain": {}, "other": {"bias": True, "pooling": "additive", "dtype": "float64"}}
-
-
-def make(backend, **options):
-    return mha.MultiHeadAttention(**SIZES, backend=backend, **options)
-
-
-def draw(rng, dtype="float32"):
-    shapes = (B, Q, 13), (B, K, 17), (B, K, 19)
-    return [rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes]
 
 
 def bits(result):
