@@ -11,6 +11,7 @@ import pytest
 
 import mha
 
+ROUNDING = 2.0**-22  # TensorFlow's softmax of equal scores is a unit off on processors without AVX-512
 RATE = 0.75  # 1 / (1 - RATE) needs no rounding, which MXNet does in float32
 # Batch, heads, and N queries, keys and values: B * H * N * N weights, each 1 / N before dropout, which is exact.
 B, H, N = 2, 2, 128
@@ -50,7 +51,7 @@ def test_gradients_and_trace_have_none(backend, rng):
     cotangent = rng.normal(size=(B, N, H * N)).astype("float32")
     for name, gradient in attention.gradients(*inputs, cotangent=cotangent).items():
         assert (gradient == without.gradients(*inputs, cotangent=cotangent)[name]).all()
-    assert (attention.trace(*inputs)["output"] == 1).all()
+    assert np.allclose(attention.trace(*inputs)["output"], 1, rtol=ROUNDING)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -61,7 +62,7 @@ def test_rate_scale_and_independence_when_training(backend, pooling, dtype):
     first, second = (by_head(attention(*inputs, training=True)) for _ in range(2))
     assert first.dtype == second.dtype == dtype
     kept, again = first != 0, second != 0
-    assert (first[kept] == 1 / (1 - RATE)).all()  # what is kept grows, so that the mean stays
+    assert np.allclose(first[kept], 1 / (1 - RATE), rtol=ROUNDING)  # what is kept grows, so that the mean stays
 
     # Hoeffding: the share kept of n independent weights misses its mean by more than sqrt(log(2 / p) / 2 n) with a
     # probability of at most p. Below are fewer than 1100 shares, so that with p = 1e-9 a correct backend fails this
@@ -99,7 +100,7 @@ def test_hidden_keys_stay_hidden_when_training(backend):
 def test_weights_are_returned_before_dropout(backend):
     attention, inputs = see_through(backend)
     output, weights = attention(*inputs, training=True, return_weights=True)
-    assert (weights == 1 / N).all()
+    assert np.allclose(weights, 1 / N, rtol=ROUNDING)
     assert (output == 0).any()
 
 
