@@ -1,9 +1,11 @@
-"""The command line: `mha demo`, `mha backends`, `mha parity`, `mha weights show` and `mha convert`."""
+"""The command line: `mha demo`, `backends`, `parity`, `bench`, `weights show` and `convert`."""
 
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import io
+import itertools
 import json
 import math
 import os
@@ -11,7 +13,7 @@ import platform
 import reprlib
 import stat
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -21,8 +23,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 import mha
+from mha import checks, dispatch, files, parity, schemes, tensors, weights
 from mha import demo as demonstration
-from mha import dispatch, files, parity, schemes, tensors, weights
+from mha.benchmarks import cases, report, run
 from mha.config import Config, shapes
 from mha.parity import Result
 from mha.tensors import Tensors
@@ -161,15 +164,84 @@ def compare(
     else:
         console.print(f"{len(results)} results on {', '.join(names)}, all within their bounds")
     if to is not None:
-        text = json.dumps(_report(names, results), indent=1, allow_nan=False) + "\n"
-        if file is None:
-            typer.echo(text, nl=False)
-        else:
-            try:
-                files.write(file, text.encode())
-            except OSError as error:
-                _fail(error)
+        _write_json(file, _report(names, results))
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def bench(
+    backends: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Backends joined by commas; default: all that are installed.")
+    ] = None,
+    shapes: Annotated[
+        str, typer.Option(metavar="S,M", help="Shapes, joined by commas; empty: no tables, --plot alone.")
+    ] = ",".join(cases.SHAPES),
+    kinds: Annotated[str, typer.Option(metavar="A,B", help="Kinds, joined by commas.")] = ",".join(cases.KINDS),
+    seconds: Annotated[
+        float, typer.Option(min=0, help="How long to time the implementations of a backend on a shape, in turns.")
+    ] = 10.0,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="No memory in the tables.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write every number and the machine to FILE; - is stdout."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Also measure T = 128 to 8192, and draw time and memory; the suffix is the format."
+        ),
+    ] = None,
+) -> None:
+    """Measure how fast the backends are, and how much memory they take.
+
+    Each backend's layer as it is called (fast), the same with return_weights (readable), the framework's own layers
+    and its fused kernel with the same weights, and what the matrix products alone would take. Inference is a forward
+    pass, training the forward pass and all gradients; on the processor, in float32, compiled where the framework
+    compiles. The implementations of a backend take turns, and their outputs are compared before they are timed: "fast
+    is x times as fast" is the median of the turns, and its quartiles. Memory is what one call takes at its peak.
+
+    
+    The shapes, self-attention with lengths of 3/4 of T:
+      name  batch     T    D  heads
+      S         2     8  100      5
+      M         8   128  512      8
+      L         1  1024  768     12
+      XL        1  4096  512      8
+      R        16   512  512      8  any lengths from 1 to T
+      C         1  4096  512      8  the causal order, no lengths
+
+    All of it takes an hour, and so does --plot. There, an implementation ends at the T after which half of the free
+    memory may not be enough for it, whatever --no-memory says of the tables.
+
+    
+    Examples:
+      mha bench --backends torch --shapes S,M --json bench.json
+      mha bench --kinds inference --shapes "" --plot bench.svg
+
+    Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or a backend that it names
+    is not installed.
+    """
+    names = _names(backends)
+    chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, tuple(cases.SHAPES))]
+    both = _choices("--kinds", kinds, cases.KINDS)
+    if not both or not (chosen or plot):
+        _fail("nothing is to be measured, expected a kind and a shape, or --plot")
+    file = None if to in (None, "-") else _writable("--json", to, "expected one, or - for stdout")
+    picture, suffix = _picture(plot) if plot else (None, "")
+    results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
+    console = _console(stderr=to == "-")
+    console.print(report.about(machine := run.machine(names)), soft_wrap=True)
+    for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
+        console.print("", report.table(list(rows)), sep="\n")
+    for line in results.left_out:
+        console.print(f"left out: {line}", soft_wrap=True)
+    for line in results.failed:
+        typer.echo(f"mha: {line}", err=True)
+    if to is not None:
+        _write_json(file, {"machine": machine} | dataclasses.asdict(results))
+    if picture:
+        _write(picture, report.picture(results.sweep, suffix))
+    raise typer.Exit(1 if results.failed else 0)
 
 
 @files_of_weights.command()
@@ -342,6 +414,44 @@ def _versions(name: str) -> dict[str, str]:
     return versions | {"device": tab.device()}
 
 
+# Benchmarks
+
+
+def _measure(
+    backends: list[str], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
+) -> run.Report:
+    """All measurements, with a progress bar where stderr is a terminal."""
+    console = _console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        # Each is shown as it begins, and counted as the next one does.
+        task = progress.add_task("", total=run.steps(backends, kinds, shapes, memory, sweep), completed=-1)
+        runner = run.Runner(seconds, lambda now: progress.update(task, description=now, advance=1))
+        for backend, kind in itertools.product(backends, kinds):
+            for shape in shapes:
+                runner.table(backend, kind, shape, memory)
+            if sweep:
+                runner.sweep(backend, kind)
+    return runner.report
+
+
+def _picture(name: str) -> tuple[str, str]:
+    """The file of a picture and its format; what is wrong with it is said before anything is measured."""
+    if importlib.util.find_spec("matplotlib") is None:
+        _fail("--plot needs matplotlib: pip install 'mha[plots]'")
+    known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]
+    if suffix not in known:
+        _fail(f"--plot is {name}, expected a file whose suffix is one of {', '.join(known)}")
+    return _writable("--plot", name), suffix
+
+
+def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:
+    """The known names that were given, joined by commas, each once."""
+    try:
+        return list(dict.fromkeys(checks.choice(name, one.strip(), known) for one in value.split(",") if one.strip()))
+    except ValueError as error:
+        _fail(error)
+
+
 # Files of weights
 
 
@@ -426,6 +536,22 @@ def _writable(argument: str, name: str, expected: str = "expected one") -> str:
     if not os.access(folder, os.W_OK | os.X_OK):
         _fail(f"{argument} is {name}, but nothing may be written in {folder}")
     return path
+
+
+def _write_json(file: str | None, value: dict[str, Any]) -> None:
+    """Write a value as JSON to a file, None = stdout."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(file, text.encode())
+
+
+def _write(file: str, data: bytes) -> None:
+    try:
+        files.write(file, data)
+    except OSError as error:
+        _fail(error)
 
 
 def _track(description: str, things: list[T]) -> Iterator[T]:

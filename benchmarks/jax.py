@@ -1,0 +1,84 @@
+"""JAX, compiled by jax.jit: our layer beside the layers of Flax and a plain use of jax.nn.dot_product_attention."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+import mha
+from mha.benchmarks.cases import Shape, Step
+
+
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
+    """What makes the step of each implementation, by name.
+
+    A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
+    """
+    module, variables = attention.layer.unbind()
+    theirs, their_variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
+    graph, state, others = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+
+    def fast(variables: Any, X: Any, lengths: Any) -> Any:
+        return module.apply(variables, X, X, X, lengths, causal=shape.causal)
+
+    def readable(variables: Any, X: Any, lengths: Any) -> Any:
+        return module.apply(variables, X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
+
+    def seen(X: Any, lengths: Any) -> Any:
+        if shape.causal:
+            return linen.make_causal_mask(X[..., 0])  # (B, 1, T, T)
+        return (jnp.arange(shape.T) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+
+    def native(variables: Any, X: Any, lengths: Any) -> Any:
+        return theirs.apply(variables, X, mask=seen(X, lengths), deterministic=True)
+
+    def newer(state: Any, X: Any, lengths: Any) -> Any:
+        return nnx.merge(graph, state, others)(X, mask=seen(X, lengths), deterministic=True)
+
+    def fused(variables: Any, X: Any, lengths: Any) -> Any:
+        kernels = {name: W["kernel"] for name, W in variables["params"].items()}
+        split = (shape.B, shape.T, shape.H, shape.D // shape.H)
+        q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H, d)
+        options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal}
+        pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
+        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]
+
+    step = _training if kind == "training" else _inference
+    return {
+        "fast": functools.partial(step, variables, fast, shape),
+        "readable": functools.partial(step, variables, readable, shape),
+        "linen.MultiHeadDotProductAttention": functools.partial(step, their_variables, native, shape),
+        "nnx.MultiHeadAttention": functools.partial(step, state, newer, shape),
+        "jax.nn.dot_product_attention": functools.partial(step, variables, fused, shape),
+    }
+
+
+def product(A: Any) -> Step:
+    """A step that multiplies a square matrix by itself."""
+    return _compiled(lambda A: [A @ A], A)
+
+
+def _inference(variables: Any, call: Callable, shape: Shape) -> Step:
+    def step(variables: Any, X: Any, lengths: Any) -> list[Any]:
+        return [call(variables, X, lengths)]
+
+    return _compiled(step, variables, shape.inputs(), shape.lengths())
+
+
+def _training(variables: Any, call: Callable, shape: Shape) -> Step:
+    def step(variables: Any, X: Any, lengths: Any, cotangent: Any) -> list[Any]:
+        output, pull_back = jax.vjp(lambda variables, X: call(variables, X, lengths), variables, X)
+        by_variables, by_input = pull_back(cotangent)
+        return [output, by_input, *jax.tree.leaves(by_variables)]
+
+    return _compiled(step, variables, shape.inputs(), shape.lengths(), shape.cotangent())
+
+
+def _compiled(function: Callable, *arrays: Any) -> Step:
+    """A step of a function on trees of arrays, which is compiled before the first call."""
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return lambda: jax.block_until_ready(compiled(*arrays))

@@ -1,0 +1,98 @@
+"""What `mha bench` shows: tables, and a picture of time and memory against T."""
+
+import io
+import itertools
+from typing import Any
+
+from rich.table import Table
+
+from mha import demo
+from mha.benchmarks import cases
+from mha.benchmarks.run import Row
+
+# Colours of Okabe and Ito, which the colour-blind tell apart; the marks do so in print.
+LOOKS = {
+    "fast": ("#0072B2", "o"),
+    "readable": ("#E69F00", "s"),
+    "layer": ("#009E73", "^"),
+    "second layer": ("#CC79A7", "v"),
+    "kernel": ("#D55E00", "D"),
+}
+AXES = {"milliseconds": "ms", "mebibytes": "peak memory, MiB"}
+
+
+def about(machine: dict[str, Any]) -> str:
+    """The machine and the versions, in three lines."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["frameworks"].items())
+    return (
+        f"{machine['processor']}, {machine['cores']} cores\n{machine['system']}\n"
+        f"mha {machine['mha']}, Python {machine['python']}, {versions}"
+    )
+
+
+def table(rows: list[Row]) -> Table:
+    """The rows of one backend and kind, shape by shape."""
+    found = demo.plain_table("shape", "implementation", "ms", "fast is x times as fast", "MiB")
+    found.title, found.title_justify, found.title_style = f"{rows[0].backend}, {rows[0].kind}", "left", "bold"
+    for column in found.columns[2:]:
+        column.justify = "right"
+    for shape, several in itertools.groupby(rows, lambda row: row.shape):
+        listed = list(several)
+        for row in listed:
+            ratios = "" if row.ratios is None else "{1:.2f}  ({0:.2f} to {2:.2f})".format(*row.ratios)
+            memory = "" if row.mebibytes is None else f"{row.mebibytes:,.1f}"
+            found.add_row(shape, row.implementation, _time(row.milliseconds), ratios, memory)
+        floor = next((row.floor for row in listed if row.floor is not None), None)
+        found.add_row(shape, "matrix products alone", _time(floor), "", "", end_section=True)
+    return found
+
+
+def formats() -> list[str]:
+    """The suffixes that name a format of pictures."""
+    from matplotlib.figure import Figure
+
+    return sorted(Figure().canvas.get_supported_filetypes())
+
+
+def picture(rows: list[Row], suffix: str) -> bytes:
+    """Time and peak memory against T, a column for each backend, as a file in the format of the suffix."""
+    from matplotlib.figure import Figure
+
+    backends, kinds = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("backend", "kind"))
+    lines = list(itertools.product(kinds, AXES))
+    figure = Figure(figsize=(1 + 3 * len(backends), 1 + 2.6 * len(lines)), layout="constrained")
+    first = next(iter(cases.SWEEP.values()))
+    figure.suptitle(f"Self-attention, B = {first.B}, D = {first.D}, H = {first.H}, lengths of 3/4 of T")
+    panels = figure.subplots(len(lines), len(backends), sharex=True, sharey="row", squeeze=False)
+    for (kind, value), line in zip(lines, panels, strict=True):
+        line[0].set_ylabel(f"{kind}\n{AXES[value]}")
+        for backend, panel in zip(backends, line, strict=True):
+            for name, role in cases.IMPLEMENTATIONS[backend].items():
+                points = [
+                    (cases.SWEEP[row.shape].T, number)
+                    for row in rows
+                    if (row.backend, row.kind, row.implementation) == (backend, kind, name)
+                    and (number := getattr(row, value))
+                ]
+                colour, mark = LOOKS[role]
+                if points:
+                    panel.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=4, label=name)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.grid(alpha=0.3)
+    for backend, panel in zip(backends, panels[0], strict=True):
+        panel.set_title(backend)
+        panel.legend(fontsize="x-small")
+    for panel in panels[-1]:
+        panel.set_xlabel("T")
+        panel.set_xticks(sizes := [shape.T for shape in cases.SWEEP.values()], map(str, sizes), rotation=45)
+    file = io.BytesIO()
+    figure.savefig(file, format=suffix, dpi=150)
+    return file.getvalue()
+
+
+def _time(milliseconds: float | None) -> str:
+    """Milliseconds with three digits that count, or more where they are whole."""
+    if milliseconds is None:
+        return ""
+    return f"{milliseconds:.{2 if milliseconds < 10 else 1 if milliseconds < 100 else 0}f}"

@@ -1,0 +1,174 @@
+"""Measure, each number in a process of its own; nothing here imports a framework."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mha
+from mha import dispatch
+from mha.benchmarks import cases
+from mha.benchmarks.cases import Shape
+
+
+@dataclasses.dataclass
+class Row:
+    """What was measured of one implementation; None = it was not.
+
+    milliseconds: the median of a call; rounds: how many samples that is of; ratios: lower quartile, median and upper
+    quartile of its time by that of `fast` in the same round; mebibytes: the memory of one call at its peak, beside
+    inputs and weights; floor: the milliseconds that the products take at the rate, in GFLOP/s, of the framework's own.
+    """
+
+    backend: str
+    kind: str
+    shape: str
+    implementation: str
+    milliseconds: float | None = None
+    rounds: int | None = None
+    ratios: list[float] | None = None
+    mebibytes: float | None = None
+    floor: float | None = None
+    rate: float | None = None
+
+
+@dataclasses.dataclass
+class Report:
+    """Everything that was measured for the tables and for the sweep over T, what failed and what was left out."""
+
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    sweep: list[Row] = dataclasses.field(default_factory=list)
+    failed: list[str] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+
+
+class Runner:
+    """Measures shapes and the sweep, and says through `progress` what is measured now."""
+
+    def __init__(self, seconds: float, progress: Callable[[str], None]) -> None:
+        self.report = Report()
+        self.seconds = seconds
+        self.progress = progress
+
+    def table(self, backend: str, kind: str, shape: Shape, memory: bool) -> None:
+        """Measure one shape, without the memory if that is not wanted."""
+        rows = [Row(backend, kind, shape.name, name) for name in cases.implementations(backend, kind)]
+        self.report.rows += rows
+        if memory:
+            # What fails alone would end the others with it.
+            rows = [row for row in rows if self._memory(row)]
+        self._times(rows, shape)
+
+    def sweep(self, backend: str, kind: str) -> None:
+        """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
+        free, (*_, last) = available(), cases.SWEEP.values()
+        names = cases.implementations(backend, kind)
+        for shape in cases.SWEEP.values():
+            rows = [Row(backend, kind, shape.name, name) for name in names]
+            self.report.sweep += rows
+            rows = [row for row in rows if self._memory(row)]
+            self._times(rows, shape)
+            # Twice the T takes at most four times the memory.
+            large = [row for row in rows if 4 * (row.mebibytes or 0) > free / 2]
+            names = [row.implementation for row in rows if row not in large]
+            if shape != last:
+                self.report.left_out += [
+                    f"{backend}, {kind}: {row.implementation} beyond T = {shape.T}, where it took {row.mebibytes:,.0f} "
+                    f"of {free:,.0f} MiB that were free"
+                    for row in large
+                ]
+
+    def _memory(self, row: Row) -> bool:
+        """Measure the memory of an implementation, and say whether that went well."""
+        result = self._run("memory", row, row.implementation, name=row.implementation)
+        row.mebibytes = result.get("mebibytes")
+        return row.mebibytes is not None
+
+    def _times(self, rows: list[Row], shape: Shape) -> None:
+        if not rows:
+            return
+        names = [row.implementation for row in rows]
+        result = self._run("times", rows[0], "times", names=names, seconds=self.seconds)
+        if not result:
+            return
+        for row in rows:
+            row.milliseconds = result["milliseconds"][row.implementation]
+            row.ratios = result["ratios"].get(row.implementation)
+            row.rounds, row.rate = result["rounds"], result["rate"]
+            row.floor = shape.floor(row.kind, result["rate"])
+
+    def _run(self, what: str, row: Row, shown: str, **arguments: Any) -> dict[str, Any]:
+        """What a worker printed; empty if it failed, which the report then says."""
+        place = f"{row.backend}, {row.kind}, {row.shape}"
+        self.progress(f"{place}: {shown}")
+        result = work(what, backend=row.backend, kind=row.kind, shape=row.shape, **arguments)
+        if "error" in result:
+            self.report.failed.append(f"{place}, {shown}: {result['error']}")
+            return {}
+        return result
+
+
+def work(what: str, **arguments: Any) -> dict[str, Any]:
+    """What a worker prints of one measurement, or {"error": ...} if it ended without; it ends with this process."""
+    command = [sys.executable, "-m", "mha.benchmarks.worker", what, json.dumps(arguments)]
+    # The processor alone, whose memory can be measured, for all frameworks alike.
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
+    try:
+        return json.loads(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        if ended.returncode < 0:
+            why = "; 9 may mean that memory ran out" if ended.returncode == -9 else ""
+            return {"error": f"the process was ended by signal {-ended.returncode}{why}"}
+        return {"error": (ended.stderr.strip().splitlines() or [f"the process ended with {ended.returncode}"])[-1]}
+
+
+def steps(backends: list[str], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool) -> int:
+    """How many measurements there will be at most."""
+    found = 0
+    for backend in backends:
+        for kind in kinds:
+            names = len(cases.implementations(backend, kind))
+            found += len(shapes) * (1 + names * memory) + sweep * len(cases.SWEEP) * (1 + names)
+    return found
+
+
+def available() -> float:
+    """The memory that is free, in MiB."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def machine(backends: list[str]) -> dict[str, Any]:
+    """What the numbers depend on: processor, cores, system, and versions of Python and the frameworks."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "mha": mha.__version__,
+        "frameworks": {module: version for name in backends for module, version in _versions(name).items()},
+    }
+
+
+def _versions(backend: str) -> dict[str, str]:
+    """Versions of a framework and of what brings its own layers."""
+    others = {"tensorflow": ["keras"], "jax": ["flax"]}.get(backend, [])
+    return {backend: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
