@@ -23,7 +23,7 @@ import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
 
-from mha import arguments, checks
+from mha import arguments, blocks, checks
 from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -32,15 +32,15 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
-    each_query = jnp.arange(queries.shape[1])  # (Q,)
+    each_query = first + jnp.arange(queries.shape[1])  # (Q,)
     each_key = jnp.arange(keys.shape[1])  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -54,6 +54,18 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
 
+def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
+    if valid_lens is not None:
+        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+    if mask is not None:
+        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def blank_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
@@ -62,12 +74,33 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
-    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = jnp.where(sees, queries, jnp.zeros_like(queries))
     keys = jnp.where(seen, keys, jnp.zeros_like(keys))
     values = jnp.where(seen, values, jnp.zeros_like(values))
     return queries, keys, values
+
+
+def used(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+
+    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    """
+    if mask is not None:
+        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        return visible.any(2), visible.any(1)
+    Q, K = queries.shape[1], keys.shape[1]
+    limits = jnp.full((1, 1), K)  # (1, 1)
+    if valid_lens is not None:
+        limits = _signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
+    if causal:
+        limits = jnp.minimum(limits, jnp.arange(1, Q + 1))  # (B, Q)
+    return limits > 0, jnp.arange(K) < limits.max(1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -124,6 +157,64 @@ class AttentionPooling(nn.Module):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
         return self.dropping(weights, deterministic=not training)
 
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+
+        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
+        one block. A block leaves out the keys after its last query in causal order.
+        """
+        (BH, Q, d), K = queries.shape, keys.shape[1]
+        if blocks.fits(Q * self.scores_of_query(queries, keys)):
+            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
+        size = blocks.queries(Q, self.scores_of_query(queries[:1], keys[:1]))
+        count = math.ceil(Q / size)
+        queries, valid_lens, mask = _padded(queries, valid_lens, mask, count * size - Q)
+        queries = queries.reshape(BH, count, size, d)  # (B*H, blocks, size, d)
+        cuts = (
+            blocks.cuts(K) if causal or valid_lens is not None else [K]
+        )  # a branch for each: a compiled size is fixed
+        pooling, variables = self.unbind()  # JAX' own loops and branches take pure functions
+        key = self.make_rng("dropout") if training and self.dropout else jax.random.key(0)
+
+        def pool_head(inputs):
+            queries, keys, values, head = inputs  # (blocks, size, d), (K, d), (K, dv), ()
+            sample = head // num_heads
+
+            def pool_some(inputs):
+                queries, block = inputs  # (size, d), ()
+                first = block * size
+                lens = None if valid_lens is None else _rows(valid_lens[sample], first, size)[None]  # (1,) or (1, size)
+                seen = (
+                    None if mask is None else _rows(_of_head(mask, sample, head % num_heads), first, size)[None, None]
+                )
+                last = K if lens is None else lens.max()
+                last = jnp.minimum(last, first + size) if causal else last
+                rngs = {"dropout": jax.random.fold_in(jax.random.fold_in(key, head), block)}
+
+                def pool_cut(cut):
+                    inputs = queries[None], keys[None, :cut], values[None, :cut]  # (1, T, d)
+                    hiding = *part(lens, seen, keys=slice(cut)), causal, first
+                    return pooling.apply(variables, *inputs, 1, *hiding, training, rngs=rngs, method="pool_block")[0]
+
+                branches = [functools.partial(pool_cut, cut) for cut in cuts]
+                return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches)  # (size, dv)
+
+            again = jax.checkpoint(pool_some, prevent_cse=False)
+            return jax.lax.map(again, (queries, jnp.arange(count)))  # (blocks, size, dv)
+
+        pooled = jax.lax.map(pool_head, (queries, keys, values, jnp.arange(BH)))  # (B*H, blocks, size, dv)
+        return pooled.reshape(BH, count * size, -1)[:, :Q]  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As `pool`, for the queries of one block, of which the first is at place `first`."""
+        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
+        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
+        return queries.shape[0] * keys.shape[1]
+
 
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
@@ -152,6 +243,10 @@ class AdditiveAttention(AttentionPooling):
         """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = jnp.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take: n features for each head and key."""
+        return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
 def pooling(config):
@@ -221,14 +316,35 @@ class MultiHeadAttention(nn.Module):
         _refuse_to_narrow(self.config.dtype)
         switches = causal, training, return_weights
         valid_lens, mask = arguments.settle("jax", self, queries, keys, values, valid_lens, mask, *switches)
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        if not return_weights and 0 not in (B, Q, K) and not self.is_initializing():
+            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
-        if not return_weights:
-            return steps["output"]  # (B, Q, D)
-        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+        weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
+        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+
+    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
+        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+
+        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        """
+        H, last = self.config.num_heads, queries.shape[1] if causal else keys.shape[1]
+        keys, values = keys[:, :last], values[:, :last]
+        hiding = *part(valid_lens, mask, keys=slice(last)), causal
+        B, Q, K = queries.shape[0], queries.shape[1], keys.shape[1]
+        if valid_lens is not None or mask is not None:
+            sees, seen = used(queries, keys, *hiding)
+            queries, keys, values = blank(queries, keys, values, sees, seen)
+        if valid_lens is None or blocks.fits(B * H * Q * K):
+            W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        else:
+            W_q, W_k, W_v = self.W_q(queries), _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
+        pooled = self.attention.pool(split_q, split_k, split_v, H, *hiding, training)  # (B*H, Q, dv)
+        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -348,6 +464,41 @@ def _pull_back(module, inputs, variables, valid_lens, mask, cotangent, causal):
 
     output, pull_back = jax.vjp(call, inputs, variables)
     return pull_back(jnp.ones_like(output) if cotangent is None else cotangent)
+
+
+def _of_seen(dense, X, seen):
+    """dense(X) for X (B, K, in) by quarters of the rows, zeros for quarters where `seen` (B, K) is False throughout."""
+    B, K, width = X.shape
+    size = math.ceil(K / 4)
+    X = jnp.pad(X, ((0, 0), (0, 4 * size - K), (0, 0))).reshape(B * 4, size, width)  # (B*4, size, in)
+    seen = jnp.pad(jnp.broadcast_to(seen, (B, K)), ((0, 0), (0, 4 * size - K))).reshape(B * 4, size)  # (B*4, size)
+    module, variables = dense.unbind()
+
+    def project(inputs):
+        X, seen = inputs  # (size, in), (size,)
+        pure = functools.partial(module.apply, variables)
+        return jax.lax.cond(seen.any(), pure, lambda X: jnp.zeros_like(pure(X)), X)  # (size, out)
+
+    return jax.lax.map(project, (X, seen)).reshape(B, 4 * size, -1)[:, :K]  # (B, K, out)
+
+
+def _padded(queries, valid_lens, mask, count):
+    """Queries (B*H, Q, d), lengths, and a mask of four axes, with so many queries more: zeros, which see nothing."""
+    if valid_lens is not None and len(valid_lens.shape) == 2:
+        valid_lens = jnp.pad(valid_lens, ((0, 0), (0, count)))  # (B, more)
+    if mask is not None and mask.shape[2] > 1:
+        mask = jnp.pad(mask, ((0, 0), (0, 0), (0, count), (0, 0)))  # (B or 1, H or 1, more, K or 1)
+    return jnp.pad(queries, ((0, 0), (0, count), (0, 0))), valid_lens, mask  # (B*H, more, d)
+
+
+def _of_head(mask, sample, head):
+    """The mask (Q or 1, K or 1) of one head, out of that of four axes."""
+    return mask[sample % mask.shape[0], head % mask.shape[1]]
+
+
+def _rows(X, first, size):
+    """Rows of X (Q or 1, ...) from `first` on; X as it is where all queries share it."""
+    return X if X.ndim == 0 or X.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(X, first, size)
 
 
 def _parameters(layer):

@@ -23,7 +23,7 @@ import numpy as onp
 from mxnet import autograd, np, npx
 from mxnet.gluon import nn
 
-from mha import arguments
+from mha import arguments, blocks
 from mha.config import shapes
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
@@ -34,15 +34,15 @@ DTYPES = ("float32", "float64")
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
-    each_query = npx.arange_like(queries, axis=1).astype("int64")  # (Q,)
+    each_query = first + npx.arange_like(queries, axis=1).astype("int64")  # (Q,)
     each_key = npx.arange_like(keys, axis=1).astype("int64")  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -56,6 +56,19 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     return functools.reduce(operator.mul, conditions) if conditions else None
 
 
+def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
+    with autograd.pause():  # or a block that is computed again would end in a graph that is gone
+        if valid_lens is not None:
+            valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+        if mask is not None:
+            mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+            mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+            cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+            mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def blank_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
@@ -64,12 +77,33 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
-    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = _where(sees, queries, np.zeros_like(queries))
     keys = _where(seen, keys, np.zeros_like(keys))
     values = _where(seen, values, np.zeros_like(values))
     return queries, keys, values
+
+
+def used(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+
+    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    """
+    if mask is not None:
+        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        return visible.any(2), visible.any(1)
+    Q, K = queries.shape[1], keys.shape[1]
+    limits = np.full((1, 1), K, dtype="int64")  # (1, 1)
+    if valid_lens is not None:
+        limits = (valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens).astype("int64")  # (B, 1 or Q)
+    if causal:
+        limits = np.minimum(limits, np.arange(1, Q + 1, dtype="int64"))  # (B, Q)
+    return limits > 0, np.arange(K, dtype="int64") < limits.max(1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -124,7 +158,38 @@ class AttentionPooling(nn.Block):
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
         training = autograd.is_training() if training is None else training
+        if training and self.dropout and _drawn.seed is not None:
+            kept = onp.random.default_rng(_drawn.seed).random(weights.shape, "float32") >= self.dropout
+            return weights * np.array(kept / (1 - self.dropout), dtype=weights.dtype)
         return npx.dropout(weights, p=self.dropout, mode="always") if training else weights
+
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+
+        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
+        one block. A block leaves out the keys after its last query in causal order.
+        """
+        Q, K = queries.shape[1], keys.shape[1]
+        size = blocks.queries(Q, self.scores_of_query(queries, keys))
+        if size >= Q:
+            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
+        pooled = []
+        for first in range(0, Q, size):
+            block, last = slice(first, first + size), min(K, first + size) if causal else K
+            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
+            pool_some = functools.partial(_pool_first, self, last, num_heads, *hiding, training)
+            pooled.append(_Recomputed.call(self, pool_some, queries[:, block], keys, values))  # (B*H, block, dv)
+        return np.concatenate(pooled, 1)  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As `pool`, for the queries of one block, of which the first is at place `first`."""
+        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
+        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
+        return queries.shape[0] * keys.shape[1]
 
 
 class DotProductAttention(AttentionPooling):
@@ -153,6 +218,10 @@ class AdditiveAttention(AttentionPooling):
             W_q, W_k = _blocked(W_q), _blocked(W_k)
         features = np.tanh(W_q[:, :, None, :] + W_k[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take: n features for each head and key."""
+        return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
 def pooling(config):
@@ -220,14 +289,38 @@ class MultiHeadAttention(nn.Block):
         """
         switches = causal, training, return_weights
         valid_lens, mask = arguments.settle("mxnet", self, queries, keys, values, valid_lens, mask, *switches)
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        if not return_weights and 0 not in (B, Q, K):
+            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
-        if not return_weights:
-            return steps["output"]  # (B, Q, D)
+        weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
+        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+
+    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
+        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+
+        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+        groups = list(blocks.groups(B, H, Q, K, None if valid_lens is None else to_numpy(valid_lens), causal))
+        if mask is not None or any(hides for _, _, hides in groups):
+            queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
+        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
+        pooled = []
+        for samples, longest, hides in groups:
+            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
+            inputs = (
+                split_q[samples.start * H : samples.stop * H],
+                transpose_qkv(W_k, H),
+                transpose_qkv(W_v, H),
+            )  # (B*H, T, d)
+            hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
+            pooled.append(self.attention.pool(*inputs, H, *hiding, training))  # (B*H, Q, dv)
+        pooled = pooled[0] if len(pooled) == 1 else np.concatenate(pooled)
+        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -350,6 +443,60 @@ def _where(condition, X, Y):
 def _blocked(X):
     """Zeros of X's shape that send X no gradient, and yet belong to its graph."""
     return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
+
+
+def _pool_first(pooling, last, num_heads, valid_lens, mask, causal, first, training, queries, keys, values):
+    """`pool_block` over the first keys: to slice is to copy here, which is done again and not kept."""
+    keys, values = (X[:, :last] if causal else X for X in (keys, values))
+    return pooling.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
+
+
+class _Drawn(threading.local):
+    seed = None
+
+
+_drawn = _Drawn()
+_again = threading.Lock()
+
+
+class _Recomputed(autograd.Function):
+    """A block of a pooling, of which the backward pass keeps nothing but the inputs, and computes the rest again."""
+
+    def __init__(self, function, parameters, seed):
+        super().__init__()
+        self.function, self.parameters, self.seed = function, parameters, seed
+
+    @classmethod
+    def call(cls, pooling, function, *inputs):
+        """function(*inputs), with gradients also by the pooling's own weights."""
+        parameters = [_data(X) for X in pooling.collect_params().values()]
+        seed = int(np.random.randint(0, 2**31 - 1).item()) if pooling.dropout else None
+        return cls(function, parameters, seed)(*inputs, *parameters)
+
+    def forward(self, *inputs):
+        """The function's result; its inputs are followed by the weights."""
+        count = len(inputs) - len(self.parameters)
+        self.save_for_backward(*inputs[:count])
+        return self._draw(*inputs[:count])
+
+    def backward(self, cotangent):
+        """Gradients by the inputs and the weights, in another thread than the call's."""
+        with _again, context(None):
+            inputs = [X.as_np_ndarray().detach() for X in self.saved_tensors]
+            for X in inputs:
+                X.attach_grad()
+            with autograd.record():
+                result = self._draw(*inputs)
+            by_all = autograd.grad([result], [*inputs, *self.parameters], [cotangent.as_np_ndarray()])
+            own = isinstance(cotangent, np.ndarray)  # in MXNet 2.0; 1.9 asks for its older kind of array
+            return tuple(X.as_np_ndarray() if own else X.as_nd_ndarray() for X in by_all)
+
+    def _draw(self, *inputs):
+        _drawn.seed = self.seed
+        try:
+            return self.function(*inputs)
+        finally:
+            _drawn.seed = None
 
 
 _reading = threading.Lock()  # MXNet 2.0 writes to a parameter whenever it is read, and crashes if two threads do

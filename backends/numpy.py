@@ -17,7 +17,7 @@ import math
 import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
 import numpy as np
 
-from mha import arguments, checks
+from mha import arguments, blocks, checks
 from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -26,15 +26,15 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
-    each_query = np.arange(queries.shape[1])  # (Q,)
+    each_query = first + np.arange(queries.shape[1])  # (Q,)
     each_key = np.arange(keys.shape[1])  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -48,6 +48,18 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     return functools.reduce(np.logical_and, conditions) if conditions else None
 
 
+def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
+    if valid_lens is not None:
+        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+    if mask is not None:
+        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def blank_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
@@ -56,12 +68,33 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
-    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = np.where(sees, queries, np.zeros_like(queries))
     keys = np.where(seen, keys, np.zeros_like(keys))
     values = np.where(seen, values, np.zeros_like(values))
     return queries, keys, values
+
+
+def used(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+
+    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    """
+    if mask is not None:
+        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        return visible.any(2), visible.any(1)
+    Q, K = queries.shape[1], keys.shape[1]
+    limits = np.full((1, 1), K)  # (1, 1)
+    if valid_lens is not None:
+        limits = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
+    if causal:
+        limits = np.minimum(limits, np.arange(1, Q + 1))  # (B, Q)
+    return limits > 0, np.arange(K) < limits.max(1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -120,6 +153,34 @@ class AttentionPooling:
         kept = self.random.random(weights.shape) >= self.dropout  # (B, Q, K)
         return (weights * kept / (1 - self.dropout)).astype(weights.dtype, copy=False)
 
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+
+        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
+        one block. A block leaves out the keys after its last query in causal order.
+        """
+        Q, K = queries.shape[1], keys.shape[1]
+        size = blocks.queries(Q, self.scores_of_query(queries, keys))
+        if size >= Q:
+            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
+        pooled = []
+        for first in range(0, Q, size):
+            block, last = slice(first, first + size), first + size if causal else K
+            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
+            inputs = queries[:, block], keys[:, :last], values[:, :last]
+            pooled.append(self.pool_block(*inputs, num_heads, *hiding, training))  # (B*H, block, dv)
+        return np.concatenate(pooled, 1)  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As `pool`, for the queries of one block, of which the first is at place `first`."""
+        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
+        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
+        return queries.shape[0] * keys.shape[1]
+
     def backward(self, queries, keys, values, visible, cotangent):
         """Gradients of a pooling without dropout by queries, keys, values and, by name, its own weights.
 
@@ -137,6 +198,25 @@ class AttentionPooling:
         by_values = weights.swapaxes(1, 2) @ cotangent  # (B, K, dv)
         by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
         return *(X.astype(dtype) for X in by_inputs), by_parameters
+
+    def pool_backward(self, queries, keys, values, num_heads, valid_lens, mask, causal, cotangent):
+        """Gradients of `pool` without dropout by queries, keys, values and, by name, its weights, block by block."""
+        Q, K = queries.shape[1], keys.shape[1]
+        size = blocks.queries(Q, self.scores_of_query(queries, keys))
+        by_queries, by_parameters = [], {}
+        by_keys, by_values = np.zeros_like(widen(keys)), np.zeros_like(widen(values))
+        for first in range(0, Q, size):
+            block, last = slice(first, first + size), min(K, first + size) if causal else K
+            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
+            inputs = queries[:, block], keys[:, :last], values[:, :last]
+            visible = repeat_heads(visible_keys(*inputs[:2], *hiding), len(queries) // num_heads, num_heads)
+            by_block, *by_pairs, by_weights = self.backward(*inputs, visible, cotangent[:, block])
+            by_queries.append(by_block)  # (B*H, block, d)
+            by_keys[:, :last] += by_pairs[0]
+            by_values[:, :last] += by_pairs[1]
+            by_parameters = _sum(by_parameters, by_weights)
+        by_inputs = np.concatenate(by_queries, 1), by_keys, by_values  # (B*H, T, d)
+        return *(X.astype(values.dtype, copy=False) for X in by_inputs), by_parameters
 
 
 class DotProductAttention(AttentionPooling):
@@ -179,6 +259,10 @@ class AdditiveAttention(AttentionPooling):
         by_queries, by_W_q = self.W_q.backward("attention.W_q", queries, by_sum.sum(2))
         by_keys, by_W_k = self.W_k.backward("attention.W_k", keys, by_sum.sum(1))
         return by_queries, by_keys, by_W_q | by_W_k | by_w_v
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take: n features for each head and key."""
+        return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
 def pooling(config):
@@ -246,14 +330,38 @@ class MultiHeadAttention:
         switches = causal, training, return_weights
         valid_lens, mask = arguments.settle("numpy", self, queries, keys, values, valid_lens, mask, *switches)
         queries, keys, values = map(checks.plain, (queries, keys, values))  # or the last bits depend on how they lie
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        if not return_weights and 0 not in (B, Q, K):
+            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
-        if not return_weights:
-            return steps["output"]  # (B, Q, D)
+        weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
+        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+
+    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
+        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+
+        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+        groups = list(blocks.groups(B, H, Q, K, valid_lens, causal))
+        if mask is not None or any(hides for _, _, hides in groups):
+            queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
+        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
+        pooled = []
+        for samples, longest, hides in groups:
+            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
+            inputs = (
+                split_q[samples.start * H : samples.stop * H],
+                transpose_qkv(W_k, H),
+                transpose_qkv(W_v, H),
+            )  # (B*H, T, d)
+            hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
+            pooled.append(self.attention.pool(*inputs, H, *hiding, training))  # (B*H, Q, dv)
+        pooled = pooled[0] if len(pooled) == 1 else np.concatenate(pooled)
+        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -271,23 +379,39 @@ class MultiHeadAttention:
             "merged": merged, "output": output,
         }  # fmt: skip
 
-    def backward(self, queries, keys, values, visible, cotangent):
-        """Gradients of the layer without dropout by inputs and, by name, weights; arguments as for `steps`.
+    def backward(self, queries, keys, values, valid_lens, mask, causal, cotangent):
+        """Gradients of `output` without dropout by inputs and, by name, weights; arguments as there.
 
         cotangent (B, Q, D): the gradient of the loss by the output. Every step is rounded to the layer's dtype.
         """
-        H = self.config.num_heads
-        steps = self.steps(queries, keys, values, visible)
-        by_merged, by_W_o = self.W_o.backward("W_o", steps["merged"], cotangent)  # (B, Q, H*dv)
-        visible = repeat_heads(visible, queries.shape[0], H)  # (B*H, Q, K)
-        by_q, by_k, by_v, by_pooling = self.attention.backward(
-            steps["split_q"], steps["split_k"], steps["split_v"], visible, transpose_qkv(by_merged, H)
-        )  # (B*H, T, d)
+        (B, Q, _), K, H, dv = queries.shape, keys.shape[1], self.config.num_heads, self.config.value_dim
+        groups = list(blocks.groups(B, H, Q, K, valid_lens, causal)) if 0 not in (Q, K) else []
+        if not groups:  # nobody sees anything
+            queries, keys, values = map(np.zeros_like, (queries, keys, values))
+        elif mask is not None or any(hides for _, _, hides in groups):
+            queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
+        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
+        pooled = np.zeros((B * H, Q, dv), values.dtype)  # (B*H, Q, dv)
+        calls = []
+        for samples, longest, hides in groups:
+            heads = slice(samples.start * H, samples.stop * H)
+            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
+            inputs = split_q[heads], transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
+            hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
+            pooled[heads] = self.attention.pool(*inputs, H, *hiding)
+            calls.append((heads, samples, longest, (*inputs, H, *hiding)))
+        by_merged, by_weights = self.W_o.backward("W_o", transpose_output(pooled, H), cotangent)  # (B, Q, H*dv)
+        by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
+        by_q, by_keys, by_values = map(np.zeros_like, (split_q, keys, values))
+        for heads, samples, longest, call in calls:
+            by_q[heads], by_k, by_v, by_pooling = self.attention.pool_backward(*call, by_pooled[heads])  # (B*H, T, d)
+            k, v = keys[samples, :longest], values[samples, :longest]
+            by_keys[samples, :longest], by_W_k = self.W_k.backward("W_k", k, transpose_output(by_k, H))
+            by_values[samples, :longest], by_W_v = self.W_v.backward("W_v", v, transpose_output(by_v, H))
+            by_weights = _sum(by_weights, by_W_k | by_W_v | by_pooling)
         by_queries, by_W_q = self.W_q.backward("W_q", queries, transpose_output(by_q, H))  # (B, Q, query_size)
-        by_keys, by_W_k = self.W_k.backward("W_k", keys, transpose_output(by_k, H))  # (B, K, key_size)
-        by_values, by_W_v = self.W_v.backward("W_v", values, transpose_output(by_v, H))  # (B, K, value_size)
-        by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
-        return by_inputs | by_W_q | by_W_k | by_W_v | by_W_o | by_pooling
+        nothing = {name: np.zeros_like(X) for name, X in _parameters(self).items()}
+        return {"queries": by_queries, "keys": by_keys, "values": by_values} | nothing | by_weights | by_W_q
 
 
 class _Dense:
@@ -361,12 +485,11 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     Arguments as for the layer; cotangent (B, Q, D), None = ones.
     """
     valid_lens, mask = arguments.settle("numpy", layer, queries, keys, values, valid_lens, mask, causal)
-    visible = visible_keys(queries, keys, valid_lens, mask, causal)
-    somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
-    inputs = blank_unused(queries, keys, values, somewhere)
+    inputs = [checks.plain(X) for X in (queries, keys, values)]
     if cotangent is None:
         cotangent = np.ones((*queries.shape[:2], layer.config.num_hiddens), layer.config.dtype)
-    return {name: X.astype(layer.config.dtype) for name, X in layer.backward(*inputs, visible, cotangent).items()}
+    by_all = layer.backward(*inputs, valid_lens, mask, causal, cotangent)
+    return {name: X.astype(layer.config.dtype, copy=False) for name, X in by_all.items()}
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
@@ -410,6 +533,11 @@ def place(layer, array=None):
 def device():
     """What the framework computes on, in words."""
     return "cpu"
+
+
+def _sum(these, those):
+    """Arrays of the same names, added; a name that only one of the dicts has stays as it is."""
+    return these | those | {name: these[name] + those[name] for name in these.keys() & those}
 
 
 def _parameters(layer):

@@ -15,12 +15,13 @@ import contextlib
 import dataclasses
 import functools
 import math
+import threading
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from mha import arguments, checks
+from mha import arguments, blocks, checks
 from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -34,16 +35,16 @@ if keras.backend.backend() != "tensorflow":
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
     B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
-    each_query = tf.range(tf.shape(queries, tf.int64)[1])  # (Q,)
+    each_query = tf.cast(first, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])  # (Q,)
     each_key = tf.range(tf.shape(keys, tf.int64)[1])  # (K,)
     if valid_lens is not None:
         _must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
@@ -59,6 +60,18 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     return functools.reduce(tf.logical_and, conditions) if conditions else None
 
 
+def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
+    if valid_lens is not None:
+        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+    if mask is not None:
+        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def blank_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
@@ -69,12 +82,34 @@ def blank_unused(queries, keys, values, visible):
     _must_fit("values", values, *tf.unstack(tf.shape(keys))[:2])
     if visible is None:
         return queries, keys, values
-    sees = tf.reduce_any(visible, 2)[:, :, None]  # (B, Q, 1)
-    seen = tf.reduce_any(visible, 1)[:, :, None]  # (B, K, 1)
+    return blank(queries, keys, values, tf.reduce_any(visible, 2), tf.reduce_any(visible, 1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = tf.where(sees, queries, tf.zeros_like(queries))
     keys = tf.where(seen, keys, tf.zeros_like(keys))
     values = tf.where(seen, values, tf.zeros_like(values))
     return queries, keys, values
+
+
+def used(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+
+    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    """
+    if mask is not None:
+        visible = tf.reduce_any(visible_keys(queries, keys, valid_lens, mask, causal), 1)  # (B, Q, K)
+        return tf.reduce_any(visible, 2), tf.reduce_any(visible, 1)
+    Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
+    limits = tf.fill((1, 1), K)  # (1, 1)
+    if valid_lens is not None:
+        _must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
+        limits = _signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
+    if causal:
+        limits = tf.minimum(limits, tf.range(1, Q + 1))  # (B, Q)
+    return limits > 0, tf.range(K) < tf.reduce_max(limits, 1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -130,7 +165,55 @@ class AttentionPooling(keras.layers.Layer):
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
+        if training and _drawn.seed is not None:
+            return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=_drawn.seed)
         return self.dropping(weights, training=training)
+
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+
+        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
+        one block. A block leaves out the keys after its last query in causal order.
+        """
+        (BH, Q, d), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
+        scores = Q * self.scores_of_query(queries, keys)
+        if isinstance(scores, int) and blocks.fits(scores):
+            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
+        size = tf.clip_by_value(blocks.SCORES // tf.maximum(1, self.scores_of_query(queries, keys)), 1, Q)
+        count = -(-Q // size)
+        queries, valid_lens, mask = _padded(queries, valid_lens, mask, count * size - Q)
+        queries = tf.reshape(queries, (BH, count, size, d))  # (B*H, blocks, size, d)
+        seed = self.dropping.seed_generator.next() if training and self.dropout else tf.zeros(2, tf.int32)
+
+        @tf.recompute_grad
+        def pool_some(block, queries, keys, values, *weights):
+            first, last = block * size, tf.minimum(K, (block + 1) * size) if causal else K
+            hiding = *part(valid_lens, mask, queries=slice(first, first + size), keys=slice(last)), causal, first
+            seed_of_block = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), block)
+            with _drawing(seed_of_block), keras.StatelessScope(zip(self.weights, weights, strict=True)):
+                return self.pool_block(queries, keys[:, :last], values[:, :last], num_heads, *hiding, training)
+
+        own = [X.value for X in self.weights]  # given by hand, as variables in a loop get no gradient
+        some = tf.range(count), tf.transpose(queries, (1, 0, 2, 3))  # (blocks,), (blocks, B*H, size, d)
+        pooled = tf.map_fn(
+            lambda inputs: pool_some(*inputs, keys, values, *own),
+            some,
+            fn_output_signature=values.dtype,
+            parallel_iterations=1,
+        )  # (blocks, B*H, size, dv)
+        pooled = tf.transpose(pooled, (1, 0, 2, 3))  # (B*H, blocks, size, dv)
+        return tf.reshape(pooled, (BH, count * size, values.shape[2]))[:, :Q]  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As `pool`, for the queries of one block, of which the first is at place `first`."""
+        one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
+        visible = visible_keys(one_head, keys, valid_lens, mask, causal, first)
+        visible = repeat_heads(visible, keras.ops.shape(queries)[0] // num_heads, num_heads)  # (B*H, Q, K)
+        return self(queries, keys, values, visible, training=training)[2]  # (B*H, Q, dv)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
+        return keras.ops.shape(queries)[0] * keras.ops.shape(keys)[1]
 
 
 class DotProductAttention(AttentionPooling):
@@ -155,6 +238,10 @@ class AdditiveAttention(AttentionPooling):
         """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = tf.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take: n features for each head and key."""
+        return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
 def pooling(config):
@@ -236,14 +323,39 @@ class MultiHeadAttention(keras.layers.Layer):
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
+        (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
+        if not return_weights and not any(isinstance(size, int) and size == 0 for size in (B, Q, K)):
+            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else tf.reduce_any(visible, 1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
-        if not return_weights:
-            return steps["output"]  # (B, Q, D)
+        weights = tf.reshape(steps["weights"], (B, H, Q, K))  # (B, H, Q, K)
+        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+
+    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
+        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+
+        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        """
         (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
-        return steps["output"], tf.reshape(steps["weights"], (B, H, Q, K))  # (B, Q, D), (B, H, Q, K)
+        _must_fit("keys", keys, B)
+        _must_fit("values", values, B, K)
+        mask = _whole(part(None, mask)[1], B, H, Q, K)
+        hides = mask is not None or valid_lens is not None
+        known = all(isinstance(size, int) for size in (B, Q, K))
+        last = K if not causal else min(Q, K) if known else tf.minimum(Q, K)
+        if hides:
+            sees, seen = used(queries, keys, valid_lens, mask, causal)  # (B, Q), (B, K)
+            queries, keys, values = blank(queries, keys, values, sees, seen)
+            if not (known and blocks.fits(B * H * Q * K)):  # sizes that stay known are worth more to small calls
+                last = tf.maximum(1, tf.reduce_max(tf.where(seen, tf.range(1, K + 1), 0)))
+        keys, values = keys[:, :last], values[:, :last]
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
+        hiding = *part(valid_lens, mask, keys=slice(last)), causal
+        pooled = self.attention.pool(split_q, split_k, split_v, H, *hiding, training)  # (B*H, Q, dv)
+        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -371,6 +483,39 @@ def _must_fit(name, X, *sizes, or_one=False):
         given = tf.shape(X)[axis]
         fits = tf.logical_or(tf.equal(given, size), tf.logical_and(or_one, tf.equal(given, 1)))
         tf.debugging.Assert(fits, [f"axis {axis} of {name} has size", given, "but expected was", size])
+
+
+class _Drawn(threading.local):
+    seed = None
+
+
+_drawn = _Drawn()
+
+
+@contextlib.contextmanager
+def _drawing(seed):
+    """Dropout inside draws from this seed, (2,) integers: a block that is computed again has to drop the same."""
+    _drawn.seed = seed
+    try:
+        yield
+    finally:
+        _drawn.seed = None
+
+
+def _padded(queries, valid_lens, mask, count):
+    """Queries (B*H, Q, d), lengths, and a mask of four axes, with so many queries more: zeros, which see nothing."""
+    if valid_lens is not None and len(valid_lens.shape) == 2:
+        valid_lens = tf.pad(valid_lens, ((0, 0), (0, count)))  # (B, more)
+    if mask is not None and mask.shape[2] != 1:
+        mask = tf.pad(mask, ((0, 0), (0, 0), (0, count), (0, 0)))  # (B or 1, H or 1, more, K or 1)
+    return tf.pad(queries, ((0, 0), (0, count), (0, 0))), valid_lens, mask  # (B*H, more, d)
+
+
+def _whole(mask, *sizes):
+    """A mask of four axes whose sizes may be 1 where that is known now alone: others become as large as can be."""
+    if mask is None or None not in mask.shape:
+        return mask
+    return tf.broadcast_to(mask, [1 if known == 1 else size for known, size in zip(mask.shape, sizes, strict=True)])
 
 
 def _signed(valid_lens, num_keys):

@@ -20,8 +20,9 @@ import ml_dtypes
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from mha import arguments
+from mha import arguments, blocks
 from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -30,15 +31,15 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     conditions = []
-    each_query = torch.arange(queries.shape[1], device=queries.device)  # (Q,)
+    each_query = first + torch.arange(queries.shape[1], device=queries.device)  # (Q,)
     each_key = torch.arange(keys.shape[1], device=keys.device)  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -52,6 +53,18 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False):
     return functools.reduce(torch.logical_and, conditions) if conditions else None
 
 
+def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
+    if valid_lens is not None:
+        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+    if mask is not None:
+        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def blank_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
@@ -60,12 +73,33 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    sees = visible.any(2)[:, :, None]  # (B, Q, 1)
-    seen = visible.any(1)[:, :, None]  # (B, K, 1)
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = torch.where(sees, queries, torch.zeros_like(queries))
     keys = torch.where(seen, keys, torch.zeros_like(keys))
     values = torch.where(seen, values, torch.zeros_like(values))
     return queries, keys, values
+
+
+def used(queries, keys, valid_lens=None, mask=None, causal=False):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+
+    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    """
+    if mask is not None:
+        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        return visible.any(2), visible.any(1)
+    Q, K = queries.shape[1], keys.shape[1]
+    limits = torch.full((1, 1), K, device=queries.device)  # (1, 1)
+    if valid_lens is not None:
+        limits = _signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
+    if causal:
+        limits = torch.minimum(limits, torch.arange(1, Q + 1, device=queries.device))  # (B, Q)
+    return limits > 0, torch.arange(K, device=keys.device) < limits.amax(1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -122,6 +156,34 @@ class AttentionPooling(nn.Module):
         training = self.training if training is None else training
         return nn.functional.dropout(weights, self.dropout, training)
 
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+
+        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
+        one block. A block leaves out the keys after its last query in causal order.
+        """
+        Q, K = queries.shape[1], keys.shape[1]
+        size = blocks.queries(Q, self.scores_of_query(queries, keys))
+        if size >= Q:
+            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
+        pooled = []
+        for first in range(0, Q, size):
+            block, last = slice(first, first + size), first + size if causal else K
+            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
+            inputs = queries[:, block], keys[:, :last], values[:, :last]
+            pooled.append(_recomputed(self.pool_block, *inputs, num_heads, *hiding, training))  # (B*H, block, dv)
+        return torch.cat(pooled, 1)  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As `pool`, for the queries of one block, of which the first is at place `first`."""
+        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
+        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
+        return queries.shape[0] * keys.shape[1]
+
 
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
@@ -130,6 +192,27 @@ class DotProductAttention(AttentionPooling):
         """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         d = queries.shape[-1]
         return torch.bmm(widen(queries), widen(keys).swapaxes(1, 2)) / math.sqrt(d)  # (B, Q, K)
+
+    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
+        """As every pooling's, in one piece where the framework has a kernel that keeps no scores."""
+        options = num_heads, valid_lens, mask, causal
+        per_query = (mask is not None and mask.shape[2] > 1) or (valid_lens is not None and len(valid_lens.shape) > 1)
+        if per_query or (causal and (valid_lens is not None or mask is not None)):  # the kernel would keep all pairs
+            return super().pool(queries, keys, values, *options, training)
+        if queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
+            return super().pool(queries, keys, values, *options, training)
+        return self.pool_block(queries, keys, values, *options, 0, training)
+
+    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
+        """As every pooling's, by the framework's own kernel where it has one that keeps no scores."""
+        training = self.training if training is None else training
+        if training and self.dropout:
+            return super().pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
+        ordered = causal and first == 0 and valid_lens is None and mask is None
+        visible = None if ordered else visible_keys(queries, keys, valid_lens, mask, causal, first)
+        inputs = [X.view(-1, num_heads, *X.shape[1:]) for X in (queries, keys, values)]  # (B, H, T, d)
+        pooled = nn.functional.scaled_dot_product_attention(*inputs, visible, is_causal=ordered)  # (B, H, Q, dv)
+        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
 
 class AdditiveAttention(AttentionPooling):
@@ -145,6 +228,10 @@ class AdditiveAttention(AttentionPooling):
         """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = torch.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+    def scores_of_query(self, queries, keys):
+        """How many numbers the scores of one query take: n features for each head and key."""
+        return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
 def pooling(config):
@@ -212,14 +299,42 @@ class MultiHeadAttention(nn.Module):
         """
         switches = causal, training, return_weights
         valid_lens, mask = arguments.settle("torch", self, queries, keys, values, valid_lens, mask, *switches)
+        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
+        if not return_weights and 0 not in (B, Q, K):
+            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
         visible = visible_keys(queries, keys, valid_lens, mask, causal)
         somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
         queries, keys, values = blank_unused(queries, keys, values, somewhere)
         steps = self.steps(queries, keys, values, visible, training)
-        if not return_weights:
-            return steps["output"]  # (B, Q, D)
+        weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
+        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+
+    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
+        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+
+        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        return steps["output"], steps["weights"].reshape(B, H, Q, K)  # (B, Q, D), (B, H, Q, K)
+        known = valid_lens is None or not is_traced(valid_lens)
+        if known:
+            groups = list(blocks.groups(B, H, Q, K, None if valid_lens is None else to_numpy(valid_lens), causal))
+        else:
+            groups = [(slice(0, B), K, True)]
+        if mask is not None or any(hides for _, _, hides in groups):
+            queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
+        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
+        pooled = []
+        for samples, longest, hides in groups:
+            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
+            inputs = (
+                split_q[samples.start * H : samples.stop * H],
+                transpose_qkv(W_k, H),
+                transpose_qkv(W_v, H),
+            )  # (B*H, T, d)
+            hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
+            pooled.append(self.attention.pool(*inputs, H, *hiding, training))  # (B*H, Q, dv)
+        pooled = pooled[0] if len(pooled) == 1 else torch.cat(pooled)
+        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -340,6 +455,11 @@ def place(layer, array=None):
 def device():
     """What the framework computes on, in words."""
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+
+
+def _recomputed(function, *inputs):
+    """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
+    return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
 
 
 def _signed(valid_lens, num_keys):

@@ -40,11 +40,14 @@ def settle(
     """
     tab = dispatch.load(backend)
     place = tab.place(layer, queries)
-    valid_lens = known("valid_lens", valid_lens)
+    given, valid_lens = valid_lens, known("valid_lens", valid_lens)
     mask = mask if tab.is_own(mask) else known("mask", mask, "bool")
     switches = causal, training, return_weights
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
-    return native(tab, place, checks.lengths(valid_lens, keys.shape[1])), native(tab, place, mask)
+    settled = checks.lengths(valid_lens, keys.shape[1])
+    if settled is valid_lens and tab.is_own(given) and getattr(given, "device", None) == place:
+        return given, native(tab, place, mask)  # as it is: to turn it back would cost a small layer much of its time
+    return native(tab, place, settled), native(tab, place, mask)
 
 
 def settle_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:

@@ -179,6 +179,8 @@ def lengths(valid_lens: Any, num_keys: int | None) -> Any:
         return valid_lens
     if valid_lens.size and valid_lens.min() < 0:
         raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: the number of keys to see")
+    if valid_lens.dtype in (np.int32, np.int64) and num_keys is not None and valid_lens.max(initial=0) <= num_keys:
+        return valid_lens  # as most are
     # Python's ints do not overflow, whatever the integers' width and sign.
     limit = min(2**31 - 1 if num_keys is None else num_keys, int(np.iinfo(valid_lens.dtype).max))
     return np.minimum(valid_lens, valid_lens.dtype.type(limit)).astype(np.int32)

@@ -25,11 +25,30 @@ from rich.table import Table
 
 from mha import backends, dispatch
 
-TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
+TESTS = ["test_dropout.py", "test_reference.py", "test_blocks.py", "test_layer.py", "test_parity.py"]
 
 # name -> replacements (pattern, replacement), the same for every backend where the line is, else by backend.
 # A pattern is a regular expression; a replacement's words in capitals are written each backend's way.
 BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
+    "a block forgets its place": [(r"(first|tf\.cast\(first, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
+    "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
+    "unseen positions keep what they hold": [
+        (r"queries, keys, values = blank\(queries, keys, values, (sees, seen|\*used\(.*\))\)", "pass"),
+    ],
+    "lengths of the first queries in every block": {
+        "numpy": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
+        "torch": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
+        "mxnet": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
+        "tensorflow": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
+        "jax": [(r"dynamic_slice_in_dim\(X, first, size\)", "dynamic_slice_in_dim(X, 0, size)")],
+    },
+    "causal order ends before the block does": {
+        "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
+        "torch": [(r"first \+ size if causal", "first + 1 if causal")],
+        "mxnet": [(r"min\(K, first \+ size\)", "min(K, first + 1)")],
+        "tensorflow": [(r"tf\.minimum\(K, \(block \+ 1\) \* size\)", "tf.minimum(K, block * size + 1)")],
+        "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
+    },
     "split without permuting": [
         (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, H, T, d\)", "X = RESHAPE(X, (B, num_heads, T, width // num_heads))"),
     ],

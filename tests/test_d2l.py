@@ -221,10 +221,8 @@ def test_a_layer_gives_the_numbers_of_mha(backend, d2l, rng, lengths):
     np.testing.assert_array_equal(mha.to_numpy(output), mha.to_numpy(expected))
     d2l.check_shape(attention_weights, (B * H, Q, K))
     np.testing.assert_array_equal(mha.to_numpy(attention_weights).reshape(B, H, Q, K), mha.to_numpy(expected_weights))
-    np.testing.assert_array_equal(
-        mha.to_numpy(tab.attend(attention, X, Y, Z, valid_lens, training=False)),
-        mha.to_numpy(reference(X, Y, Z, valid_lens)),
-    )
+    output = tab.attend(attention, X, Y, Z, valid_lens, training=False)
+    assert parity.ratio(reference, output, X, Y, Z, valid_lens) <= 1
     for name, array in tab.get_weights(attention).items():
         np.testing.assert_array_equal(array, reference.weights[name])
     if lengths == "per query":

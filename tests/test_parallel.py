@@ -18,10 +18,15 @@ SAME_METHOD = {"setup": "__init__", "forward": "__call__", "call": "__call__"}
 EXTRA = {
     "numpy": {
         "AttentionPooling.backward": "no automatic differentiation",
+        "AttentionPooling.pool_backward": "no automatic differentiation",
         "DotProductAttention.scores_backward": "no automatic differentiation",
         "AdditiveAttention.features": "shared by forward and backward pass",
         "AdditiveAttention.scores_backward": "no automatic differentiation",
         "MultiHeadAttention.backward": "no automatic differentiation",
+    },
+    "torch": {
+        "DotProductAttention.pool": "a kernel of its own that keeps no scores",
+        "DotProductAttention.pool_block": "a kernel of its own that keeps no scores",
     },
     "tensorflow": {
         "MultiHeadAttention.__call__": "Keras wraps what `call` raises in words of its own",

@@ -113,6 +113,10 @@ class MultiHeadAttention(tab.MultiHeadAttention):
         """Attend, with arguments as for the backend's layer; valid_lens may also be floats that are whole."""
         return super().forward(queries, keys, values, _whole(valid_lens), *options)
 
+    def output(self, *arguments):
+        """The output (B, Q, D) alone, computed by the way that keeps the attention weights."""
+        return super().forward(*arguments, True)[0]
+
     def steps(self, *arguments, **options):
         """Every step from inputs to output, by name and in order; keeps the attention weights."""
         steps = super().steps(*arguments, **options)

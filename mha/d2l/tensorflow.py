@@ -106,6 +106,10 @@ class MultiHeadAttention(tab.MultiHeadAttention):
         """Number of heads H."""
         return self.config.num_heads
 
+    def output(self, *arguments):
+        """The output (B, Q, D) alone, computed by the way that keeps the attention weights."""
+        return super().call(*arguments, True)[0]
+
     def steps(self, *arguments, **options):
         """Every step from inputs to output, by name and in order; keeps the attention weights."""
         steps = super().steps(*arguments, **options)

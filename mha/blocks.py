@@ -1,0 +1,46 @@
+"""How a call that keeps no attention weights is cut into pieces whose scores fit a cache: samples and queries."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+SCORES = 2**20  # at a time: 4 MiB in float32
+
+
+def fits(scores: int) -> bool:
+    """Whether so many scores are one piece."""
+    return scores <= SCORES
+
+
+def queries(num_queries: int, scores: int) -> int:
+    """How many queries make a block, where each has so many scores: blocks of one size, as far as that goes."""
+    most = max(1, SCORES // max(1, scores))
+    return max(1, math.ceil(num_queries / math.ceil(num_queries / most))) if num_queries else 1
+
+
+def groups(
+    batch_size: int, num_heads: int, num_queries: int, num_keys: int, valid_lens: Any = None, causal: bool = False
+) -> Iterator[tuple[slice, int, bool]]:
+    """The samples that are attended together, with the keys that they need.
+
+    valid_lens: None, or NumPy integers (B,) or (B, Q), at most K.
+    Yields for each group: its slice of the samples, the number of keys up to the last that any of its queries sees, at
+    least 1, and whether lengths hide some of these.
+    """
+    size = max(1, SCORES // max(1, num_heads * num_queries * num_keys))
+    for first in range(0, batch_size, size):
+        samples = slice(first, min(first + size, batch_size))
+        seen = min(num_keys, num_queries) if causal else num_keys
+        if valid_lens is None:
+            yield samples, seen, False
+            continue
+        lengths = np.minimum(valid_lens[samples], seen)
+        longest = max(1, int(lengths.max(initial=0)))
+        yield samples, longest, bool((lengths < longest).any())
+
+
+def cuts(num_keys: int) -> list[int]:
+    """Four numbers of keys, the last of which is all, for compilers that ask for sizes that they know beforehand."""
+    return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})

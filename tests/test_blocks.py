@@ -1,0 +1,225 @@
+"""The path that keeps no weights gives the same numbers, in pieces of any size."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import mha
+from mha import blocks, dispatch, parity
+
+SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
+
+# JAX compiles each case for half a minute.
+CASES = {
+    case.name: case
+    for case in (
+        *(case for case in parity.CASES if case.num_keys < 100),
+        parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
+        parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
+        parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
+        parity.Case("mask of one head for all", parity.WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
+        parity.Case("many pieces", parity.WIDTHS, [31, 0, 7], mask=(3, 29, 31), batch=3, num_queries=29, num_keys=31),
+        parity.Case("many pieces, causal", parity.WIDTHS, [5, 31], causal=True, num_queries=29, num_keys=31),
+    )
+}
+ON_JAX = ("lengths, mask, causal", "additive, lengths, mask, causal", "mask", "many pieces, causal")
+
+
+@pytest.fixture
+def small(monkeypatch, backend):
+    """Pieces that are small, when called."""
+
+    def shrink():
+        monkeypatch.setattr(blocks, "SCORES", SMALL)
+        if backend == "jax":
+            import jax
+
+            jax.clear_caches()  # of programs with larger pieces
+
+    yield shrink
+    monkeypatch.undo()
+    if backend == "jax":
+        import jax
+
+        jax.clear_caches()
+
+
+def ratios(backend, case, dtype, shrink):
+    """Error by bound of the output and of every gradient, in small pieces, against float64 NumPy in one piece."""
+    inputs, hiding = case.inputs(dtype), case.hiding()
+    base, attention = case.layer("numpy", dtype), case.layer(backend, dtype)
+    oracle, wide = parity.in_dtype(base, "float64"), [X.astype(np.float64) for X in inputs]
+
+    def results(layer, queries, keys, values, cotangent, return_weights=False):
+        output = layer(queries, keys, values, **hiding, return_weights=return_weights)
+        gradients = layer.gradients(queries, keys, values, **hiding, cotangent=cotangent)
+        return gradients | {"output": output[0] if return_weights else output}
+
+    expected, based = results(oracle, *wide, return_weights=True), results(base, *inputs, return_weights=True)
+    shrink()
+    found = results(attention, *inputs)
+    padded = [X.copy() for X in inputs]
+    sees, seen = case.visible().any((1, 3)), case.visible().any((1, 2))  # (B, Q), (B, K)
+    padded[0][~sees], padded[1][~seen], padded[2][~seen] = np.nan, np.nan, np.inf
+    for name, X in results(attention, *padded).items():
+        np.testing.assert_array_equal(X, found[name], err_msg=f"{name} depends on padding")
+    worst = {}
+    for name, X in expected.items():
+        gradient = name != "output"
+        scale = parity.gradient_scale(name, expected) if gradient else 0.0
+        bound = parity.bound(dtype, X, based[name], gradient=gradient, scale=scale)
+        error = parity.error(found[name], X)
+        worst[name] = error / bound if error else 0.0
+    return worst
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_pieces_give_the_same_numbers(backend, small, name):
+    if backend == "jax" and name not in ON_JAX:
+        return
+    for dtype in ("float32", "float64"):
+        far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
+        assert not far, dtype
+
+
+def test_half_precision_in_small_pieces(backend, small):
+    for dtype in ("float16", "bfloat16"):
+        if dtype in dispatch.load(backend).DTYPES and backend != "jax":
+            far = ratios(backend, CASES["lengths per sample"], dtype, small)
+            assert max(far.values()) <= 1, (dtype, far)
+
+
+def test_both_paths_train_alike(backend):
+    """Gradients through the path that returns weights are those of the path that does not."""
+    case = CASES["lengths, mask, causal"]
+    queries, keys, values, cotangent = case.inputs("float64")
+    attention = case.layer(backend, "float64")
+    expected = attention.gradients(queries, keys, values, **case.hiding(), cotangent=cotangent)
+    found = by_values(attention, queries, keys, values, cotangent, case.hiding(), return_weights=True)
+    assert parity.error(found[1], expected["values"]) <= 1e-10 * parity.largest(expected["values"])
+
+
+def test_what_is_computed_again_drops_the_same(backend, small):
+    """Without biases the output is linear in the values, if both passes drop the same weights."""
+    if backend == "numpy":  # its gradients have no dropout
+        return
+    case = dataclasses.replace(CASES["many pieces, causal"], options=parity.WIDTHS | {"bias": False})
+    queries, keys, values, cotangent = case.inputs("float64")
+    attention = mha.MultiHeadAttention(**case.options, dropout=0.5, dtype="float64", backend=backend)
+    small()
+    hiding = case.hiding()
+    outputs = []
+    for _ in range(2):
+        output, gradient = by_values(attention, queries, keys, values, cotangent, hiding, training=True)
+        assert np.isclose((output * cotangent).sum(), (values * gradient).sum(), rtol=1e-9)
+        outputs.append(output)
+    plain = attention(queries, keys, values, **hiding)
+    assert np.abs(outputs[0] - plain).max() > 0.01 * np.abs(plain).max()
+    assert backend == "jax" or np.abs(outputs[0] - outputs[1]).max() > 0.01 * np.abs(plain).max()
+
+
+def by_values(attention, queries, keys, values, cotangent, hiding, training=False, return_weights=False):
+    """Output and gradient by the values, taken as users of the framework take them."""
+    backend, layer = attention.backend, attention.layer
+    valid_lens, mask, causal = hiding["valid_lens"], hiding["mask"], hiding["causal"]
+    options = {"mask": mask, "causal": causal, "training": training, "return_weights": return_weights}
+    tab = dispatch.load(backend)
+
+    def output(X):
+        result = layer(queries, keys, X, valid_lens, *options.values())
+        return result[0] if return_weights else result
+
+    with tab.context("float64"):
+        queries, keys, values, cotangent = (tab.tensor(X) for X in (queries, keys, values, cotangent))
+        if backend == "numpy":
+            X = output(values)
+            return X, attention.gradients(queries, keys, values, **hiding, cotangent=cotangent)["values"]
+        if backend == "torch":
+            values.requires_grad_()
+            X = output(values)
+            X.backward(cotangent)
+            gradient = values.grad
+        elif backend == "tensorflow":
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                tape.watch(values)
+                X = output(values)
+            gradient = tape.gradient(X, values, cotangent)
+        elif backend == "jax":
+            import jax
+
+            module, variables = layer.unbind()
+            rngs = {"dropout": jax.random.key(3)}
+
+            def output(X):
+                result = module.apply(variables, queries, keys, X, valid_lens, *options.values(), rngs=rngs)
+                return result[0] if return_weights else result
+
+            X, pull_back = jax.vjp(output, values)
+            (gradient,) = pull_back(cotangent)
+        else:
+            from mxnet import autograd
+
+            values.attach_grad()
+            with autograd.record():
+                X = output(values)
+            X.backward(cotangent)
+            gradient = values.grad.as_np_ndarray()
+        return tab.to_numpy(X), tab.to_numpy(gradient)
+
+
+def test_other_lengths_compile_nothing_new(backend):
+    """Programs are compiled for shapes, and not for the lengths in them."""
+    attention = mha.MultiHeadAttention(12, 3, backend=backend)
+    X = np.ones((2, 8, 12), "float32")
+    if backend == "jax":
+        import jax
+
+        called = jax.jit(lambda X, lengths: attention.layer(X, X, X, lengths))
+        count = called._cache_size
+    elif backend == "tensorflow":
+        import tensorflow as tf
+
+        signature = [tf.TensorSpec((None, None, 12)), tf.TensorSpec((None,), tf.int32)]
+        called = tf.function(lambda X, lengths: attention.layer(X, X, X, lengths), input_signature=signature)
+        count = called.experimental_get_tracing_count
+    else:
+        return  # compile nothing by themselves
+    for longest in range(1, 9):
+        lengths = np.array([longest, 3], "int32")
+        size = 8 if backend == "jax" else longest + 3  # any size is the same program in TensorFlow
+        output = called(X[:, :1].repeat(size, 1), lengths)
+        expected = mha.MultiHeadAttention(12, 3, backend="numpy")(*3 * [X[:, :1].repeat(size, 1)], lengths)
+        np.testing.assert_allclose(output, expected, rtol=1e-5)
+    assert count() == 1
+
+
+# How work is cut
+
+
+def test_blocks_of_queries(monkeypatch):
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    assert blocks.fits(60)
+    assert not blocks.fits(61)
+    assert blocks.queries(7, 10) == 4  # two blocks of 4 and 3, not of 6 and 1
+    assert blocks.queries(6, 10) == 6
+    assert blocks.queries(5, 1000) == 1
+    assert blocks.queries(0, 10) == 1
+    assert blocks.cuts(31) == [8, 16, 24, 31]
+    assert blocks.cuts(2) == [1, 2]
+
+
+def test_groups_of_samples(monkeypatch):
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    lengths = np.array([5, 2, 0])
+
+    def groups(*arguments):
+        return [(samples.start, samples.stop, longest, hides) for samples, longest, hides in blocks.groups(*arguments)]
+
+    assert groups(3, 2, 3, 5) == [(0, 2, 5, False), (2, 3, 5, False)]  # 30 scores a sample
+    assert groups(3, 2, 3, 5, lengths) == [(0, 2, 5, True), (2, 3, 1, True)]
+    assert groups(3, 4, 4, 5, lengths) == [(0, 1, 5, False), (1, 2, 2, False), (2, 3, 1, True)]
+    assert groups(1, 4, 4, 5, np.array([[5, 5, 4, 5]])) == [(0, 1, 5, True)]
+    assert groups(1, 4, 3, 5, np.array([4]), True) == [(0, 1, 3, False)]  # in order, the third query is the last
