@@ -30,7 +30,7 @@ BLOCKS_TESTS = ["test_reference.py", "test_blocks.py"]
 
 # name -> replacements (pattern, replacement), the same for every backend where the line is, else by backend.
 # A pattern is a regular expression; a replacement's words in capitals are written each backend's way.
-# Of the path that works on blocks.
+# Those of the path that works on blocks.
 BLOCKS_BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "a block forgets its place": [(r"(first|tf\.cast\(first, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
     "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
