@@ -197,9 +197,8 @@ class DotProductAttention(AttentionPooling):
         """As every pooling's, in one piece where the framework has a kernel that keeps no scores."""
         options = num_heads, valid_lens, mask, causal
         per_query = (mask is not None and mask.shape[2] > 1) or (valid_lens is not None and len(valid_lens.shape) > 1)
-        if per_query or (causal and (valid_lens is not None or mask is not None)):  # the kernel would keep all pairs
-            return super().pool(queries, keys, values, *options, training)
-        if queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
+        all_pairs = per_query or (causal and (valid_lens is not None or mask is not None))  # as its mask
+        if all_pairs or queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
             return super().pool(queries, keys, values, *options, training)
         return self.pool_block(queries, keys, values, *options, 0, training)
 

@@ -228,9 +228,8 @@ def check_agreement(rng, layer, attention, run):
         gradients = attention.gradients(*inputs, lengths, mask=mask, cotangent=cotangent)
         return {"output": output, "weights": weights} | gradients
 
-    wide = {name: X.astype("float64") for name, X in attention.weights.items()}
     oracle = ours(
-        mha.from_native(wide, num_heads=config.num_heads),
+        parity.in_dtype(attention.to("numpy"), "float64"),
         *(X.astype("float64") for X in inputs),
         cotangent=cotangent.astype("float64"),
     )
