@@ -39,6 +39,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
+    ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
+    if valid_lens is None and mask is None and not ordered:
+        return None
     conditions = []
     each_query = first + jnp.arange(queries.shape[1])  # (Q,)
     each_key = jnp.arange(keys.shape[1])  # (K,)
@@ -48,10 +51,10 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+    if ordered:
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
-    return functools.reduce(jnp.logical_and, conditions) if conditions else None
+    return functools.reduce(jnp.logical_and, conditions)
 
 
 def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):

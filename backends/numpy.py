@@ -33,6 +33,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
+    ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
+    if valid_lens is None and mask is None and not ordered:
+        return None
     conditions = []
     each_query = first + np.arange(queries.shape[1])  # (Q,)
     each_key = np.arange(keys.shape[1])  # (K,)
@@ -42,10 +45,10 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+    if ordered:
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
-    return functools.reduce(np.logical_and, conditions) if conditions else None
+    return functools.reduce(np.logical_and, conditions)
 
 
 def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
@@ -349,19 +352,15 @@ class MultiHeadAttention:
         groups = list(blocks.groups(B, H, Q, K, valid_lens, causal))
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
-        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
-        pooled = []
-        for samples, longest, hides in groups:
-            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
-            inputs = (
-                split_q[samples.start * H : samples.stop * H],
-                transpose_qkv(W_k, H),
-                transpose_qkv(W_v, H),
-            )  # (B*H, T, d)
+        size, merged = groups[0][0].stop, []
+        each = (np.split(X, range(size, B, size)) for X in (self.W_q(queries), keys, values))  # (B, T, any)
+        for (samples, longest, hides), W_q, keys, values in zip(groups, *each, strict=True):
+            W_k, W_v = self.W_k(keys[:, :longest]), self.W_v(values[:, :longest])  # (B, K, H*d)
+            split = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
             hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
-            pooled.append(self.attention.pool(*inputs, H, *hiding, training))  # (B*H, Q, dv)
-        pooled = pooled[0] if len(pooled) == 1 else np.concatenate(pooled)
-        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
+            pooled = self.attention.pool(*split, H, *hiding, training)  # (B*H, Q, dv)
+            merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
+        return self.W_o(np.concatenate(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""

@@ -42,6 +42,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
+    ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
+    if valid_lens is None and mask is None and not ordered:
+        return None
     conditions = []
     B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
     each_query = tf.cast(first, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])  # (Q,)
@@ -54,10 +57,10 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
         _must_fit("mask", tf.reduce_any(conditions[-1], 1), B, Q, K, or_one=True)
-    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+    if ordered:
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
-    return functools.reduce(tf.logical_and, conditions) if conditions else None
+    return functools.reduce(tf.logical_and, conditions)
 
 
 def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):

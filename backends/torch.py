@@ -26,6 +26,7 @@ from mha import arguments, blocks
 from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+SMALL = 2**17  # numbers of an input up to which calls take more time than products
 
 
 # 1. Masked softmax
@@ -38,6 +39,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
+    ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
+    if valid_lens is None and mask is None and not ordered:
+        return None
     conditions = []
     each_query = first + torch.arange(queries.shape[1], device=queries.device)  # (Q,)
     each_key = torch.arange(keys.shape[1], device=keys.device)  # (K,)
@@ -47,10 +51,10 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+    if ordered:
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
-    return functools.reduce(torch.logical_and, conditions) if conditions else None
+    return functools.reduce(torch.logical_and, conditions)
 
 
 def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
@@ -314,26 +318,45 @@ class MultiHeadAttention(nn.Module):
         The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
         """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        known = valid_lens is None or not is_traced(valid_lens)
-        if known:
-            groups = list(blocks.groups(B, H, Q, K, None if valid_lens is None else to_numpy(valid_lens), causal))
-        else:
-            groups = [(slice(0, B), K, True)]
+        lengths = None if valid_lens is None or is_traced(valid_lens) else to_numpy(valid_lens)
+        known = lengths is not None or valid_lens is None
+        groups = list(blocks.groups(B, H, Q, K, lengths, causal)) if known else [(slice(0, B), K, True)]
+        same = queries is keys is values and mask is None
+        if same and queries.numel() <= SMALL and _packs(self, groups, lengths, training):
+            return self.packed(queries, valid_lens if groups[0][2] else None, groups[0][1], causal)  # (B, Q, D)
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
-        split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
-        pooled = []
-        for samples, longest, hides in groups:
-            W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
-            inputs = (
-                split_q[samples.start * H : samples.stop * H],
-                transpose_qkv(W_k, H),
-                transpose_qkv(W_v, H),
-            )  # (B*H, T, d)
+        size, merged = groups[0][0].stop, []
+        each = (X.split(size) for X in (self.W_q(queries), keys, values))  # (B, T, any)
+        for (samples, longest, hides), W_q, keys, values in zip(groups, *each, strict=True):
+            W_k, W_v = self.W_k(keys[:, :longest]), self.W_v(values[:, :longest])  # (B, K, H*d)
+            split = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
             hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
-            pooled.append(self.attention.pool(*inputs, H, *hiding, training))  # (B*H, Q, dv)
-        pooled = pooled[0] if len(pooled) == 1 else torch.cat(pooled)
-        return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
+            pooled = self.attention.pool(*split, H, *hiding, training)  # (B*H, Q, dv)
+            merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
+        return self.W_o(torch.cat(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
+
+    def packed(self, X, valid_lens, num_keys, causal):
+        """As `output`, of an X (B, T, D) that is queries, keys and values in one: packed kernels, no copies of heads.
+
+        Each query sees the first num_keys keys, up to the lengths (B,) of 1 and more, or None, and in the causal order
+        if that is asked for.
+        """
+        (B, T, _), H = X.shape, self.config.num_heads
+        if valid_lens is None:
+            visible = None
+            split_q, split_k, split_v = _projected(X, H, self.W_q, self.W_k, self.W_v)  # (B, H, T, d)
+            split_k, split_v = split_k[:, :, :num_keys], split_v[:, :, :num_keys]  # (B, H, K, d)
+        else:
+            pairs = X[:, :num_keys]
+            visible = visible_keys(X, pairs, valid_lens, None, causal)  # (B, 1, 1 or T, K)
+            pairs = torch.where(visible[:, 0, -1, :, None], pairs, 0)  # (B, K, D): the last query sees most
+            (split_q,), (split_k, split_v) = _projected(X, H, self.W_q), _projected(pairs, H, self.W_k, self.W_v)
+        pooled = nn.functional.scaled_dot_product_attention(
+            split_q, split_k, split_v, visible, is_causal=causal and visible is None
+        )  # (B, H, T, d)
+        merged = pooled.transpose(1, 2).reshape(B, T, -1)  # (B, T, H*d)
+        return nn.functional.linear(merged, self.W_o.weight, self.W_o.bias)  # (B, T, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -419,8 +442,9 @@ def tensor(array, place=None):
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
-    X = X.detach().cpu().resolve_conj().resolve_neg()
-    return X.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if X.dtype == torch.bfloat16 else X.numpy()
+    if X.dtype == torch.bfloat16:
+        return X.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
+    return X.numpy(force=True)
 
 
 def is_own(X):
@@ -448,7 +472,8 @@ def context(dtype):
 
 def place(layer, array=None):
     """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
-    return getattr(array if layer is None else next(layer.parameters(), array), "device", None)
+    kernel = getattr(getattr(layer, "W_q", None), "weight", array)
+    return getattr(kernel, "device", None)
 
 
 def device():
@@ -459,6 +484,28 @@ def device():
 def _recomputed(function, *inputs):
     """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
+
+
+def _packs(layer, groups, lengths, training):
+    """Whether `packed` serves a call, and computes what the parts would, which may be others by now, or have hooks."""
+    attention, config = layer.attention, layer.config
+    training = attention.training if training is None else training
+    if len(groups) > 1 or config.key_dim != config.value_dim or (training and attention.dropout):
+        return False
+    if groups[0][2] and (lengths is None or lengths.ndim > 1 or lengths.min() == 0):
+        return False
+    denses = layer.W_q, layer.W_k, layer.W_v, layer.W_o
+    if type(attention) is not DotProductAttention or any(type(dense) is not nn.Linear for dense in denses):
+        return False
+    return not any(part._forward_pre_hooks or part._forward_hooks for part in (attention, *denses))
+
+
+def _projected(X, num_heads, *denses):
+    """X (B, T, in) through dense layers in one product, and the heads of each split without a copy: (B, H, T, d)."""
+    kernel = torch.cat([dense.weight for dense in denses])  # (n*H*d, in), which PyTorch multiplies transposed
+    bias = None if denses[0].bias is None else torch.cat([dense.bias for dense in denses])  # (n*H*d,)
+    packed = nn.functional.linear(X, kernel, bias).view(*X.shape[:2], len(denses), num_heads, -1)  # (B, T, n, H, d)
+    return packed.permute(2, 0, 3, 1, 4).unbind()  # n of (B, H, T, d)
 
 
 def _signed(valid_lens, num_keys):

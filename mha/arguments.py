@@ -45,8 +45,8 @@ def settle(
     switches = causal, training, return_weights
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
     settled = checks.lengths(valid_lens, keys.shape[1])
-    if settled is valid_lens and tab.is_own(given) and getattr(given, "device", None) == place:
-        return given, native(tab, place, mask)  # as it is: to turn it back would cost a small layer much of its time
+    if settled is valid_lens and tab.is_own(given) and (place is None or given.device == place):
+        return given, native(tab, place, mask)  # to turn it back would cost a small call much of its time
     return native(tab, place, settled), native(tab, place, mask)
 
 
@@ -67,6 +67,8 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
 
     Lists with nothing in them get the dtype `empty`.
     """
+    if value is None:
+        return None
     if isinstance(value, (list, tuple)):
         return checks.listed(name, value, empty)
     backend = dispatch.backend_of(value)

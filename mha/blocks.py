@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 SCORES = 2**20  # at a time: 4 MiB in float32
 
 
@@ -36,9 +34,9 @@ def groups(
         if valid_lens is None:
             yield samples, seen, False
             continue
-        lengths = np.minimum(valid_lens[samples], seen)
-        longest = max(1, int(lengths.max(initial=0)))
-        yield samples, longest, bool((lengths < longest).any())
+        lengths = valid_lens[samples]
+        longest = max(1, min(int(lengths.max()), seen))
+        yield samples, longest, bool(lengths.min() < longest)
 
 
 def cuts(num_keys: int) -> list[int]:

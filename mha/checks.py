@@ -110,8 +110,11 @@ def inputs(
     A size that a compiler does not know yet (None) fits everything. `is_own` tells the arrays of the layer's framework;
     all must lie at the layer's `place`, None = anywhere.
     """
-    widths = {"queries": config.query_size, "keys": config.key_size, "values": config.value_size}
-    for (name, width), value in zip(widths.items(), (queries, keys, values), strict=True):
+    named = {"queries": queries, "keys": keys, "values": values}
+    widths = (config.query_size, config.key_size, config.value_size)
+    if queries is keys is values and len(set(widths)) == 1:  # three times the same array is checked once
+        del named["keys"], named["values"]
+    for (name, value), width in zip(named.items(), widths, strict=False):
         rows = "queries" if name == "queries" else "key-value pairs"
         _array(name, value, f"of shape (batch, {rows}, {width})", is_own, place)
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
@@ -179,7 +182,8 @@ def lengths(valid_lens: Any, num_keys: int | None) -> Any:
         return valid_lens
     if valid_lens.size and valid_lens.min() < 0:
         raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: the number of keys to see")
-    if valid_lens.dtype in (np.int32, np.int64) and num_keys is not None and valid_lens.max(initial=0) <= num_keys:
+    wide = valid_lens.dtype.kind == "i" and valid_lens.dtype.itemsize >= 4
+    if wide and num_keys is not None and valid_lens.max(initial=0) <= num_keys:
         return valid_lens  # as most are
     # Python's ints do not overflow, whatever the integers' width and sign.
     limit = min(2**31 - 1 if num_keys is None else num_keys, int(np.iinfo(valid_lens.dtype).max))
@@ -328,7 +332,9 @@ def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
 def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:
     if not (is_own(valid_lens) or is_numpy(valid_lens)):
         raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
-    if dtype_name(valid_lens.dtype) not in INTEGERS:
+    # NumPy works a dtype's name out at every call, which would take a small layer much of its time.
+    whole = valid_lens.dtype.kind in "iu" if is_numpy(valid_lens) else dtype_name(valid_lens.dtype) in INTEGERS
+    if not whole:
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
     expected = ((batch,), (batch, num_queries))
     if not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):

@@ -66,7 +66,7 @@ BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]] = {
     "length counts one key too many": [(r"each_key < ", "each_key <= ")],
     "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
     "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
-    "causal forgotten where there are lengths": [(r"if causal or ", "if causal and valid_lens is None or ")],
+    "causal forgotten where there are lengths": [(r"= causal or ", "= causal and valid_lens is None or ")],
     "causal order ends at the last key": [
         (r"each_key <= each_query\[:, None\]",
          "each_key <= each_query[:, None] + (keys.shape[1] - queries.shape[1])"),

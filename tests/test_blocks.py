@@ -116,22 +116,61 @@ def test_what_is_computed_again_drops_the_same(backend, small):
     assert backend == "jax" or np.abs(outputs[0] - outputs[1]).max() > 0.01 * np.abs(plain).max()
 
 
+SELF = {"num_hiddens": 21, "num_heads": 3, "query_size": 13, "key_size": 13, "value_size": 13}
+ONE_ARRAY = {
+    "no lengths": {},
+    "lengths, all the same": {"valid_lens": [5, 5]},
+    "lengths": {"valid_lens": [7, 4]},
+    "length zero": {"valid_lens": [0, 4]},
+    "lengths per query": {"valid_lens": [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1]]},
+    "causal": {"causal": True},
+    "causal, lengths, all the same": {"valid_lens": [5, 5], "causal": True},
+    "causal, lengths": {"valid_lens": [6, 3], "causal": True},
+    "mask": {"mask": np.arange(49).reshape(7, 7) % 3 > 0},
+}
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("name", ONE_ARRAY)
+def test_one_array_as_queries_keys_and_values(backend, rng, name, bias):
+    """Self-attention may take other ways to the same numbers, in all parts."""
+    hiding = {"valid_lens": None, "mask": None, "causal": False} | ONE_ARRAY[name]
+    X, cotangent = rng.normal(size=(2, 7, 13)), rng.normal(size=(2, 7, 21))
+    oracle = mha.MultiHeadAttention(**SELF, bias=bias, dtype="float64", backend="numpy")
+    oracle.weights = {name: W + 0.1 * rng.normal(size=W.shape) for name, W in oracle.weights.items()}
+    expected = oracle(X, X, X, **hiding, return_weights=True)[0]
+    gradients = oracle.gradients(X, X, X, **hiding, cotangent=cotangent)
+    by_X = sum(gradients[name] for name in ("queries", "keys", "values"))
+    attention = oracle.to(backend)
+    output, gradient = by_values(attention, None, None, X, cotangent, hiding)
+    assert parity.error(output, expected) <= parity.bound("float64", expected, expected)
+    assert backend == "numpy" or parity.error(gradient, by_X) <= 1e-10 * parity.largest(by_X)
+    weights = oracle(X, X, X, **hiding, return_weights=True)[1]  # (B, H, T, T)
+    sees, seen = (weights > 0).any((1, 3)), (weights > 0).any((1, 2))  # (B, T)
+    padded, _ = by_values(attention, None, None, np.where(seen[:, :, None], X, np.nan), cotangent, hiding)
+    clean = seen | ~sees
+    np.testing.assert_array_equal(padded[clean], output[clean])
+
+
 def by_values(attention, queries, keys, values, cotangent, hiding, training=False, return_weights=False):
-    """Output and gradient by the values, taken as users of the framework take them."""
+    """Output and gradient by the values, which may be queries and keys too, as users of the framework take them."""
     backend, layer = attention.backend, attention.layer
     valid_lens, mask, causal = hiding["valid_lens"], hiding["mask"], hiding["causal"]
     options = {"mask": mask, "causal": causal, "training": training, "return_weights": return_weights}
     tab = dispatch.load(backend)
 
+    def inputs(X):
+        return (X, X, X) if queries is None else (queries, keys, X)
+
     def output(X):
-        result = layer(queries, keys, X, valid_lens, *options.values())
+        result = layer(*inputs(X), valid_lens, *options.values())
         return result[0] if return_weights else result
 
     with tab.context("float64"):
-        queries, keys, values, cotangent = (tab.tensor(X) for X in (queries, keys, values, cotangent))
+        given = (queries, keys, values, cotangent)
+        queries, keys, values, cotangent = (None if X is None else tab.tensor(X) for X in given)
         if backend == "numpy":
-            X = output(values)
-            return X, attention.gradients(queries, keys, values, **hiding, cotangent=cotangent)["values"]
+            return output(values), attention.gradients(*inputs(values), **hiding, cotangent=cotangent)["values"]
         if backend == "torch":
             values.requires_grad_()
             X = output(values)
@@ -151,7 +190,7 @@ def by_values(attention, queries, keys, values, cotangent, hiding, training=Fals
             rngs = {"dropout": jax.random.key(3)}
 
             def output(X):
-                result = module.apply(variables, queries, keys, X, valid_lens, *options.values(), rngs=rngs)
+                result = module.apply(variables, *inputs(X), valid_lens, *options.values(), rngs=rngs)
                 return result[0] if return_weights else result
 
             X, pull_back = jax.vjp(output, values)
