@@ -178,34 +178,55 @@ class AttentionPooling(keras.layers.Layer):
         Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
         one block. A block leaves out the keys after its last query in causal order.
         """
-        (BH, Q, d), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
-        scores = Q * self.scores_of_query(queries, keys)
-        if isinstance(scores, int) and blocks.fits(scores):
+        (BH, Q, d), (_, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
+        of_head = _limited(self.scores_of_query(queries, keys) // BH, 1)
+        if isinstance(BH * Q * of_head, int) and blocks.fits(BH * Q * of_head):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        size = tf.clip_by_value(blocks.SCORES // tf.maximum(1, self.scores_of_query(queries, keys)), 1, Q)
-        count = -(-Q // size)
-        queries, valid_lens, mask = _padded(queries, valid_lens, mask, count * size - Q)
-        queries = tf.reshape(queries, (BH, count, size, d))  # (B*H, blocks, size, d)
+        # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
+        heads = _divisor(num_heads, blocks.SCORES // (Q * of_head), BH // num_heads)
+        size = _limited(blocks.SCORES // (heads * of_head), 1, Q)
+        groups, count = -(-BH // heads), -(-Q // size)
+        arrays = _padded(queries, keys, values, valid_lens, mask, num_heads, groups * heads - BH, count * size - Q)
+        queries, keys, values, valid_lens, mask = arrays
+        queries = tf.reshape(queries, (groups, heads, count, size, d))  # (groups, heads, blocks, size, d)
+        queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, heads, size, d)
+        queries = tf.reshape(queries, (groups * count, heads, size, d))  # (pieces, heads, size, d)
+        keys, values = (tf.reshape(X, (groups, heads, K, X.shape[2])) for X in (keys, values))  # (groups, heads, K, d)
+        keys, values = (tf.TensorArray(X.dtype, groups, clear_after_read=False).unstack(X) for X in (keys, values))
         seed = self.dropping.seed_generator.next() if training and self.dropout else tf.zeros(2, tf.int32)
+        of_sample = isinstance(heads, int) and heads <= num_heads
+        one_length = of_sample and valid_lens is not None and len(valid_lens.shape) == 1
 
         @tf.recompute_grad
-        def pool_some(block, queries, keys, values, *weights):
-            first, last = block * size, tf.minimum(K, (block + 1) * size) if causal else K
-            hiding = *part(valid_lens, mask, queries=slice(first, first + size), keys=slice(last)), causal, first
-            seed_of_block = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), block)
-            with _drawing(seed_of_block), keras.StatelessScope(zip(self.weights, weights, strict=True)):
-                return self.pool_block(queries, keys[:, :last], values[:, :last], num_heads, *hiding, training)
+        def pool_some(piece, queries, keys, values, *weights):
+            head, first = piece // count * heads, piece % count * size
+            samples = slice(head // num_heads, (head + heads - 1) // num_heads + 1)
+            lens, seen = part(valid_lens, mask, samples, slice(first, first + size))
+            if lens is not None:
+                lens = tf.cast(tf.minimum(_signed(lens, K), tf.cast(K, tf.int64)), tf.int32)
+            longest = K if lens is None else tf.reduce_max(lens)
+            last = _limited(tf.minimum(longest, first + size) if causal else longest, 1)
+            if one_length:  # which the cut at `last` keeps, all by itself
+                lens = None
+            if seen is not None and seen.shape[1] != 1:
+                seen = seen[:, head % num_heads :][:, :heads]  # all of them, where the piece has whole samples
+            hiding = *part(lens, seen, keys=slice(last)), causal, first
+            seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
+            with _drawing(seed_of_piece), keras.StatelessScope(zip(self.weights, weights, strict=True)):
+                inputs = queries, keys[:, :last], values[:, :last], _limited(heads, 1, num_heads)
+                pooled = self.pool_block(*inputs, *hiding, training)  # (heads, size, dv)
+            return tf.where(longest > 0, pooled, tf.zeros_like(pooled)) if one_length else pooled
 
         own = [X.value for X in self.weights]  # given by hand, as variables in a loop get no gradient
-        some = tf.range(count), tf.transpose(queries, (1, 0, 2, 3))  # (blocks,), (blocks, B*H, size, d)
         pooled = tf.map_fn(
-            lambda inputs: pool_some(*inputs, keys, values, *own),
-            some,
+            lambda inputs: pool_some(*inputs, keys.read(inputs[0] // count), values.read(inputs[0] // count), *own),
+            (tf.range(groups * count), queries),
             fn_output_signature=values.dtype,
             parallel_iterations=1,
-        )  # (blocks, B*H, size, dv)
-        pooled = tf.transpose(pooled, (1, 0, 2, 3))  # (B*H, blocks, size, dv)
-        return tf.reshape(pooled, (BH, count * size, values.shape[2]))[:, :Q]  # (B*H, Q, dv)
+        )  # (pieces, heads, size, dv)
+        pooled = tf.reshape(pooled, (groups, count, heads, size, dv))  # (groups, blocks, heads, size, dv)
+        pooled = tf.transpose(pooled, (0, 2, 1, 3, 4))  # (groups, heads, blocks, size, dv)
+        return tf.reshape(pooled, (groups * heads, count * size, dv))[:BH, :Q]  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
@@ -345,18 +366,19 @@ class MultiHeadAttention(keras.layers.Layer):
         _must_fit("keys", keys, B)
         _must_fit("values", values, B, K)
         mask = _whole(part(None, mask)[1], B, H, Q, K)
-        hides = mask is not None or valid_lens is not None
         known = all(isinstance(size, int) for size in (B, Q, K))
         last = K if not causal else min(Q, K) if known else tf.minimum(Q, K)
-        if hides:
-            sees, seen = used(queries, keys, valid_lens, mask, causal)  # (B, Q), (B, K)
-            queries, keys, values = blank(queries, keys, values, sees, seen)
-            if not (known and blocks.fits(B * H * Q * K)):  # sizes that stay known are worth more to small calls
-                last = tf.maximum(1, tf.reduce_max(tf.where(seen, tf.range(1, K + 1), 0)))
         keys, values = keys[:, :last], values[:, :last]
-        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         hiding = *part(valid_lens, mask, keys=slice(last)), causal
+        K = last
+        if mask is not None or valid_lens is not None:
+            sees, seen = used(queries, keys, *hiding)  # (B, Q), (B, K)
+            queries, keys, values = blank(queries, keys, values, sees, seen)
+        if valid_lens is None or (known and blocks.fits(B * H * Q * K)):
+            W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        else:
+            W_q, W_k, W_v = self.W_q(queries), _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         pooled = self.attention.pool(split_q, split_k, split_v, H, *hiding, training)  # (B*H, Q, dv)
         return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
@@ -505,13 +527,42 @@ def _drawing(seed):
         _drawn.seed = None
 
 
-def _padded(queries, valid_lens, mask, count):
-    """Queries (B*H, Q, d), lengths, and a mask of four axes, with so many queries more: zeros, which see nothing."""
-    if valid_lens is not None and len(valid_lens.shape) == 2:
-        valid_lens = tf.pad(valid_lens, ((0, 0), (0, count)))  # (B, more)
-    if mask is not None and mask.shape[2] != 1:
-        mask = tf.pad(mask, ((0, 0), (0, 0), (0, count), (0, 0)))  # (B or 1, H or 1, more, K or 1)
-    return tf.pad(queries, ((0, 0), (0, count), (0, 0))), valid_lens, mask  # (B*H, more, d)
+def _of_seen(dense, X, seen):
+    """dense(X) for X (B, K, in), zeros where `seen` (B or 1, K) is False: rows that are not seen are not projected."""
+    seen = tf.broadcast_to(seen, tf.shape(X)[:2])  # (B, K)
+    projected = dense(tf.boolean_mask(X, seen))  # (rows, out)
+    return tf.scatter_nd(tf.where(seen), projected, (*tf.unstack(tf.shape(X, tf.int64)[:2]), projected.shape[1]))
+
+
+def _limited(size, least, most=None):
+    """A size of at least and at most so much, as an int if all are known."""
+    if most is None:
+        return max(least, size) if isinstance(size, int) else tf.maximum(least, size)
+    known = isinstance(size, int) and isinstance(most, int)
+    return max(least, min(size, most)) if known else tf.clip_by_value(size, least, most)
+
+
+def _divisor(num_heads, most, num_samples):
+    """How many heads to take at a time, at most so many if that is any: a divisor of the heads, or whole samples."""
+    divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
+    samples = _limited(most // num_heads, 0, num_samples)
+    if isinstance(samples, int):
+        return samples * num_heads or max(n for n in divisors if n <= max(1, most))
+    fitting = tf.reduce_max(tf.where(divisors <= tf.maximum(1, most), divisors, 1))
+    return tf.where(samples > 0, samples * num_heads, fitting)
+
+
+def _padded(queries, keys, values, valid_lens, mask, num_heads, more_heads, more_queries):
+    """Arrays of heads (B*H, T, d), lengths, and a mask of four axes, with more heads and queries, which see nothing."""
+    queries = tf.pad(queries, ((0, more_heads), (0, more_queries), (0, 0)))  # (more, more, d)
+    keys, values = (tf.pad(X, ((0, more_heads), (0, 0), (0, 0))) for X in (keys, values))  # (more, K, d)
+    samples = more_heads // num_heads
+    if valid_lens is not None:
+        valid_lens = tf.pad(valid_lens, ((0, samples), (0, more_queries))[: len(valid_lens.shape)])
+    if mask is not None:
+        sizes = samples, 0, more_queries, 0
+        mask = tf.pad(mask, [(0, 0 if known == 1 else size) for known, size in zip(mask.shape, sizes, strict=True)])
+    return queries, keys, values, valid_lens, mask
 
 
 def _whole(mask, *sizes):

@@ -48,7 +48,7 @@ BLOCKS_BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]]
         "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
         "torch": [(r"first \+ size if causal", "first + 1 if causal")],
         "mxnet": [(r"min\(K, first \+ size\)", "min(K, first + 1)")],
-        "tensorflow": [(r"tf\.minimum\(K, \(block \+ 1\) \* size\)", "tf.minimum(K, block * size + 1)")],
+        "tensorflow": [(r"tf\.minimum\(longest, first \+ size\)", "tf.minimum(longest, first + 1)")],
         "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
     },
 }
