@@ -45,7 +45,7 @@ def settle(
     switches = causal, training, return_weights
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
     settled = checks.lengths(valid_lens, keys.shape[1])
-    if settled is valid_lens and tab.is_own(given) and (place is None or given.device == place):
+    if settled is valid_lens and tab.is_own(given) and place is not None and given.device == place:
         return given, native(tab, place, mask)  # to turn it back would cost a small call much of its time
     return native(tab, place, settled), native(tab, place, mask)
 
