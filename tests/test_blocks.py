@@ -20,7 +20,9 @@ CASES = {
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
         parity.Case("mask of one head for all", parity.WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
         parity.Case("many pieces", parity.WIDTHS, [31, 0, 7], mask=(3, 29, 31), batch=3, num_queries=29, num_keys=31),
-        parity.Case("many pieces, causal", parity.WIDTHS, [5, 31], causal=True, num_queries=29, num_keys=31),
+        parity.Case(
+            "many pieces, causal", parity.WIDTHS, [5, 31, 0], causal=True, batch=3, num_queries=29, num_keys=31
+        ),
     )
 }
 ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal")
