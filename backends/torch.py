@@ -497,7 +497,9 @@ def _packs(layer, groups, lengths, training):
     denses = layer.W_q, layer.W_k, layer.W_v, layer.W_o
     if type(attention) is not DotProductAttention or any(type(dense) is not nn.Linear for dense in denses):
         return False
-    return not any(part._forward_pre_hooks or part._forward_hooks for part in (attention, *denses))
+    hooks = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+    parts = [vars(part) for part in (attention, *denses)]
+    return not any("forward" in part or any(part[name] for name in hooks) for part in parts)
 
 
 def _projected(X, num_heads, *denses):
