@@ -150,7 +150,10 @@ class AttentionPooling(nn.Module):
 
         Returns the scores (B, Q, K), the weights (B, Q, K) before dropout, and the pooled values (B, Q, dv).
         """
-        queries, keys, values = blank_unused(queries, keys, values, visible)
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, training)
+
+    def weigh(self, queries, keys, values, visible=None, training=None):
+        """As a call, where queries, keys and values that are not used are blank already."""
         scores = self.scores(queries, keys)  # (B, Q, K)
         weights = visible_softmax(scores, visible)  # (B, Q, K)
         pooled = jnp.matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
@@ -169,41 +172,40 @@ class AttentionPooling(nn.Module):
         (BH, Q, d), K = queries.shape, keys.shape[1]
         if blocks.fits(Q * self.scores_of_query(queries, keys)):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        size = blocks.queries(Q, self.scores_of_query(queries[:1], keys[:1]))
+        # Of one head, and four pieces large: XLA's products of a few queries are slow.
+        size = blocks.queries(Q, math.ceil(self.scores_of_query(queries[:1], keys[:1]) / 4))
         count = math.ceil(Q / size)
         queries, valid_lens, mask = _padded(queries, valid_lens, mask, count * size - Q)
         queries = queries.reshape(BH, count, size, d)  # (B*H, blocks, size, d)
-        cuts = (
-            blocks.cuts(K) if causal or valid_lens is not None else [K]
-        )  # a branch for each: a compiled size is fixed
+        cuts = blocks.cuts(K) if causal or valid_lens is not None else [K]  # a branch each: a compiled size is fixed
         pooling, variables = self.unbind()  # JAX' own loops and branches take pure functions
+        again = functools.partial(jax.checkpoint, prevent_cse=False)
         key = self.make_rng("dropout") if training and self.dropout else jax.random.key(0)
 
         def pool_head(inputs):
             queries, keys, values, head = inputs  # (blocks, size, d), (K, d), (K, dv), ()
+            keys, values = keys.T, values.T  # (d, K), (dv, K): so are their gradients, for which XLA has fast products
             sample = head // num_heads
+            lens = None if valid_lens is None else _by_block(valid_lens[sample], count)  # (blocks, 1 or size)
+            seen = None if mask is None else _by_block(_of_head(mask, sample, head % num_heads), count)
+            key_of_head = jax.random.fold_in(key, head)
 
             def pool_some(inputs):
-                queries, block = inputs  # (size, d), ()
-                first = block * size
-                lens = None if valid_lens is None else _rows(valid_lens[sample], first, size)[None]  # (1,) or (1, size)
-                seen = (
-                    None if mask is None else _rows(_of_head(mask, sample, head % num_heads), first, size)[None, None]
-                )
-                last = K if lens is None else lens.max()
+                queries, lens, seen, block = inputs  # (size, d), (1 or size,), (1 or size, K or 1), ()
+                first, last = block * size, K if lens is None else lens.max()
                 last = jnp.minimum(last, first + size) if causal else last
-                rngs = {"dropout": jax.random.fold_in(jax.random.fold_in(key, head), block)}
+                hiding = None if lens is None else lens[None], None if seen is None else seen[None]
+                rngs = {"dropout": jax.random.fold_in(key_of_head, block)}
 
-                def pool_cut(cut):
-                    inputs = queries[None], keys[None, :cut], values[None, :cut]  # (1, T, d)
-                    hiding = *part(lens, seen, keys=slice(cut)), causal, first
-                    return pooling.apply(variables, *inputs, 1, *hiding, training, rngs=rngs, method="pool_block")[0]
+                def pool_cut(cut, queries):
+                    inputs = queries[None], keys[:, :cut].T[None], values[:, :cut].T[None]  # (1, T, d)
+                    options = 1, *part(*hiding, keys=slice(cut)), causal, first, training
+                    return pooling.apply(variables, *inputs, *options, rngs=rngs, method="pool_block")[0]
 
-                branches = [functools.partial(pool_cut, cut) for cut in cuts]
-                return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches)  # (size, dv)
+                branches = [again(functools.partial(pool_cut, cut)) for cut in cuts]  # else each keeps room for all
+                return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)  # (size, dv)
 
-            again = jax.checkpoint(pool_some, prevent_cse=False)
-            return jax.lax.map(again, (queries, jnp.arange(count)))  # (blocks, size, dv)
+            return jax.lax.map(again(pool_some), (queries, lens, seen, jnp.arange(count)))  # (blocks, size, dv)
 
         pooled = jax.lax.map(pool_head, (queries, keys, values, jnp.arange(BH)))  # (B*H, blocks, size, dv)
         return pooled.reshape(BH, count * size, -1)[:, :Q]  # (B*H, Q, dv)
@@ -212,7 +214,7 @@ class AttentionPooling(nn.Module):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
         visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
@@ -499,9 +501,10 @@ def _of_head(mask, sample, head):
     return mask[sample % mask.shape[0], head % mask.shape[1]]
 
 
-def _rows(X, first, size):
-    """Rows of X (Q or 1, ...) from `first` on; X as it is where all queries share it."""
-    return X if X.ndim == 0 or X.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(X, first, size)
+def _by_block(X, count):
+    """X (Q or 1, ...) in blocks of its rows: (blocks, size or 1, ...); one row that all queries share is repeated."""
+    X = jnp.atleast_1d(X)
+    return X.reshape(count, -1, *X.shape[1:]) if X.shape[0] > 1 else jnp.broadcast_to(X, (count, *X.shape))
 
 
 def _parameters(layer):

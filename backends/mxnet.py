@@ -152,7 +152,10 @@ class AttentionPooling(nn.Block):
 
         Returns the scores (B, Q, K), the weights (B, Q, K) before dropout, and the pooled values (B, Q, dv).
         """
-        queries, keys, values = blank_unused(queries, keys, values, visible)
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, training)
+
+    def weigh(self, queries, keys, values, visible=None, training=None):
+        """As a call, where queries, keys and values that are not used are blank already."""
         scores = self.scores(queries, keys)  # (B, Q, K)
         weights = visible_softmax(scores, visible)  # (B, Q, K)
         pooled = npx.batch_dot(self.drop(weights, training), widen(values))  # (B, Q, dv)
@@ -188,7 +191,7 @@ class AttentionPooling(nn.Block):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
         visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
