@@ -179,13 +179,15 @@ class AttentionPooling(nn.Block):
         size = blocks.queries(Q, self.scores_of_query(queries, keys))
         if size >= Q:
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        pooled = []
-        for first in range(0, Q, size):
-            block, last = slice(first, first + size), min(K, first + size) if causal else K
-            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
-            pool_some = functools.partial(_pool_first, self, last, num_heads, *hiding, training)
-            pooled.append(_Recomputed.call(self, pool_some, queries[:, block], keys, values))  # (B*H, block, dv)
-        return np.concatenate(pooled, 1)  # (B*H, Q, dv)
+        training = autograd.is_training() if training is None else training
+
+        def pool_some(first, queries, keys, values):
+            last = min(K, first + size) if causal else K
+            keys, values = (X[:, :last] if causal else X for X in (keys, values))  # to slice is to copy here
+            hiding = *part(valid_lens, mask, queries=slice(first, first + size), keys=slice(last)), causal, first
+            return self.pool_block(queries, keys, values, num_heads, *hiding, training)  # (B*H, block, dv)
+
+        return _Recomputed.call(self, pool_some, size, queries, keys, values)  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
@@ -447,12 +449,6 @@ def _blocked(X):
     return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
 
 
-def _pool_first(pooling, last, num_heads, valid_lens, mask, causal, first, training, queries, keys, values):
-    """`pool_block` over the first keys: to slice is to copy here, which is done again and not kept."""
-    keys, values = (X[:, :last] if causal else X for X in (keys, values))
-    return pooling.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
-
-
 class _Drawn(threading.local):
     seed = None
 
@@ -462,41 +458,54 @@ _again = threading.Lock()
 
 
 class _Recomputed(autograd.Function):
-    """A block of a pooling, of which the backward pass keeps nothing but the inputs, and computes the rest again."""
+    """A pooling block by block, whose backward pass keeps nothing but the inputs, and computes the rest again."""
 
-    def __init__(self, function, parameters, seed):
+    def __init__(self, pool_some, size, parameters, seed):
         super().__init__()
-        self.function, self.parameters, self.seed = function, parameters, seed
+        self.pool_some, self.size, self.parameters, self.seed = pool_some, size, parameters, seed
 
     @classmethod
-    def call(cls, pooling, function, *inputs):
-        """function(*inputs), with gradients also by the pooling's own weights."""
+    def call(cls, pooling, pool_some, size, *inputs):
+        """pool_some(first, *inputs) for queries in blocks of a size, with gradients also by the pooling's weights."""
         parameters = [_data(X) for X in pooling.collect_params().values()]
         seed = int(np.random.randint(0, 2**31 - 1).item()) if pooling.dropout else None
-        return cls(function, parameters, seed)(*inputs, *parameters)
+        return cls(pool_some, size, parameters, seed)(*inputs, *parameters)
 
-    def forward(self, *inputs):
-        """The function's result; its inputs are followed by the weights."""
-        count = len(inputs) - len(self.parameters)
-        self.save_for_backward(*inputs[:count])
-        return self._draw(*inputs[:count])
+    def forward(self, queries, keys, values, *parameters):
+        """The pooled values (B*H, Q, dv) of queries (B*H, Q, d), keys (B*H, K, d) and values (B*H, K, dv)."""
+        self.save_for_backward(queries, keys, values)
+        pooled = []
+        for first in range(0, queries.shape[1], self.size):
+            pooled.append(self._draw(first, queries[:, first : first + self.size], keys, values))  # (B*H, block, dv)
+            pooled[-1].wait_to_read()  # else MXNet makes room for many blocks at once
+        return np.concatenate(pooled, 1)
 
     def backward(self, cotangent):
         """Gradients by the inputs and the weights, in another thread than the call's."""
         with _again, context(None):
-            inputs = [X.as_np_ndarray().detach() for X in self.saved_tensors]
-            for X in inputs:
-                X.attach_grad()
-            with autograd.record():
-                result = self._draw(*inputs)
-            by_all = autograd.grad([result], [*inputs, *self.parameters], [cotangent.as_np_ndarray()])
+            queries, keys, values = (X.as_np_ndarray().detach() for X in self.saved_tensors)
             own = isinstance(cotangent, np.ndarray)  # in MXNet 2.0; 1.9 asks for its older kind of array
+            cotangent, by_queries, by_rest = cotangent.as_np_ndarray(), [], None
+            for first in range(0, queries.shape[1], self.size):
+                block = slice(first, first + self.size)
+                inputs = queries[:, block], keys, values
+                for X in inputs:
+                    X.attach_grad()
+                with autograd.record():
+                    result = self._draw(first, *inputs)
+                by_all = autograd.grad([result], [*inputs, *self.parameters], [cotangent[:, block]])
+                by_block, *by_all = (X.as_np_ndarray() for X in by_all)
+                by_queries.append(by_block)  # (B*H, block, d)
+                by_rest = by_all if by_rest is None else [X + Y for X, Y in zip(by_rest, by_all, strict=True)]
+                for X in by_rest:
+                    X.wait_to_read()
+            by_all = np.concatenate(by_queries, 1), *by_rest
             return tuple(X.as_np_ndarray() if own else X.as_nd_ndarray() for X in by_all)
 
-    def _draw(self, *inputs):
-        _drawn.seed = self.seed
+    def _draw(self, first, *inputs):
+        _drawn.seed = None if self.seed is None else self.seed + first
         try:
-            return self.function(*inputs)
+            return self.pool_some(first, *inputs)
         finally:
             _drawn.seed = None
 
