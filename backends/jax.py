@@ -504,7 +504,9 @@ def _of_head(mask, sample, head):
 def _by_block(X, count):
     """X (Q or 1, ...) in blocks of its rows: (blocks, size or 1, ...); one row that all queries share is repeated."""
     X = jnp.atleast_1d(X)
-    return X.reshape(count, -1, *X.shape[1:]) if X.shape[0] > 1 else jnp.broadcast_to(X, (count, *X.shape))
+    rows = max(1, X.shape[0] // count)
+    shared = jnp.broadcast_to(X, (count * rows, *X.shape[1:]))
+    return shared.reshape(count, rows, *X.shape[1:])  # (blocks, size or 1, ...)
 
 
 def _parameters(layer):

@@ -497,12 +497,15 @@ def _packs(layer, groups, lengths, training):
         return False
     if groups[0][2] and (lengths is None or lengths.ndim > 1 or lengths.min() == 0):
         return False
-    denses = layer.W_q, layer.W_k, layer.W_v, layer.W_o
-    if type(attention) is not DotProductAttention or any(type(dense) is not nn.Linear for dense in denses):
-        return False
-    hooks = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-    parts = [vars(part) for part in (attention, *denses)]
-    return not any("forward" in part or any(part[name] for name in hooks) for part in parts)
+    denses = (layer.W_q, layer.W_k, layer.W_v, layer.W_o)
+    return _is_plain(attention, DotProductAttention) and all(_is_plain(dense, nn.Linear) for dense in denses)
+
+
+def _is_plain(part, kind):
+    """Whether a part of a layer is of this very kind, computes what its class says, and has no hooks."""
+    own = vars(part)
+    hooks = own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
+    return type(part) is kind and not hooks and "forward" not in own
 
 
 def _projected(X, num_heads, *denses):

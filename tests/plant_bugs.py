@@ -42,7 +42,7 @@ BLOCKS_BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]]
         "torch": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
         "mxnet": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
         "tensorflow": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
-        "jax": [(r"X\.reshape\(count, -1, \*X\.shape\[1:\]\) if", "jnp.stack(count * [X[: len(X) // count]]) if")],
+        "jax": [(r"shared\.reshape\(count, rows", "jnp.concatenate(count * [shared[:rows]]).reshape(count, rows")],
     },
     "causal order ends before the block does": {
         "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
