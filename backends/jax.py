@@ -27,6 +27,7 @@ from mha import arguments, blocks, checks
 from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+SHORT = 512  # keys of a sample, of which a quarter is a small product
 
 
 # 1. Masked softmax
@@ -169,46 +170,53 @@ class AttentionPooling(nn.Module):
         Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
         one block. A block leaves out the keys after its last query in causal order.
         """
-        (BH, Q, d), K = queries.shape, keys.shape[1]
-        if blocks.fits(Q * self.scores_of_query(queries, keys)):
+        (BH, Q, d), K, dv = queries.shape, keys.shape[1], values.shape[2]
+        of_head = self.scores_of_query(queries[:1], keys[:1])
+        if blocks.fits(BH * Q * of_head):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        # Of one head, and four pieces large: XLA's products of a few queries are slow.
-        size = blocks.queries(Q, math.ceil(self.scores_of_query(queries[:1], keys[:1]) / 4))
-        count = math.ceil(Q / size)
-        queries, valid_lens, mask = _padded(queries, valid_lens, mask, count * size - Q)
-        queries = queries.reshape(BH, count, size, d)  # (B*H, blocks, size, d)
+        # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
+        heads = blocks.heads(BH, num_heads, Q * of_head)
+        size = Q if heads > 1 else blocks.queries(Q, math.ceil(of_head / 4))  # XLA's products of a few are slow
+        groups, count = math.ceil(BH / heads), math.ceil(Q / size)
+        arrays = _padded(queries, keys, values, valid_lens, mask, groups * heads - BH, count * size - Q)
+        queries, keys, values, valid_lens, mask = arrays
+        queries = queries.reshape(groups, heads, count, size, d).swapaxes(1, 2)  # (groups, blocks, heads, size, d)
+        # Transposed, so are their gradients, for which XLA has fast products.
+        keys = keys.reshape(groups, heads, K, d).swapaxes(2, 3)  # (groups, heads, d, K)
+        values = values.reshape(groups, heads, K, dv).swapaxes(2, 3)  # (groups, heads, dv, K)
         cuts = blocks.cuts(K) if causal or valid_lens is not None else [K]  # a branch each: a compiled size is fixed
         pooling, variables = self.unbind()  # JAX' own loops and branches take pure functions
         again = functools.partial(jax.checkpoint, prevent_cse=False)
         key = self.make_rng("dropout") if training and self.dropout else jax.random.key(0)
 
-        def pool_head(inputs):
-            queries, keys, values, head = inputs  # (blocks, size, d), (K, d), (K, dv), ()
-            keys, values = keys.T, values.T  # (d, K), (dv, K): so are their gradients, for which XLA has fast products
-            sample = head // num_heads
-            lens = None if valid_lens is None else _by_block(valid_lens[sample], count)  # (blocks, 1 or size)
-            seen = None if mask is None else _by_block(_of_head(mask, sample, head % num_heads), count)
-            key_of_head = jax.random.fold_in(key, head)
+        def pool_group(inputs):
+            queries, keys, values, group = inputs  # (blocks, heads, size, d), (heads, d, K), (heads, dv, K), ()
+            head = group * heads + jnp.arange(heads)  # (heads,)
+            sample, head = head // num_heads % (BH // num_heads), head % num_heads
+            lens = None if valid_lens is None else _by_block(valid_lens[sample], count)  # (blocks, heads, 1 or size)
+            seen = None if mask is None else _by_block(mask[sample % mask.shape[0], head % mask.shape[1]], count)
+            key_of_group = jax.random.fold_in(key, group)
 
             def pool_some(inputs):
-                queries, lens, seen, block = inputs  # (size, d), (1 or size,), (1 or size, K or 1), ()
+                queries, lens, seen, block = inputs  # (heads, size, d), (heads, 1 or size), (heads, 1 or size, K or 1)
                 first, last = block * size, K if lens is None else lens.max()
                 last = jnp.minimum(last, first + size) if causal else last
-                hiding = None if lens is None else lens[None], None if seen is None else seen[None]
-                rngs = {"dropout": jax.random.fold_in(key_of_head, block)}
+                rngs = {"dropout": jax.random.fold_in(key_of_group, block)}
 
                 def pool_cut(cut, queries):
-                    inputs = queries[None], keys[:, :cut].T[None], values[:, :cut].T[None]  # (1, T, d)
-                    options = 1, *part(*hiding, keys=slice(cut)), causal, first, training
-                    return pooling.apply(variables, *inputs, *options, rngs=rngs, method="pool_block")[0]
+                    pairs = (X[:, :, :cut].swapaxes(1, 2) for X in (keys, values))  # (heads, K, d)
+                    inputs = queries, *pairs, 1, *part(lens, seen, keys=slice(cut)), causal, first, training
+                    return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads, size, dv)
 
                 branches = [again(functools.partial(pool_cut, cut)) for cut in cuts]  # else each keeps room for all
-                return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)  # (size, dv)
+                return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)  # (heads, size, dv)
 
-            return jax.lax.map(again(pool_some), (queries, lens, seen, jnp.arange(count)))  # (blocks, size, dv)
+            return jax.lax.map(again(pool_some), (queries, lens, seen, jnp.arange(count)))  # (blocks, heads, size, dv)
 
-        pooled = jax.lax.map(pool_head, (queries, keys, values, jnp.arange(BH)))  # (B*H, blocks, size, dv)
-        return pooled.reshape(BH, count * size, -1)[:, :Q]  # (B*H, Q, dv)
+        inputs = queries, keys, values, jnp.arange(groups)
+        pooled = jax.lax.map(pool_group, inputs)  # (groups, blocks, heads, size, dv)
+        pooled = pooled.swapaxes(1, 2).reshape(groups * heads, count * size, dv)  # (B*H, Q, dv), and more
+        return pooled[:BH, :Q]  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
@@ -343,7 +351,7 @@ class MultiHeadAttention(nn.Module):
         if valid_lens is not None or mask is not None:
             sees, seen = used(queries, keys, *hiding)
             queries, keys, values = blank(queries, keys, values, sees, seen)
-        if valid_lens is None or blocks.fits(B * H * Q * K):
+        if valid_lens is None or blocks.fits(B * H * Q * K) or K < SHORT:
             W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         else:
             W_q, W_k, W_v = self.W_q(queries), _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)
@@ -487,26 +495,27 @@ def _of_seen(dense, X, seen):
     return jax.lax.map(project, (X, seen)).reshape(B, 4 * size, -1)[:, :K]  # (B, K, out)
 
 
-def _padded(queries, valid_lens, mask, count):
-    """Queries (B*H, Q, d), lengths, and a mask of four axes, with so many queries more: zeros, which see nothing."""
-    if valid_lens is not None and len(valid_lens.shape) == 2:
-        valid_lens = jnp.pad(valid_lens, ((0, 0), (0, count)))  # (B, more)
+def _padded(queries, keys, values, valid_lens, mask, more_heads, more_queries):
+    """Queries, keys and values (B*H, T, d) with so many heads and queries more, lengths (B, 1 or Q), mask of four axes.
+
+    What is added is zeros; queries that are added see nothing.
+    """
+    if valid_lens is not None:
+        valid_lens = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
+        if valid_lens.shape[1] > 1:
+            valid_lens = jnp.pad(valid_lens, ((0, 0), (0, more_queries)))  # (B, more)
     if mask is not None and mask.shape[2] > 1:
-        mask = jnp.pad(mask, ((0, 0), (0, 0), (0, count), (0, 0)))  # (B or 1, H or 1, more, K or 1)
-    return jnp.pad(queries, ((0, 0), (0, count), (0, 0))), valid_lens, mask  # (B*H, more, d)
-
-
-def _of_head(mask, sample, head):
-    """The mask (Q or 1, K or 1) of one head, out of that of four axes."""
-    return mask[sample % mask.shape[0], head % mask.shape[1]]
+        mask = jnp.pad(mask, ((0, 0), (0, 0), (0, more_queries), (0, 0)))  # (B or 1, H or 1, more, K or 1)
+    queries = jnp.pad(queries, ((0, more_heads), (0, more_queries), (0, 0)))  # (more, more, d)
+    keys, values = (jnp.pad(X, ((0, more_heads), (0, 0), (0, 0))) for X in (keys, values))  # (more, K, d)
+    return queries, keys, values, valid_lens, mask
 
 
 def _by_block(X, count):
-    """X (Q or 1, ...) in blocks of its rows: (blocks, size or 1, ...); one row that all queries share is repeated."""
-    X = jnp.atleast_1d(X)
-    rows = max(1, X.shape[0] // count)
-    shared = jnp.broadcast_to(X, (count * rows, *X.shape[1:]))
-    return shared.reshape(count, rows, *X.shape[1:])  # (blocks, size or 1, ...)
+    """X (heads, 1 or Q, ...) in blocks of queries, (blocks, heads, 1 or size, ...); what all share is repeated."""
+    if X.shape[1] == 1:
+        return jnp.broadcast_to(X, (count, *X.shape))
+    return X.reshape(X.shape[0], count, -1, *X.shape[2:]).swapaxes(0, 1)  # (blocks, heads, size, ...)
 
 
 def _parameters(layer):

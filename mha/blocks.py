@@ -18,6 +18,15 @@ def queries(num_queries: int, scores: int) -> int:
     return max(1, math.ceil(num_queries / math.ceil(num_queries / most))) if num_queries else 1
 
 
+def heads(total: int, num_heads: int, scores: int) -> int:
+    """How many of all samples' heads make a piece, each with so many scores: some of one sample, or whole samples."""
+    most = max(1, SCORES // max(1, scores))
+    if most < num_heads:
+        return max(part for part in range(1, most + 1) if num_heads % part == 0)
+    samples = total // num_heads
+    return num_heads * math.ceil(samples / math.ceil(samples / (most // num_heads)))
+
+
 def groups(
     batch_size: int, num_heads: int, num_queries: int, num_keys: int, valid_lens: Any = None, causal: bool = False
 ) -> Iterator[tuple[slice, int, bool]]:

@@ -42,7 +42,7 @@ BLOCKS_BUGS: dict[str, list[tuple[str, str]] | dict[str, list[tuple[str, str]]]]
         "torch": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
         "mxnet": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
         "tensorflow": [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")],
-        "jax": [(r"shared\.reshape\(count, rows", "jnp.concatenate(count * [shared[:rows]]).reshape(count, rows")],
+        "jax": [(r"(X\.reshape\(X\.shape\[0\], count, -1, .*swapaxes\(0, 1\))", r"jnp.stack(count * [\1[0]])")],
     },
     "causal order ends before the block does": {
         "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],

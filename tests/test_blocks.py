@@ -1,6 +1,7 @@
 """The path that keeps no weights gives the same numbers, in pieces of any size."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -32,15 +33,15 @@ ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal")
 def small(monkeypatch, backend):
     """Makes pieces small, when called."""
     compiled = [dispatch.load("jax")._apply, dispatch.load("jax")._pull_back] if backend == "jax" else []
-    scores = SMALL // 4 if backend == "jax" else SMALL  # of which its blocks take four times as many
+    large = blocks.SCORES
 
-    def shrink():
+    def shrink(scores=SMALL // 4 if backend == "jax" else SMALL):  # of which its blocks take four times as many
         monkeypatch.setattr(blocks, "SCORES", scores)
         for function in compiled:
             function.clear_cache()  # of programs for larger pieces
 
     yield shrink
-    if blocks.SCORES == scores:
+    if large != blocks.SCORES:
         for function in compiled:
             function.clear_cache()
 
@@ -81,6 +82,16 @@ def test_small_pieces_give_the_same_numbers(backend, small, name):
     for dtype in ("float64",) if backend == "jax" else ("float32", "float64"):
         far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
         assert not far, dtype
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8], ids=["one head", "half a sample", "two samples"])
+def test_pieces_of_heads_and_of_samples(backend, small, heads):
+    options = parity.WIDTHS | {"num_heads": 4, "num_hiddens": 28}
+    case = parity.Case(
+        "five samples", options, [[4, 1, 2], [0, 0, 0], [1, 5, 5], [2, 0, 3], [3, 3, 3]], (5, 4, 3, 5), batch=5
+    )
+    far = ratios(backend, case, "float64", functools.partial(small, heads * case.num_queries * case.num_keys))
+    assert max(far.values()) <= 1, far
 
 
 def test_half_precision_in_small_pieces(backend, small):
