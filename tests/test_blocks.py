@@ -37,6 +37,8 @@ def small(monkeypatch, backend):
 
     def shrink(scores=SMALL // 4 if backend == "jax" else SMALL):  # of which its blocks take four times as many
         monkeypatch.setattr(blocks, "SCORES", scores)
+        if backend == "jax":
+            monkeypatch.setattr(dispatch.load("jax"), "SHORT", 1)
         for function in compiled:
             function.clear_cache()  # of programs for larger pieces
 
