@@ -444,9 +444,9 @@ def is_own(X):
     return isinstance(X, jax.Array) or checks.is_numpy(X)
 
 
-def is_traced(X):
-    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
-    return isinstance(X, jax.core.Tracer)
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return None if isinstance(X, jax.core.Tracer) else to_numpy(X)
 
 
 def context(dtype):

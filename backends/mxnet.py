@@ -416,9 +416,9 @@ def is_own(X):
     return isinstance(X, np.ndarray)
 
 
-def is_traced(X):
-    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
-    return False
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return to_numpy(X)
 
 
 @contextlib.contextmanager

@@ -516,9 +516,9 @@ def is_own(X):
     return checks.is_numpy(X)
 
 
-def is_traced(X):
-    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
-    return False
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return to_numpy(X)
 
 
 def context(dtype):

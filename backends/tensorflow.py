@@ -481,11 +481,11 @@ def is_own(X):
     return isinstance(X, (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)) or checks.is_numpy(X)
 
 
-def is_traced(X):
-    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if isinstance(X, tf.Variable):
-        return not tf.executing_eagerly()
-    return isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X)
+        return to_numpy(X) if tf.executing_eagerly() else None
+    return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
 
 
 def context(dtype):

@@ -26,7 +26,6 @@ from mha import arguments, blocks
 from mha.config import shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-SMALL = 2**17  # numbers of an input up to which calls take more time than products
 
 
 # 1. Masked softmax
@@ -321,12 +320,12 @@ class MultiHeadAttention(nn.Module):
         The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
         """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        lengths = None if valid_lens is None or is_traced(valid_lens) else to_numpy(valid_lens)
-        known = lengths is not None or valid_lens is None
-        groups = list(blocks.groups(B, H, Q, K, lengths, causal)) if known else [(slice(0, B), K, True)]
-        same = queries is keys is values and mask is None
-        if same and queries.numel() <= SMALL and _packs(self, groups, lengths, training):
-            return self.packed(queries, valid_lens if groups[0][2] else None, groups[0][1], causal)  # (B, Q, D)
+        lengths = None if valid_lens is None else known(valid_lens)
+        unknown = valid_lens is not None and lengths is None
+        groups = [(slice(0, B), K, True)] if unknown else list(blocks.groups(B, H, Q, K, lengths, causal))
+        (_, longest, hides), *more = groups
+        if mask is None and not more and _splits(self, hides, lengths, causal, training):
+            return self.split(queries, keys, values, longest, lengths if hides else None, causal)  # (B, Q, D)
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
         size, merged = groups[0][0].stop, []
@@ -339,27 +338,28 @@ class MultiHeadAttention(nn.Module):
             merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
         return self.W_o(torch.cat(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
 
-    def packed(self, X, valid_lens, num_keys, causal):
-        """As `output`, of an X (B, T, D) that is queries, keys and values in one: packed kernels, no copies of heads.
+    def split(self, queries, keys, values, num_keys, lengths, causal):
+        """As `output`, where the framework's kernel takes views of the heads: to copy these costs a small call much.
 
-        Each query sees the first num_keys keys, up to the lengths (B,) of 1 and more, or None, and in the causal order
-        if that is asked for.
+        Each query sees the first num_keys keys; of them those before its sample's length, NumPy integers (B,) of 1 and
+        more, if these are not None; in the causal order, if that is asked for and lengths are None.
         """
-        (B, T, _), H = X.shape, self.config.num_heads
-        if valid_lens is None:
-            visible = None
-            split_q, split_k, split_v = _projected(X, H, self.W_q, self.W_k, self.W_v)  # (B, H, T, d)
-            split_k, split_v = split_k[:, :, :num_keys], split_v[:, :, :num_keys]  # (B, H, K, d)
-        else:
-            pairs = X[:, :num_keys]
-            visible = visible_keys(X, pairs, valid_lens, None, causal)  # (B, 1, 1 or T, K)
-            pairs = torch.where(visible[:, 0, -1, :, None], pairs, 0)  # (B, K, D): the last query sees most
-            (split_q,), (split_k, split_v) = _projected(X, H, self.W_q), _projected(pairs, H, self.W_k, self.W_v)
+        (B, Q, _), H, visible = queries.shape, self.config.num_heads, None
+        pairs = [keys] if keys is values else [keys, values]
+        if num_keys < keys.shape[1]:
+            pairs = [X[:, :num_keys] for X in pairs]  # (B, K, any)
+        if lengths is not None:
+            seen = torch.from_numpy(np.arange(num_keys) < lengths[:, None]).to(keys.device)  # (B, K)
+            visible = seen[:, None, None]  # (B, 1, 1, K)
+            pairs = [torch.where(seen[:, :, None], X, 0) for X in pairs]
+        keys, values = pairs[0], pairs[-1]
+        split_q = self.W_q(queries).reshape(B, Q, H, -1).transpose(1, 2)  # (B, H, Q, d)
+        split_k = self.W_k(keys).reshape(B, num_keys, H, -1).transpose(1, 2)  # (B, H, K, d)
+        split_v = self.W_v(values).reshape(B, num_keys, H, -1).transpose(1, 2)  # (B, H, K, dv)
         pooled = nn.functional.scaled_dot_product_attention(
-            split_q, split_k, split_v, visible, is_causal=causal and visible is None
-        )  # (B, H, T, d)
-        merged = pooled.transpose(1, 2).reshape(B, T, -1)  # (B, T, H*d)
-        return nn.functional.linear(merged, self.W_o.weight, self.W_o.bias)  # (B, T, D)
+            split_q, split_k, split_v, visible, is_causal=causal
+        )  # (B, H, Q, dv)
+        return self.W_o(pooled.transpose(1, 2).reshape(B, Q, -1))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
@@ -455,15 +455,14 @@ def is_own(X):
     return isinstance(X, torch.Tensor) and X.layout == torch.strided and not X.is_nested
 
 
-def is_traced(X):
-    """Whether X stands for values that a compiler will know only later, so that they cannot be checked now."""
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return True
+        return None
     try:
-        to_numpy(X)
+        return to_numpy(X)
     except RuntimeError:  # inside `torch.func.vmap`, or without memory of its own
-        return True
-    return False
+        return None
 
 
 def context(dtype):
@@ -489,31 +488,14 @@ def _recomputed(function, *inputs):
     return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
 
 
-def _packs(layer, groups, lengths, training):
-    """Whether `packed` serves a call, and computes what the parts would, which may be others by now, or have hooks."""
+def _splits(layer, hides, lengths, causal, training):
+    """Whether `split` serves a call and computes what the pooling would, which may be another by now."""
     attention, config = layer.attention, layer.config
+    if hides and (causal or lengths is None or lengths.ndim > 1 or not lengths.all()):
+        return False
     training = attention.training if training is None else training
-    if len(groups) > 1 or config.key_dim != config.value_dim or (training and attention.dropout):
-        return False
-    if groups[0][2] and (lengths is None or lengths.ndim > 1 or lengths.min() == 0):
-        return False
-    denses = (layer.W_q, layer.W_k, layer.W_v, layer.W_o)
-    return _is_plain(attention, DotProductAttention) and all(_is_plain(dense, nn.Linear) for dense in denses)
-
-
-def _is_plain(part, kind):
-    """Whether a part of a layer is of this very kind, computes what its class says, and has no hooks."""
-    own = vars(part)
-    hooks = own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]
-    return type(part) is kind and not hooks and "forward" not in own
-
-
-def _projected(X, num_heads, *denses):
-    """X (B, T, in) through dense layers in one product, and the heads of each split without a copy: (B, H, T, d)."""
-    kernel = torch.cat([dense.weight for dense in denses])  # (n*H*d, in), which PyTorch multiplies transposed
-    bias = None if denses[0].bias is None else torch.cat([dense.bias for dense in denses])  # (n*H*d,)
-    packed = nn.functional.linear(X, kernel, bias).view(*X.shape[:2], len(denses), num_heads, -1)  # (B, T, n, H, d)
-    return packed.permute(2, 0, 3, 1, 4).unbind()  # n of (B, H, T, d)
+    same_width = config.key_dim == config.value_dim  # of two widths, the kernel keeps the scores
+    return type(attention) is DotProductAttention and same_width and not (training and attention.dropout)
 
 
 def _signed(valid_lens, num_keys):

@@ -75,7 +75,8 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
     if backend is None:
         return value
     tab = dispatch.load(backend)
-    return tab.to_numpy(value) if tab.is_own(value) and not tab.is_traced(value) else value
+    array = tab.known(value) if tab.is_own(value) else None
+    return value if array is None else array
 
 
 def native(tab: Any, place: Any, value: Any) -> Any:

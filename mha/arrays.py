@@ -75,9 +75,9 @@ def to_numpy(X: Any) -> np.ndarray:
     tab = dispatch.tab_of(X, "X")
     if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
         raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
-    if tab.is_traced(X):
+    if (array := tab.known(X)) is None:
         raise TypeError(f"X is a {type(X).__name__} whose values are not known yet, expected one with values")
-    return tab.to_numpy(X)
+    return array
 
 
 def check_shape(X: Any, shape: Any) -> None:

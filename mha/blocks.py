@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from mha import checks
+
 SCORES = 2**20  # at a time: 4 MiB in float32
 
 
@@ -43,9 +45,9 @@ def groups(
         if valid_lens is None:
             yield samples, seen, False
             continue
-        lengths = valid_lens[samples]
-        longest = max(1, min(int(lengths.max()), seen))
-        yield samples, longest, bool(lengths.min() < longest)
+        shortest, longest = checks.extremes(valid_lens[samples])
+        longest = max(1, min(longest, seen))
+        yield samples, longest, shortest < longest
 
 
 def cuts(num_keys: int) -> list[int]:

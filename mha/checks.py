@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+FEW = 100  # numbers, for whose extremes Python takes less time than NumPy
 
 # Options of a layer
 
@@ -115,10 +116,11 @@ def inputs(
     if queries is keys is values and len(set(widths)) == 1:  # three times the same array is checked once
         del named["keys"], named["values"]
     for (name, value), width in zip(named.items(), widths, strict=False):
-        rows = "queries" if name == "queries" else "key-value pairs"
-        _array(name, value, f"of shape (batch, {rows}, {width})", is_own, place)
+        if not is_own(value):
+            raise TypeError(f"{name} is {_brief(value)}, expected a dense array of shape {_rows(name, width)}")
+        _lies(name, value, place)
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
-            raise ValueError(f"{name} has shape {shape(value)}, expected (batch, {rows}, {width})")
+            raise ValueError(f"{name} has shape {shape(value)}, expected {_rows(name, width)}")
         if dtype_name(value.dtype) != config.dtype:
             raise TypeError(
                 f"{name} has dtype {dtype_name(value.dtype)}, expected {config.dtype} as the layer; "
@@ -180,14 +182,23 @@ def lengths(valid_lens: Any, num_keys: int | None) -> Any:
     """
     if not isinstance(valid_lens, np.ndarray):
         return valid_lens
-    if valid_lens.size and valid_lens.min() < 0:
-        raise ValueError(f"valid_lens holds {valid_lens.min()}, expected 0 or more: the number of keys to see")
+    shortest, longest = extremes(valid_lens)
+    if shortest < 0:
+        raise ValueError(f"valid_lens holds {shortest}, expected 0 or more: the number of keys to see")
     wide = valid_lens.dtype.kind == "i" and valid_lens.dtype.itemsize >= 4
-    if wide and num_keys is not None and valid_lens.max(initial=0) <= num_keys:
+    if wide and num_keys is not None and longest <= num_keys:
         return valid_lens  # as most are
     # Python's ints do not overflow, whatever the integers' width and sign.
     limit = min(2**31 - 1 if num_keys is None else num_keys, int(np.iinfo(valid_lens.dtype).max))
     return np.minimum(valid_lens, valid_lens.dtype.type(limit)).astype(np.int32)
+
+
+def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
+    """The smallest and the largest length, 0 where there is none."""
+    if valid_lens.size > FEW:
+        return int(valid_lens.min()), int(valid_lens.max())
+    listed = valid_lens.ravel().tolist()
+    return min(listed, default=0), max(listed, default=0)
 
 
 def output(config: Any, cotangent: Any, queries: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
@@ -312,6 +323,10 @@ class _Sizes:
     dtype: str
 
 
+def _rows(name: str, width: int) -> str:
+    return f"(batch, {'queries' if name == 'queries' else 'key-value pairs'}, {width})"
+
+
 def _array(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], place: Any = None) -> None:
     if not is_own(value):
         raise TypeError(f"{name} is {_brief(value)}, expected a dense array {kind}")
@@ -337,7 +352,7 @@ def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable
     if not whole:
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
     expected = ((batch,), (batch, num_queries))
-    if not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):
+    if tuple(valid_lens.shape) not in expected and not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):
         hint = "; it looks transposed" if _shape_fits(valid_lens.shape, (num_queries, batch)) else ""
         raise ValueError(
             f"valid_lens has shape {shape(valid_lens)}, expected {expected[0]} or {expected[1]}: "

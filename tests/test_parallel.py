@@ -27,7 +27,7 @@ EXTRA = {
     "torch": {
         "DotProductAttention.pool": "a kernel of its own that keeps no scores",
         "DotProductAttention.pool_block": "a kernel of its own that keeps no scores",
-        "MultiHeadAttention.packed": "calls of small products take more time than the products",
+        "MultiHeadAttention.split": "a kernel of its own that takes views of the heads",
     },
     "tensorflow": {
         "MultiHeadAttention.__call__": "Keras wraps what `call` raises in words of its own",
