@@ -28,6 +28,7 @@ from mha.config import Config, shapes
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 SHORT = 512  # keys of a sample, of which a quarter is a small product
+LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
 
 
 # 1. Masked softmax
@@ -96,7 +97,8 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
     """
     if mask is not None:
-        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        in_any_head = part(None, mask)[1].any(1)  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = jnp.full((1, 1), K)  # (1, 1)
@@ -176,7 +178,7 @@ class AttentionPooling(nn.Module):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
         # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
         heads = blocks.heads(BH, num_heads, Q * of_head)
-        size = Q if heads > 1 else blocks.queries(Q, math.ceil(of_head / 4))  # XLA's products of a few are slow
+        size = Q if heads > 1 else blocks.queries(Q, math.ceil(of_head / LONG))
         groups, count = math.ceil(BH / heads), math.ceil(Q / size)
         arrays = _padded(queries, keys, values, valid_lens, mask, groups * heads - BH, count * size - Q)
         queries, keys, values, valid_lens, mask = arrays
@@ -199,7 +201,7 @@ class AttentionPooling(nn.Module):
 
             def pool_some(inputs):
                 queries, lens, seen, block = inputs  # (heads, size, d), (heads, 1 or size), (heads, 1 or size, K or 1)
-                first, last = block * size, K if lens is None else lens.max()
+                first, last = block * size, K if lens is None else _signed(lens, K).max()
                 last = jnp.minimum(last, first + size) if causal else last
                 rngs = {"dropout": jax.random.fold_in(key_of_group, block)}
 
@@ -498,7 +500,7 @@ def _of_seen(dense, X, seen):
 def _padded(queries, keys, values, valid_lens, mask, more_heads, more_queries):
     """Queries, keys and values (B*H, T, d) with so many heads and queries more, lengths (B, 1 or Q), mask of four axes.
 
-    What is added is zeros; queries that are added see nothing.
+    What is added is zeros, and is cut off in the end.
     """
     if valid_lens is not None:
         valid_lens = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)

@@ -98,7 +98,8 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
     """
     if mask is not None:
-        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        in_any_head = part(None, mask)[1].any(1)  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = np.full((1, 1), K, dtype="int64")  # (1, 1)
@@ -187,7 +188,7 @@ class AttentionPooling(nn.Block):
             hiding = *part(valid_lens, mask, queries=slice(first, first + size), keys=slice(last)), causal, first
             return self.pool_block(queries, keys, values, num_heads, *hiding, training)  # (B*H, block, dv)
 
-        return _Recomputed.call(self, pool_some, size, queries, keys, values)  # (B*H, Q, dv)
+        return _Recomputed.call(self, pool_some, size, training, queries, keys, values)  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
@@ -460,20 +461,24 @@ _again = threading.Lock()
 class _Recomputed(autograd.Function):
     """A pooling block by block, whose backward pass keeps nothing but the inputs, and computes the rest again."""
 
-    def __init__(self, pool_some, size, parameters, seed):
+    def __init__(self, pool_some, size, shapes, parameters, seed):
         super().__init__()
-        self.pool_some, self.size, self.parameters, self.seed = pool_some, size, parameters, seed
+        self.pool_some, self.size, self.shapes, self.parameters, self.seed = pool_some, size, shapes, parameters, seed
 
     @classmethod
-    def call(cls, pooling, pool_some, size, *inputs):
+    def call(cls, pooling, pool_some, size, training, *inputs):
         """pool_some(first, *inputs) for queries in blocks of a size, with gradients also by the pooling's weights."""
-        parameters = [_data(X) for X in pooling.collect_params().values()]
-        seed = int(np.random.randint(0, 2**31 - 1).item()) if pooling.dropout else None
-        return cls(pool_some, size, parameters, seed)(*inputs, *parameters)
+        parameters = [_data(X) for X in pooling.collect_params().values() if X.grad_req != "null"]
+        seed = int(np.random.randint(0, 2**31 - 1).item()) if training and pooling.dropout else None
+        inputs = *inputs, *parameters
+        # As one: where the gradient by the first input is not asked for, MXNet leaves out those by all the others.
+        packed = np.concatenate([X.reshape(-1) for X in inputs])  # (numbers,)
+        return cls(pool_some, size, [X.shape for X in inputs], parameters, seed)(packed)
 
-    def forward(self, queries, keys, values, *parameters):
-        """The pooled values (B*H, Q, dv) of queries (B*H, Q, d), keys (B*H, K, d) and values (B*H, K, dv)."""
-        self.save_for_backward(queries, keys, values)
+    def forward(self, packed):
+        """The pooled values (B*H, Q, dv) of queries (B*H, Q, d), keys (B*H, K, d) and values (B*H, K, dv), packed."""
+        self.save_for_backward(packed)
+        queries, keys, values = self._unpacked(packed)
         pooled = []
         for first in range(0, queries.shape[1], self.size):
             pooled.append(self._draw(first, queries[:, first : first + self.size], keys, values))  # (B*H, block, dv)
@@ -481,9 +486,10 @@ class _Recomputed(autograd.Function):
         return np.concatenate(pooled, 1)
 
     def backward(self, cotangent):
-        """Gradients by the inputs and the weights, in another thread than the call's."""
+        """Gradients by the inputs and the weights, packed as they are, in another thread than the call's."""
         with _again, context(None):
-            queries, keys, values = (X.as_np_ndarray().detach() for X in self.saved_tensors)
+            (packed,) = self.saved_tensors
+            queries, keys, values = self._unpacked(packed.as_np_ndarray().detach())
             own = isinstance(cotangent, np.ndarray)  # in MXNet 2.0; 1.9 asks for its older kind of array
             cotangent, by_queries, by_rest = cotangent.as_np_ndarray(), [], None
             for first in range(0, queries.shape[1], self.size):
@@ -499,8 +505,17 @@ class _Recomputed(autograd.Function):
                 by_rest = by_all if by_rest is None else [X + Y for X, Y in zip(by_rest, by_all, strict=True)]
                 for X in by_rest:
                     X.wait_to_read()
-            by_all = np.concatenate(by_queries, 1), *by_rest
-            return tuple(X.as_np_ndarray() if own else X.as_nd_ndarray() for X in by_all)
+            by_all = np.concatenate([X.reshape(-1) for X in (np.concatenate(by_queries, 1), *by_rest)])  # (numbers,)
+            return by_all if own else by_all.as_nd_ndarray()
+
+    def _unpacked(self, packed):
+        """Queries, keys and values out of the packed inputs."""
+        found, first = [], 0
+        for shape in self.shapes[:3]:
+            last = first + math.prod(shape)
+            found.append(packed[first:last].reshape(shape))  # (B*H, T, any)
+            first = last
+        return found
 
     def _draw(self, first, *inputs):
         _drawn.seed = None if self.seed is None else self.seed + first

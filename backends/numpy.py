@@ -89,7 +89,8 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
     """
     if mask is not None:
-        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        in_any_head = part(None, mask)[1].any(1)  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = np.full((1, 1), K)  # (1, 1)

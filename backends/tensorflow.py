@@ -103,7 +103,8 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
     """
     if mask is not None:
-        visible = tf.reduce_any(visible_keys(queries, keys, valid_lens, mask, causal), 1)  # (B, Q, K)
+        in_any_head = tf.reduce_any(part(None, mask)[1], 1)  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
         return tf.reduce_any(visible, 2), tf.reduce_any(visible, 1)
     Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
     limits = tf.fill((1, 1), K)  # (1, 1)
@@ -182,13 +183,13 @@ class AttentionPooling(keras.layers.Layer):
         one block. A block leaves out the keys after its last query in causal order.
         """
         (BH, Q, d), (_, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
-        of_head = _limited(self.scores_of_query(queries, keys) // BH, 1)
+        of_head = _limited(self.scores_of_query(queries[:1], keys[:1]), 1)
         if isinstance(BH * Q * of_head, int) and blocks.fits(BH * Q * of_head):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
         # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
-        heads = _divisor(num_heads, blocks.SCORES // (Q * of_head), BH // num_heads)
-        size = _limited(blocks.SCORES // (heads * of_head), 1, Q)
-        groups, count = -(-BH // heads), -(-Q // size)
+        heads = _heads(BH, num_heads, of_head, Q)
+        size = _limited(blocks.SCORES // (heads * of_head), 1, _limited(Q, 1))
+        groups, count = _limited(-(-BH // heads), 1), _limited(-(-Q // size), 1)
         arrays = _padded(queries, keys, values, valid_lens, mask, num_heads, groups * heads - BH, count * size - Q)
         queries, keys, values, valid_lens, mask = arrays
         queries = tf.reshape(queries, (groups, heads, count, size, d))  # (groups, heads, blocks, size, d)
@@ -545,21 +546,21 @@ def _limited(size, least, most=None):
     return max(least, min(size, most)) if known else tf.clip_by_value(size, least, most)
 
 
-def _divisor(num_heads, most, num_samples):
-    """How many heads to take at a time, at most so many if that is any: a divisor of the heads, or whole samples."""
-    divisors = [n for n in range(1, num_heads + 1) if num_heads % n == 0]
-    samples = _limited(most // num_heads, 0, num_samples)
-    if isinstance(samples, int):
-        return samples * num_heads or max(n for n in divisors if n <= max(1, most))
-    fitting = tf.reduce_max(tf.where(divisors <= tf.maximum(1, most), divisors, 1))
-    return tf.where(samples > 0, samples * num_heads, fitting)
+def _heads(total, num_heads, of_head, num_queries):
+    """As `blocks.heads`, also of sizes that are known only in the call."""
+    if all(isinstance(size, int) for size in (total, of_head, num_queries)):
+        return blocks.heads(total, num_heads, of_head * num_queries)
+    most = tf.maximum(1, blocks.SCORES // of_head // tf.maximum(1, num_queries))
+    samples = tf.minimum(most // num_heads, total // num_heads)
+    divisors = [part for part in range(1, num_heads + 1) if num_heads % part == 0]
+    return tf.where(samples > 0, samples * num_heads, tf.reduce_max(tf.where(divisors <= most, divisors, 1)))
 
 
 def _padded(queries, keys, values, valid_lens, mask, num_heads, more_heads, more_queries):
-    """Arrays of heads (B*H, T, d), lengths, and a mask of four axes, with more heads and queries, which see nothing."""
+    """Arrays of heads (B*H, T, d), lengths, and a mask of four axes, with zeros for more heads and queries."""
     queries = tf.pad(queries, ((0, more_heads), (0, more_queries), (0, 0)))  # (more, more, d)
     keys, values = (tf.pad(X, ((0, more_heads), (0, 0), (0, 0))) for X in (keys, values))  # (more, K, d)
-    samples = more_heads // num_heads
+    samples = -(-more_heads // num_heads)
     if valid_lens is not None:
         valid_lens = tf.pad(valid_lens, ((0, samples), (0, more_queries))[: len(valid_lens.shape)])
     if mask is not None:

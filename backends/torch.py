@@ -94,7 +94,8 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
     """
     if mask is not None:
-        visible = visible_keys(queries, keys, valid_lens, mask, causal).any(1)  # (B, Q, K)
+        in_any_head = part(None, mask)[1].any(1)  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = torch.full((1, 1), K, device=queries.device)  # (1, 1)
@@ -204,7 +205,8 @@ class DotProductAttention(AttentionPooling):
         options = num_heads, valid_lens, mask, causal
         per_query = (mask is not None and mask.shape[2] > 1) or (valid_lens is not None and len(valid_lens.shape) > 1)
         all_pairs = per_query or (causal and (valid_lens is not None or mask is not None))  # as its mask
-        if all_pairs or queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
+        dropping = self.dropout and (self.training if training is None else training)
+        if all_pairs or dropping or queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
             return super().pool(queries, keys, values, *options, training)
         return self.pool_block(queries, keys, values, *options, 0, training)
 
@@ -321,10 +323,11 @@ class MultiHeadAttention(nn.Module):
         """
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
         lengths = None if valid_lens is None else known(valid_lens)
-        unknown = valid_lens is not None and lengths is None
-        groups = [(slice(0, B), K, True)] if unknown else list(blocks.groups(B, H, Q, K, lengths, causal))
-        (_, longest, hides), *more = groups
-        if mask is None and not more and _splits(self, hides, lengths, causal, training):
+        all_samples = slice(0, B), min(Q, K) if causal else K, valid_lens is not None
+        groups = [all_samples] if lengths is None else list(blocks.groups(B, H, Q, K, lengths, causal))
+        _, longest, hides = groups[0]
+        alike = all(group[1:] == (longest, hides) for group in groups)
+        if mask is None and alike and _splits(self, hides, lengths, causal, training):
             return self.split(queries, keys, values, longest, lengths if hides else None, causal)  # (B, Q, D)
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
@@ -485,7 +488,20 @@ def device():
 
 def _recomputed(function, *inputs):
     """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
-    return checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
+    if torch.is_grad_enabled() and _may_recompute():
+        return checkpoint(function, *inputs, use_reentrant=False)
+    return function(*inputs)
+
+
+def _may_recompute():
+    """Whether a backward pass may compute anew what it needs: not the gradients of `torch.func`."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda X: X, lambda X: X):
+            return True
+    except RuntimeError:
+        return False
 
 
 def _splits(layer, hides, lengths, causal, training):

@@ -144,7 +144,7 @@ def available() -> float:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
-    except OSError:
+    except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

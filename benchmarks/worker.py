@@ -110,7 +110,7 @@ def _reset_peak() -> int:
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
-    except OSError:
+    except (OSError, IndexError):
         return _peak()
 
 
@@ -118,7 +118,7 @@ def _peak() -> int:
     """What the process held at most, in bytes."""
     try:
         return _status("VmHWM")
-    except OSError:
+    except (OSError, IndexError):  # a system without /proc, or without that line in it
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -16,8 +16,10 @@ def fits(scores: int) -> bool:
 
 def queries(num_queries: int, scores: int) -> int:
     """How many queries make a block, where each has so many scores: blocks of one size, as far as that goes."""
+    if fits(num_queries * scores):
+        return max(1, num_queries)
     most = max(1, SCORES // max(1, scores))
-    return max(1, math.ceil(num_queries / math.ceil(num_queries / most))) if num_queries else 1
+    return math.ceil(num_queries / math.ceil(num_queries / most))
 
 
 def heads(total: int, num_heads: int, scores: int) -> int:

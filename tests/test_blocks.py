@@ -132,6 +132,99 @@ def test_what_is_computed_again_drops_the_same(backend, small):
     assert backend == "jax" or np.abs(outputs[0] - outputs[1]).max() > 0.01 * np.abs(plain).max()
 
 
+def test_gradients_by_some_alone(backend, small):
+    """A frozen layer sends gradients into the values as any other, and weights may add theirs up."""
+    if backend != "mxnet":  # the others ask for a gradient by what it is by, as the tests above do
+        return
+    from mxnet import autograd
+
+    case = dataclasses.replace(CASES["many pieces, causal"], options=parity.ADDITIVE)
+    queries, keys, values, cotangent = case.inputs("float64")
+    expected = case.layer(backend, "float64").gradients(queries, keys, values, **case.hiding(), cotangent=cotangent)
+    small()
+    attention = case.layer(backend, "float64")
+    parameters = attention.layer.collect_params().values()
+    for grad_req in ("null", "add"):
+        for parameter in parameters:
+            parameter.grad_req = grad_req
+        for _ in range(2):
+            _, gradient = by_values(attention, queries, keys, values, cotangent, case.hiding())
+            bound = 1e-10 * parity.largest(expected["values"])
+            assert parity.error(gradient, expected["values"]) <= bound, grad_req
+    for name in ("W_q", "W_k", "w_v"):
+        found = getattr(attention.layer.attention, name).weight.grad().asnumpy().T
+        wanted = 2 * expected[f"attention.{name}.kernel"]
+        assert parity.error(found, wanted) <= 1e-10 * parity.largest(wanted), name
+    assert not autograd.is_recording()
+
+
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("hiding", [{}, {"valid_lens": [31, 5]}, {"causal": True}], ids=["all", "lengths", "causal"])
+def test_no_piece_has_more_scores_than_fit(backend, monkeypatch, pooling, training, hiding):
+    if backend in ("tensorflow", "jax"):  # whose pieces, in loops of their own, have sizes that cannot be seen
+        return
+    tab = dispatch.load(backend)
+    kind, seen = {"dot": tab.DotProductAttention, "additive": tab.AdditiveAttention}[pooling], []
+    scores = kind.scores
+
+    def counted(self, queries, keys, *rest):
+        seen.append(queries.shape[0] * queries.shape[1] * self.scores_of_query(queries[:1], keys[:1]))
+        return scores(self, queries, keys, *rest)
+
+    monkeypatch.setattr(kind, "scores", counted)
+    monkeypatch.setattr(blocks, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
+    attention = mha.MultiHeadAttention(12, 3, dropout=0.5, pooling=pooling, backend=backend)
+    X = np.ones((2, 31, 12), "float32")
+    attention(X, X, X, **hiding, training=training)
+    assert max(seen, default=0) <= blocks.SCORES
+    assert seen or (backend == "torch" and pooling == "dot")
+
+
+def test_function_transforms_of_torch_take_pieces(backend, rng, small):
+    if backend != "torch":
+        return
+    import torch
+
+    layer = mha.MultiHeadAttention(12, 3, dtype="float64", backend=backend).layer
+    X = torch.tensor(rng.normal(size=(2, 7, 12)))
+    mask = torch.tensor(rng.random((7, 7)) < 0.7)
+    (expected,) = torch.autograd.grad(layer(Z := X.clone().requires_grad_(), Z, Z, mask=mask).sum(), Z)
+    small()
+    found = torch.func.grad(lambda X: layer(X, X, X, mask=mask).sum())(X)
+    torch.testing.assert_close(found, expected)
+
+
+def test_sizes_that_are_learnt_late_may_be_zero(backend, small):
+    if backend != "tensorflow":
+        return
+    import tensorflow as tf
+
+    small()
+    for options in ({}, {"pooling": "additive"}):
+        layer = mha.MultiHeadAttention(12, 3, **options, backend=backend).layer
+        called = tf.function(layer, input_signature=[tf.TensorSpec((None, None, 12))] * 3)
+        for B, Q, K in ((0, 5, 3), (2, 0, 3), (2, 5, 0), (2, 5, 3)):
+            output = called(tf.ones((B, Q, 12)), *2 * [tf.ones((B, K, 12))])
+            assert output.shape == (B, Q, 12)
+            assert (np.abs(output).max(initial=0) > 0) == (min(B, Q, K) > 0)
+
+
+def test_compiled_unsigned_lengths_in_pieces(backend, small):
+    """Lengths of 2**31 and more are beyond any number of keys, and not below zero."""
+    if backend != "jax":
+        return
+    import jax
+
+    layer = mha.MultiHeadAttention(12, 3, backend=backend).layer
+    X = np.ones((2, 8, 12), "float32") * np.arange(1, 9, dtype="float32")[:, None]
+    expected = layer(X, X, X)
+    small()
+    lengths = np.array([2**32 - 1, 2**31], "uint32")
+    found = jax.jit(lambda X, lengths: layer(X, X, X, lengths))(X, lengths)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 SELF = {"num_hiddens": 21, "num_heads": 3, "query_size": 13, "key_size": 13, "value_size": 13}
 ONE_ARRAY = {
     "no lengths": {},
@@ -246,6 +339,31 @@ def test_other_lengths_compile_nothing_new(backend):
         expected = mha.MultiHeadAttention(12, 3, backend="numpy")(*3 * [X[:, :1].repeat(size, 1)], lengths)
         np.testing.assert_allclose(output, expected, rtol=1e-5)
     assert count() == 1
+
+
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("hiding", ["nothing", "lengths", "causal"])
+def test_any_sizes_are_three_programs_of_torch(backend, pooling, hiding):
+    """Whatever the sizes are: one program for the first, one for another length, one for another number of samples."""
+    if backend != "torch":
+        return
+    import torch
+
+    programs = []
+
+    def kept(program, inputs):
+        programs.append(program)
+        return program
+
+    torch.compiler.reset()  # or the versions that earlier tests compiled count against torch's limit
+    layer = mha.MultiHeadAttention(12, 3, pooling=pooling, backend=backend).layer
+    compiled = torch.compile(layer, backend=kept)
+    for B, T in ((2, 5), (2, 7), (3, 7), (3, 11), (5, 13), (5, 4), (2, 31), (7, 19)):
+        X = torch.arange(B * T * 12, dtype=torch.float32).reshape(B, T, 12) / 100
+        lengths = torch.arange(B) % T if hiding == "lengths" else None
+        arguments = X, X, X, lengths, None, hiding == "causal"
+        torch.testing.assert_close(compiled(*arguments), layer(*arguments))
+    assert len(programs) <= 3
 
 
 # How work is cut
