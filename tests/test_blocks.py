@@ -261,6 +261,25 @@ def test_one_array_as_queries_keys_and_values(backend, rng, name, bias):
     np.testing.assert_array_equal(padded[clean], output[clean])
 
 
+@pytest.mark.parametrize("part", ["W_q", "W_k", "W_v", "W_o"])
+def test_hooks_and_replaced_calls_of_parts_are_heeded(backend, part):
+    """Views of the heads are another way to the same numbers in PyTorch, but not past the parts of the layer."""
+    if backend != "torch":
+        return
+    import torch
+
+    X = torch.ones(2, 7, 12, requires_grad=True)
+    for kind in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook", "forward"):
+        layer, called = mha.MultiHeadAttention(12, 3, backend=backend).layer, []
+        module = getattr(layer, part)
+        if kind == "forward":
+            module.forward = lambda X, forward=module.forward, called=called: called.append(X.shape) or forward(X)
+        else:
+            getattr(module, f"register_{kind}")(lambda *given, called=called: called.append(len(given)))
+        layer(X, X, X).sum().backward()
+        assert called, kind
+
+
 def by_values(attention, queries, keys, values, cotangent, hiding, training=False, return_weights=False):
     """Output and gradient by the values, which may be queries and keys too, as users of the framework take them."""
     backend, layer = attention.backend, attention.layer
