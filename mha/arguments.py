@@ -1,17 +1,27 @@
-"""The arguments of a call, settled before anything is computed: what does not fit is refused, the rest made one kind.
+"""The arguments of a call, checked before anything is computed: what does not fit is refused, the rest made one kind.
 
 The dispatch layer, the frameworks' own layers and the book's names all come through here, so that a bad argument meets
 the same check and the same words on each of them.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha import checks, dispatch
 
 
-def settle(
+class Checked(NamedTuple):
+    """Lengths and mask of a call that has been checked.
+
+    Passed to a layer as its `valid_lens`, it says that nothing is to be checked again.
+    """
+
+    valid_lens: Any
+    mask: Any
+
+
+def check(
     backend: str,
     layer: Any,
     queries: Any,
@@ -22,14 +32,15 @@ def settle(
     causal: Any = False,
     training: Any = None,
     return_weights: Any = False,
-) -> tuple[Any, Any]:
+) -> Checked:
     """Refuse arguments that do not fit a layer, and make lengths and mask the backend's own.
 
     Args:
         backend: the backend whose arrays queries, keys and values must be.
         layer: a backend's own layer, with its `config`.
         queries, keys, values, valid_lens, mask, causal, training, return_weights: as for `mha.MultiHeadAttention`; but
-            training may be None. Lengths and mask may be nested lists or arrays of any framework.
+            training may be None. Lengths and mask may be nested lists or arrays of any framework; `Checked` lengths
+            are returned as they are.
 
     Returns:
         Lengths and mask as arrays of the backend; None stays None. Lengths whose values are known are at most K; those
@@ -38,22 +49,24 @@ def settle(
     Raises:
         TypeError, ValueError: if an argument does not fit.
     """
+    if isinstance(valid_lens, Checked):
+        return valid_lens
     tab = dispatch.load(backend)
     place = tab.place(layer, queries)
     given, valid_lens = valid_lens, known("valid_lens", valid_lens)
     mask = mask if tab.is_own(mask) else known("mask", mask, "bool")
     switches = causal, training, return_weights
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
-    settled = checks.lengths(valid_lens, keys.shape[1])
-    if settled is valid_lens and tab.is_own(given) and place is not None and given.device == place:
-        return given, native(tab, place, mask)  # to turn it back would cost a small call much of its time
-    return native(tab, place, settled), native(tab, place, mask)
+    limited = checks.lengths(valid_lens, keys.shape[1])
+    if limited is valid_lens and tab.is_own(given) and place is not None and given.device == place:
+        return Checked(given, native(tab, place, mask))  # to turn it back would cost a small call much of its time
+    return Checked(native(tab, place, limited), native(tab, place, mask))
 
 
-def settle_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
     """Refuse arguments that do not fit an attention pooling, and make its lengths the backend's own.
 
-    As `settle`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.
+    As `check`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.
     """
     tab = dispatch.load(backend)
     place = tab.place(pooling, queries)

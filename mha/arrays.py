@@ -72,7 +72,7 @@ def to_numpy(X: Any) -> np.ndarray:
 
     Raises TypeError if it is of no known framework.
     """
-    tab = dispatch.tab_of(X, "X")
+    tab = dispatch.module_of(X, "X")
     if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
         raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
     if (array := tab.known(X)) is None:
@@ -82,7 +82,7 @@ def to_numpy(X: Any) -> np.ndarray:
 
 def check_shape(X: Any, shape: Any) -> None:
     """Raise ValueError unless an array of any backend has this shape, and TypeError if it is no such array."""
-    dispatch.tab_of(X, "X")
+    dispatch.module_of(X, "X")
     shape = checks.sizes("shape", shape)
     if checks.shape(X) != shape:
         raise ValueError(f"array has shape {checks.shape(X)}, expected {shape}")
@@ -93,7 +93,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
 
     Raises TypeError or ValueError if X has not three axes or its width does not divide into num_heads.
     """
-    tab = dispatch.tab_of(X, "X")
+    tab = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
     checks.divides("X", X, 2, "num_heads", num_heads, is_own=tab.is_own)
     with tab.context(checks.dtype_name(X.dtype)):
@@ -105,7 +105,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
 
     Raises TypeError or ValueError if X has not three axes or its batch does not divide into num_heads.
     """
-    tab = dispatch.tab_of(X, "X")
+    tab = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
     checks.divides("X", X, 0, "num_heads", num_heads, is_own=tab.is_own)
     with tab.context(checks.dtype_name(X.dtype)):
@@ -125,7 +125,7 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
     Raises:
         TypeError, ValueError: if X or valid_lens is not as above; the message says what was expected.
     """
-    tab = dispatch.tab_of(X, "X")
+    tab = dispatch.module_of(X, "X")
     valid_lens, place = arguments.known("valid_lens", valid_lens), tab.place(None, X)
     checks.scores(X, valid_lens, tab.DTYPES, is_own=tab.is_own, place=place)
     valid_lens = checks.lengths(valid_lens, X.shape[2])

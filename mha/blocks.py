@@ -52,6 +52,27 @@ def groups(
         yield samples, longest, shortest < longest
 
 
+def part(
+    valid_lens: Any,
+    mask: Any,
+    samples: slice = slice(None),
+    queries: slice = slice(None),
+    keys: slice = slice(None),
+) -> tuple[Any, Any]:
+    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None.
+
+    Only slices are taken, which arrays of every framework know.
+    """
+    if valid_lens is not None:
+        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
+    if mask is not None:
+        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
+        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
+        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
+        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+    return valid_lens, mask
+
+
 def cuts(num_keys: int) -> list[int]:
     """Four numbers of keys, the last of which is all, for compilers that ask for sizes that they know beforehand."""
     return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})

@@ -6,32 +6,44 @@ import importlib
 import importlib.util
 import os
 import sys
-import types
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mha import checks
 
-# What each backend imports, and the command that installs it.
-NEEDS = {
-    "numpy": ("numpy",),
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow",),
-    "jax": ("jax", "flax"),
-    "mxnet": ("mxnet",),
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """What has to be known of a backend's framework before it is imported.
+
+    needs: the modules that the backend imports, the framework first.
+    arrays: the packages that the types of its arrays come from; () = those of `needs`.
+    layers: its own attention layers, which `mha.from_native` and `to_native` know, as they are imported.
+    install: the command that installs it; "" = pip install 'mha[NAME]'.
+    """
+
+    needs: tuple[str, ...]
+    arrays: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    install: str = ""
+
+
+TORCH = ("torch.nn.MultiheadAttention",)
+KERAS = ("keras.layers.MultiHeadAttention",)
+FLAX = ("flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention", "flax.nnx.MultiHeadAttention")
+MXNET = "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
+# A new backend is a folder in `backends/` and a line here; a line whose folder is gone counts for nothing.
+KNOWN = {
+    "numpy": Framework(("numpy",)),
+    "torch": Framework(("torch",), layers=TORCH),
+    "tensorflow": Framework(("tensorflow",), arrays=("tensorflow", "keras"), layers=KERAS),
+    "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib"), layers=FLAX),
+    "mxnet": Framework(("mxnet",), install=MXNET),
 }
-INSTALL = {name: f"pip install 'mha[{name}]'" for name in NEEDS} | {
-    "mxnet": "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
-}
-ARRAY_MODULES = {
-    "numpy": "numpy",
-    "torch": "torch",
-    "tensorflow": "tensorflow",
-    "keras": "tensorflow",
-    "jax": "jax",
-    "jaxlib": "jax",
-    "mxnet": "mxnet",
-}
+FOLDER = Path(__file__).parent / "backends"
+FRAMEWORKS = {name: framework for name, framework in KNOWN.items() if (FOLDER / name).is_dir()}
+ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays or known.needs}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +65,7 @@ def backends() -> dict[str, Backend]:
 
     Returns a dict of `Backend` by name, NumPy first.
     """
-    return {name: _describe(name) for name in NEEDS}
+    return {name: _describe(name) for name in FRAMEWORKS}
 
 
 def backend_name(backend: str | None = None) -> str:
@@ -62,11 +74,11 @@ def backend_name(backend: str | None = None) -> str:
     Raises TypeError or ValueError, listing the known names, if it is none of them.
     """
     if backend is None and os.environ.get("MHA_BACKEND"):
-        return checks.choice("MHA_BACKEND", os.environ["MHA_BACKEND"], tuple(NEEDS))
-    return checks.choice("backend", "numpy" if backend is None else backend, tuple(NEEDS))
+        return checks.choice("MHA_BACKEND", os.environ["MHA_BACKEND"], tuple(FRAMEWORKS))
+    return checks.choice("backend", "numpy" if backend is None else backend, tuple(FRAMEWORKS))
 
 
-def load(name: str) -> types.ModuleType:
+def load(name: str) -> Any:
     """The module of a backend, importing its framework.
 
     Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
@@ -76,17 +88,27 @@ def load(name: str) -> types.ModuleType:
     if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):  # by another thread, at this moment
         return loaded
     if missing := _missing(name):
-        raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {INSTALL[name]}", name=missing[0])
+        raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {install(name)}", name=missing[0])
     return importlib.import_module(f"mha.backends.{name}")
+
+
+def install(name: str) -> str:
+    """The command that installs what a backend needs."""
+    return FRAMEWORKS[name].install or f"pip install 'mha[{name}]'"
+
+
+def has_book(name: str) -> bool:
+    """Whether Dive into Deep Learning has a section for a backend's framework."""
+    return (FOLDER / name / "book.py").is_file()
 
 
 def backend_of(array: Any) -> str | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
     roots = (base.__module__.partition(".")[0] for base in type(array).__mro__)
-    return next((ARRAY_MODULES[root] for root in roots if root in ARRAY_MODULES), None)
+    return next((ARRAY_PACKAGES[root] for root in roots if root in ARRAY_PACKAGES), None)
 
 
-def tab_of(array: Any, name: str) -> types.ModuleType:
+def module_of(array: Any, name: str) -> Any:
     """The backend module of an array's own framework; `name` is the argument's name, for the error.
 
     Raises TypeError if it is no dense array of a known framework.
@@ -95,19 +117,19 @@ def tab_of(array: Any, name: str) -> types.ModuleType:
     tab = backend and load(backend)
     if not tab or not tab.is_own(array):
         raise TypeError(
-            f"{name} is a {type(array).__name__}, expected an array of {', '.join(NEEDS)}; convert it with mha.tensor"
+            f"{name} is a {type(array).__name__}, expected an array of {', '.join(FRAMEWORKS)}; convert it with mha.tensor"
         )
     return tab
 
 
 def _missing(name: str) -> list[str]:
-    return [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
+    return [module for module in FRAMEWORKS[name].needs if importlib.util.find_spec(module) is None]
 
 
 def _describe(name: str) -> Backend:
     if missing := _missing(name):
-        return Backend(name, False, None, f"{' and '.join(missing)} not installed: {INSTALL[name]}")
-    return Backend(name, True, _version(NEEDS[name][0]), None)
+        return Backend(name, False, None, f"{' and '.join(missing)} not installed: {install(name)}")
+    return Backend(name, True, _version(FRAMEWORKS[name].needs[0]), None)
 
 
 def _version(module: str) -> str | None:

@@ -107,13 +107,14 @@ class MultiHeadAttention:
         """
         causal, training = checks.flag("causal", causal), checks.flag("training", training)
         return_weights = checks.flag("return_weights", return_weights)
+        switches = causal, training, return_weights
         queries, keys, values, given = self._arrays(queries, keys, values)
-        if given == self.backend:  # whose `attend` settles what it is given: twice would cost more than a small layer
-            call, back = (queries, keys, values, valid_lens, mask, causal), _same
+        if given == self.backend:  # its layer checks
+            call, back = (queries, keys, values, valid_lens, mask), _same
         else:
-            call, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+            call, back = self._checked(queries, keys, values, valid_lens, mask, *switches)
         with self._tab.context(self.config.dtype):
-            result = self._tab.attend(self.layer, *call, training, return_weights)
+            result = self._tab.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def gradients(
@@ -140,15 +141,15 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
         if cotangent is not None:
             cotangent = self._array("cotangent", cotangent)
             kind: Any = dispatch.backend_of(cotangent)
             tab = dispatch.load(kind)
-            checks.output(self.config, cotangent, settled[0], is_own=tab.is_own, place=tab.place(self.layer))
+            checks.output(self.config, cotangent, call[0], is_own=tab.is_own, place=tab.place(self.layer))
         with self._tab.context(self.config.dtype):
             cotangent = None if cotangent is None else self._native(cotangent)
-            gradients = self._tab.gradients(self.layer, *settled, cotangent)
+            gradients = self._tab.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -174,9 +175,10 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        settled, back = self._settle(queries, keys, values, valid_lens, mask, causal)
+        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
         with self._tab.context(self.config.dtype):
-            return {name: back(step) for name, step in self._tab.trace(self.layer, *settled).items()}
+            steps = self._tab.trace(self.layer, *call, bool(causal))
+            return {name: back(step) for name, step in steps.items()}
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -244,13 +246,17 @@ class MultiHeadAttention:
                 )
         return queries, keys, values, given
 
-    def _settle(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, causal: Any) -> tuple:
-        """The checked arguments of a call as the backend's own arrays, and what turns its results back."""
+    def _checked(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, *switches: Any) -> tuple:
+        """Queries, keys, values, lengths and mask of a call, checked, as the backend's arrays; what turns results back.
+
+        switches: causal, and where they matter training and return_weights.
+        """
         queries, keys, values, given = self._arrays(queries, keys, values)
         with self._tab.context(self.config.dtype):
-            valid_lens, mask = arguments.settle(given, self.layer, queries, keys, values, valid_lens, mask, causal)
-            settled = map(self._native, (queries, keys, values, valid_lens, mask))
-            return (*settled, bool(causal)), self._tab.to_numpy if given == "numpy" else _same
+            checked = arguments.check(given, self.layer, queries, keys, values, valid_lens, mask, *switches)
+            queries, keys, values, valid_lens, mask = map(self._native, (queries, keys, values, *checked))
+            call = queries, keys, values, arguments.Checked(valid_lens, mask), None
+            return call, self._tab.to_numpy if given == "numpy" else _same
 
     def _array(self, name: str, value: Any) -> Any:
         """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""

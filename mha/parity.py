@@ -84,7 +84,7 @@ def ratio(
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     dtype = attention.config.dtype
-    dispatch.tab_of(output, "output")  # or it is no array
+    dispatch.module_of(output, "output")  # or it is no array
     found = arrays.to_numpy(output)
     if found.dtype != numpy_dtype(dtype):
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")

@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("short")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--backends", default=",".join(dispatch.NEEDS), help="the backends to test, joined by commas; default: all five"
+        "--backends", default=",".join(dispatch.FRAMEWORKS), help="the backends to test, joined by commas; default: all five"
     )
 
 

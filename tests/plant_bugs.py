@@ -164,7 +164,7 @@ WAYS = {
         "jax": "scores.dtype.type",
         "mxnet": "(lambda fill: np.full_like(scores, fill))",
     },
-    "ARRAY": dict.fromkeys(dispatch.NEEDS, "arrays[name].T if len(set(arrays[name].shape)) == 1 else arrays[name]"),
+    "ARRAY": dict.fromkeys(dispatch.FRAMEWORKS, "arrays[name].T if len(set(arrays[name].shape)) == 1 else arrays[name]"),
 }
 
 
@@ -277,7 +277,7 @@ def try_weights_bug(bug: str) -> str | None:
 def main(
     names: Annotated[
         str, typer.Option("--backends", help="The backends to plant bugs in, joined by commas.")
-    ] = ",".join(dispatch.NEEDS),
+    ] = ",".join(dispatch.FRAMEWORKS),
 ) -> None:
     """Plant every bug in every backend, and those of weights; exit code 1 if one goes unnoticed."""
     chosen = names.split(",")

@@ -151,7 +151,7 @@ def soak(backend: str, calls: int, report) -> None:
 
 def main(
     names: Annotated[str, typer.Option("--backends", help="The backends to soak, joined by commas.")] = ",".join(
-        dispatch.NEEDS
+        dispatch.FRAMEWORKS
     ),
     calls: Annotated[int, typer.Option(help="Calls for each backend.", min=1000)] = 10_000,
 ) -> None:

@@ -586,7 +586,7 @@ def test_heat_maps_are_drawn_where_matplotlib_is(backend, d2l, rng, monkeypatch)
 
 @pytest.mark.parametrize("tab", TABS)
 def test_a_missing_framework_says_how_to_install_it(tab, monkeypatch):
-    monkeypatch.setitem(sys.modules, dispatch.NEEDS[tab][-1], None)
+    monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[tab].needs[-1], None)
     monkeypatch.delitem(sys.modules, f"mha.d2l.{tab}", raising=False)
     monkeypatch.delitem(sys.modules, f"mha.backends.{tab}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{tab}' needs .*: pip install"):

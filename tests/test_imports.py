@@ -7,7 +7,7 @@ import pytest
 import mha
 from mha import dispatch
 
-FRAMEWORKS = sorted({module for modules in dispatch.NEEDS.values() for module in (*modules, "keras")} - {"numpy"})
+FRAMEWORKS = sorted({module for modules in (known.needs for known in dispatch.FRAMEWORKS.values()) for module in (*modules, "keras")} - {"numpy"})
 
 
 # 1. What is imported
@@ -34,7 +34,7 @@ def loaded():
 
 backend, *frameworks = sys.argv[1:]
 # What a framework itself imports is its own affair.
-for name in dispatch.NEEDS[backend]:
+for name in dispatch.FRAMEWORKS[backend].needs:
     importlib.import_module(name)
 before = loaded()
 attention = mha.MultiHeadAttention(6, 2, backend=backend)
@@ -44,7 +44,7 @@ mha.to_numpy(mha.masked_softmax(mha.ones((1, 2, 3), backend=backend)))
 with tempfile.TemporaryDirectory() as folder:
     attention.save(folder + "/layer.safetensors")
     mha.load(folder + "/layer.safetensors")
-own = {*dispatch.NEEDS[backend], *(["keras"] if backend == "tensorflow" else [])}
+own = {*dispatch.FRAMEWORKS[backend].needs, *(["keras"] if backend == "tensorflow" else [])}
 print(*sorted((loaded() - before) & set(frameworks) - own))
 """
 
@@ -117,7 +117,7 @@ print(attention.backend, attention(X, Y, Y, mha.tensor([3, 2])).shape)
 """
 
 # torch alone writes its shapes like this.
-SHAPES = dict.fromkeys(dispatch.NEEDS, "(2, 4, 100)") | {"torch": "torch.Size([2, 4, 100])"}
+SHAPES = dict.fromkeys(dispatch.FRAMEWORKS, "(2, 4, 100)") | {"torch": "torch.Size([2, 4, 100])"}
 
 
 def test_one_script_runs_on_every_backend(backend, python):
@@ -141,7 +141,7 @@ class Without:
             return next(filter(None, (finder.find_spec(name, path, target) for finder in cls.finders)), None)
 
 sys.meta_path[:] = [Without]
-for backend in dispatch.NEEDS:
+for backend in dispatch.FRAMEWORKS:
     try:
         attention = mha.MultiHeadAttention(6, 2, backend=backend)
     except ModuleNotFoundError as error:
@@ -156,11 +156,12 @@ for backend in dispatch.NEEDS:
 def test_a_missing_framework_says_what_to_install(python):
     lines = python(MISSING, *FRAMEWORKS).splitlines()
     assert lines[0] == "numpy"
-    for line, (backend, modules) in zip(lines[1:], [*dispatch.NEEDS.items()][1:], strict=True):
+    for line, (backend, known) in zip(lines[1:], [*dispatch.FRAMEWORKS.items()][1:], strict=True):
+        modules = known.needs
         name, error, problem = line.split(" - ")
         assert name == modules[0]
-        assert error == f"backend {backend!r} needs {' and '.join(modules)}: {dispatch.INSTALL[backend]}"
-        assert problem == f"{' and '.join(modules)} not installed: {dispatch.INSTALL[backend]}"
+        assert error == f"backend {backend!r} needs {' and '.join(modules)}: {dispatch.install(backend)}"
+        assert problem == f"{' and '.join(modules)} not installed: {dispatch.install(backend)}"
         assert f"pip install 'mha[{backend}]'" in error
 
 
@@ -180,7 +181,7 @@ def test_a_broken_framework_raises_its_own_error(tmp_path, python):
     for framework in FRAMEWORKS:
         (tmp_path / f"{framework}.py").write_text("raise ImportError('lib42.so: cannot open shared object file')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    backends = [backend for backend in dispatch.NEEDS if backend != "numpy"]
+    backends = [backend for backend in dispatch.FRAMEWORKS if backend != "numpy"]
     lines = python(BROKEN, *backends, PYTHONPATH=path).splitlines()
     assert lines == [f"{backend} - lib42.so: cannot open shared object file" for backend in backends]
 

@@ -80,19 +80,19 @@ def sections(backend):
     return re.findall(r"^# (\d\. .+)$", (FOLDER / f"{backend}.py").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", dispatch.NEEDS)
+@pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_sections_are_the_same(name):
     assert sections(name) == sections(REFERENCE)
     assert len(sections(name)) == 5
 
 
-@pytest.mark.parametrize("name", dispatch.NEEDS)
+@pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_names_order_signatures_and_docstrings_are_the_same(name):
     assert outline(name) == outline(REFERENCE)
     assert all(docstring for name, _, docstring in outline(name) if not name.endswith(".__init__"))
 
 
-@pytest.mark.parametrize("name", dispatch.NEEDS)
+@pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_extras_exist_and_are_documented(name):
     classes = {node.name: node for node in tree(name).body if isinstance(node, ast.ClassDef)}
     for extra in EXTRA.get(name, {}):
@@ -102,7 +102,7 @@ def test_extras_exist_and_are_documented(name):
         assert ast.get_docstring(found[0]), extra
 
 
-@pytest.mark.parametrize("name", dispatch.NEEDS)
+@pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_no_module_imports_another_framework(name):
     roots = {"numpy": set(), "torch": {"torch"}, "tensorflow": {"tensorflow", "keras"}, "jax": {"jax", "flax"}}
     roots["mxnet"] = {"mxnet"}
@@ -116,7 +116,7 @@ def test_no_module_imports_another_framework(name):
     assert imported & frameworks <= roots[name]
 
 
-@pytest.mark.parametrize("name", dispatch.NEEDS)
+@pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_lines_that_reshape_say_the_shape(name):
     for line in (FOLDER / f"{name}.py").read_text(encoding="utf-8").splitlines():
         if re.search(r"\breshape\(|\.transpose\(0|permute\(|tf\.transpose\(X, \(0, 2", line):

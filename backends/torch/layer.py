@@ -1,4 +1,4 @@
-"""Multi-head attention in PyTorch: one of five tabs, to be read beside the others.
+"""Multi-head attention in PyTorch: the lesson, to be read beside those of the other frameworks.
 
 Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, D num_hiddens,
 d width of a query or key head, dv width of a value head.
@@ -11,38 +11,34 @@ Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; D
 "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-import contextlib
 import copy
 import functools
 import math
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
-from mha import arguments, blocks
+from mha import arguments
 from mha.config import shapes
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+from .arrays import place, tensor, to_numpy
 
 
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=0):
+def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, offset=0):
     """Combine lengths, mask and causal order into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. first: place of the first query.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. offset: position of the first query.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
     if valid_lens is None and mask is None and not ordered:
         return None
     conditions = []
-    each_query = first + torch.arange(queries.shape[1], device=queries.device)  # (Q,)
+    each_query = offset + torch.arange(queries.shape[1], device=queries.device)  # (Q,)
     each_key = torch.arange(keys.shape[1], device=keys.device)  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -54,18 +50,6 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, first=
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
     return functools.reduce(torch.logical_and, conditions)
-
-
-def part(valid_lens, mask, samples=slice(None), queries=slice(None), keys=slice(None)):
-    """Lengths, and a mask of four axes, of some samples, queries and keys, which are slices; either may be None."""
-    if valid_lens is not None:
-        valid_lens = valid_lens[samples] if len(valid_lens.shape) == 1 else valid_lens[samples, queries]
-    if mask is not None:
-        mask = mask[(None,) * (3 - len(mask.shape))]  # (B, Q, K) or (B, H, Q, K)
-        mask = mask[:, None] if len(mask.shape) == 3 else mask  # (B, 1 or H, Q, K)
-        cuts = zip((samples, slice(None), queries, keys), mask.shape, strict=True)
-        mask = mask[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
-    return valid_lens, mask
 
 
 def blank_unused(queries, keys, values, visible):
@@ -86,24 +70,6 @@ def blank(queries, keys, values, sees, seen):
     keys = torch.where(seen, keys, torch.zeros_like(keys))
     values = torch.where(seen, values, torch.zeros_like(values))
     return queries, keys, values
-
-
-def used(queries, keys, valid_lens=None, mask=None, causal=False):
-    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
-
-    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
-    """
-    if mask is not None:
-        in_any_head = part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
-        return visible.any(2), visible.any(1)
-    Q, K = queries.shape[1], keys.shape[1]
-    limits = torch.full((1, 1), K, device=queries.device)  # (1, 1)
-    if valid_lens is not None:
-        limits = _signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
-    if causal:
-        limits = torch.minimum(limits, torch.arange(1, Q + 1, device=queries.device))  # (B, Q)
-    return limits > 0, torch.arange(K, device=keys.device) < limits.amax(1)[:, None]
 
 
 def visible_softmax(scores, visible):
@@ -152,7 +118,7 @@ class AttentionPooling(nn.Module):
         return self.weigh(*blank_unused(queries, keys, values, visible), visible, training)
 
     def weigh(self, queries, keys, values, visible=None, training=None):
-        """As a call, where queries, keys and values that are not used are blank already."""
+        """As a call, of queries, keys and values that are blank already where they are not used."""
         scores = self.scores(queries, keys)  # (B, Q, K)
         weights = visible_softmax(scores, visible)  # (B, Q, K)
         pooled = torch.bmm(self.drop(weights, training), widen(values))  # (B, Q, dv)
@@ -163,35 +129,6 @@ class AttentionPooling(nn.Module):
         training = self.training if training is None else training
         return nn.functional.dropout(weights, self.dropout, training)
 
-    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
-        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
-
-        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
-        one block. A block leaves out the keys after its last query in causal order.
-        """
-        Q, K = queries.shape[1], keys.shape[1]
-        size = blocks.queries(Q, self.scores_of_query(queries, keys))
-        if size >= Q:
-            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        pooled = []
-        for first in range(0, Q, size):
-            block, last = slice(first, first + size), first + size if causal else K
-            hiding = *part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
-            inputs = queries[:, block], keys[:, :last], values[:, :last]
-            pooled.append(_recomputed(self.pool_block, *inputs, num_heads, *hiding, training))  # (B*H, block, dv)
-        return torch.cat(pooled, 1)  # (B*H, Q, dv)
-
-    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
-        """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
-        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
-
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
-        return queries.shape[0] * keys.shape[1]
-
-
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
 
@@ -199,28 +136,6 @@ class DotProductAttention(AttentionPooling):
         """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         d = queries.shape[-1]
         return torch.bmm(widen(queries), widen(keys).swapaxes(1, 2)) / math.sqrt(d)  # (B, Q, K)
-
-    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
-        """As every pooling's, in one piece where the framework has a kernel that keeps no scores."""
-        options = num_heads, valid_lens, mask, causal
-        per_query = (mask is not None and mask.shape[2] > 1) or (valid_lens is not None and len(valid_lens.shape) > 1)
-        all_pairs = per_query or (causal and (valid_lens is not None or mask is not None))  # as its mask
-        dropping = self.dropout and (self.training if training is None else training)
-        if all_pairs or dropping or queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
-            return super().pool(queries, keys, values, *options, training)
-        return self.pool_block(queries, keys, values, *options, 0, training)
-
-    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
-        """As every pooling's, by the framework's own kernel where it has one that keeps no scores."""
-        training = self.training if training is None else training
-        if training and self.dropout:
-            return super().pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
-        ordered = causal and first == 0 and valid_lens is None and mask is None
-        visible = None if ordered else visible_keys(queries, keys, valid_lens, mask, causal, first)
-        inputs = [X.view(-1, num_heads, *X.shape[1:]) for X in (queries, keys, values)]  # (B, H, T, d)
-        pooled = nn.functional.scaled_dot_product_attention(*inputs, visible, is_causal=ordered)  # (B, H, Q, dv)
-        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
-
 
 class AdditiveAttention(AttentionPooling):
     """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
@@ -236,16 +151,11 @@ class AdditiveAttention(AttentionPooling):
         features = torch.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take: n features for each head and key."""
-        return super().scores_of_query(queries, keys) * keys.shape[2]
-
-
-def pooling(config):
-    """The attention pooling that a configuration asks for, acting on the split heads."""
+def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
+    """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
     if config.pooling == "additive":
-        return AdditiveAttention(config.dropout, config.key_dim, config.key_dim, config.key_dim, config.dtype)
-    return DotProductAttention(config.dropout)
+        return additive(config.dropout, config.key_dim, config.key_dim, config.key_dim, config.dtype)
+    return dot(config.dropout)
 
 
 # 3. The transposes
@@ -285,6 +195,8 @@ def repeat_heads(visible, batch_size, num_heads):
 class MultiHeadAttention(nn.Module):
     """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
 
+    pooling = staticmethod(pooling)
+
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -292,7 +204,7 @@ class MultiHeadAttention(nn.Module):
         self.W_k = dense(config.key_size, config.num_heads * config.key_dim, config.bias, config.dtype)
         self.W_v = dense(config.value_size, config.num_heads * config.value_dim, config.bias, config.dtype)
         self.W_o = dense(config.num_heads * config.value_dim, config.num_hiddens, config.bias, config.dtype)
-        self.attention = pooling(config)
+        self.attention = self.pooling(config)
 
     def forward(
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
@@ -305,69 +217,24 @@ class MultiHeadAttention(nn.Module):
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
         switches = causal, training, return_weights
-        valid_lens, mask = arguments.settle("torch", self, queries, keys, values, valid_lens, mask, *switches)
+        valid_lens, mask = arguments.check("torch", self, queries, keys, values, valid_lens, mask, *switches)
+        return self.attend(queries, keys, values, valid_lens, mask, *switches)  # (B, Q, D)
+
+    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+        """As a call, of arguments that are checked; all attention weights are kept."""
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        if not return_weights and 0 not in (B, Q, K):
-            return self.output(queries, keys, values, valid_lens, mask, causal, training)  # (B, Q, D)
-        visible = visible_keys(queries, keys, valid_lens, mask, causal)
-        somewhere = None if visible is None else visible.any(1)  # (B, Q, K), in any head
-        queries, keys, values = blank_unused(queries, keys, values, somewhere)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal)  # (B or 1, H or 1, Q or 1, K)
+        in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
+        queries, keys, values = blank_unused(queries, keys, values, in_any_head)
         steps = self.steps(queries, keys, values, visible, training)
         weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
         return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
-
-    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
-        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
-
-        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
-        """
-        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        lengths = None if valid_lens is None else known(valid_lens)
-        all_samples = slice(0, B), min(Q, K) if causal else K, valid_lens is not None
-        groups = [all_samples] if lengths is None else list(blocks.groups(B, H, Q, K, lengths, causal))
-        _, longest, hides = groups[0]
-        alike = all(group[1:] == (longest, hides) for group in groups)
-        if mask is None and alike and _splits(self, hides, lengths, causal, training):
-            return self.split(queries, keys, values, longest, lengths if hides else None, causal)  # (B, Q, D)
-        if mask is not None or any(hides for _, _, hides in groups):
-            queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
-        size, merged = groups[0][0].stop, []
-        each = (X.split(size) for X in (self.W_q(queries), keys, values))  # (B, T, any)
-        for (samples, longest, hides), W_q, keys, values in zip(groups, *each, strict=True):
-            W_k, W_v = self.W_k(keys[:, :longest]), self.W_v(values[:, :longest])  # (B, K, H*d)
-            split = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
-            hiding = *part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
-            pooled = self.attention.pool(*split, H, *hiding, training)  # (B*H, Q, dv)
-            merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
-        return self.W_o(torch.cat(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
-
-    def split(self, queries, keys, values, num_keys, lengths, causal):
-        """As `output`, where the framework's kernel takes views of the heads: to copy these costs a small call much.
-
-        Each query sees the first num_keys keys; of them those before its sample's length, NumPy integers (B,) of 1 and
-        more, if these are not None; in the causal order, if that is asked for and lengths are None.
-        """
-        (B, Q, _), H, visible = queries.shape, self.config.num_heads, None
-        pairs = [keys] if keys is values else [keys, values]
-        if num_keys < keys.shape[1]:
-            pairs = [X[:, :num_keys] for X in pairs]  # (B, K, any)
-        if lengths is not None:
-            seen = torch.from_numpy(np.arange(num_keys) < lengths[:, None]).to(keys.device)  # (B, K)
-            visible = seen[:, None, None]  # (B, 1, 1, K)
-            pairs = [torch.where(seen[:, :, None], X, 0) for X in pairs]
-        keys, values = pairs[0], pairs[-1]
-        split_q = self.W_q(queries).reshape(B, Q, H, -1).transpose(1, 2)  # (B, H, Q, d)
-        split_k = self.W_k(keys).reshape(B, num_keys, H, -1).transpose(1, 2)  # (B, H, K, d)
-        split_v = self.W_v(values).reshape(B, num_keys, H, -1).transpose(1, 2)  # (B, H, K, dv)
-        pooled = nn.functional.scaled_dot_product_attention(
-            split_q, split_k, split_v, visible, is_causal=causal
-        )  # (B, H, Q, dv)
-        return self.W_o(pooled.transpose(1, 2).reshape(B, Q, -1))  # (B, Q, D)
 
     def steps(self, queries, keys, values, visible=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
         B, H = queries.shape[0], self.config.num_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        _refuse_parts(self.config, W_q, W_k, W_v)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
         scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, ...)
@@ -381,7 +248,7 @@ class MultiHeadAttention(nn.Module):
         }  # fmt: skip
 
 
-# 5. Arrays and weights in and out
+# 5. Weights and gradients in and out
 
 
 def dense(in_size, out_size, bias, dtype):
@@ -391,9 +258,9 @@ def dense(in_size, out_size, bias, dtype):
     return nn.Linear(in_size, out_size, bias=bias, dtype=getattr(torch, dtype))
 
 
-def build(config, arrays, seed=0):
-    """The layer of a configuration with the given canonical weights; seed draws dropout where the layer owns it."""
-    return set_weights(MultiHeadAttention(config), arrays)
+def build(config, arrays, seed=0, kind=MultiHeadAttention):
+    """A layer, of this class, with the given canonical weights; seed draws dropout where the layer owns it."""
+    return set_weights(kind(config), arrays)
 
 
 def get_weights(layer):
@@ -434,84 +301,20 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    valid_lens, mask = arguments.settle("torch", layer, queries, keys, values, valid_lens, mask, causal)
+    valid_lens, mask = arguments.check("torch", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
 
 
-def tensor(array, place=None):
-    """A NumPy array as this framework's own, with the same dtype, at the given place."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.tensor(array.view(np.int16), device=place).view(torch.bfloat16)
-    return torch.tensor(array, device=place)
-
-
-def to_numpy(X):
-    """This framework's array as a NumPy array, with the same dtype."""
-    if X.dtype == torch.bfloat16:
-        return X.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
-    return X.numpy(force=True)
-
-
-def is_own(X):
-    """Whether X is an array that the layers here take: dense, and of this framework."""
-    return isinstance(X, torch.Tensor) and X.layout == torch.strided and not X.is_nested
-
-
-def known(X):
-    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return None
-    try:
-        return to_numpy(X)
-    except RuntimeError:  # inside `torch.func.vmap`, or without memory of its own
-        return None
-
-
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
-    # Autocast would narrow the products in there; whoever wants that calls the layer itself.
-    on = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return on[0] if on else contextlib.nullcontext()
-
-
-def place(layer, array=None):
-    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
-    kernel = getattr(getattr(layer, "W_q", None), "weight", array)
-    return getattr(kernel, "device", None)
-
-
-def device():
-    """What the framework computes on, in words."""
-    return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
-
-
-def _recomputed(function, *inputs):
-    """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
-    if torch.is_grad_enabled() and _may_recompute():
-        return checkpoint(function, *inputs, use_reentrant=False)
-    return function(*inputs)
-
-
-def _may_recompute():
-    """Whether a backward pass may compute anew what it needs: not the gradients of `torch.func`."""
-    if torch.compiler.is_compiling():
-        return True
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(lambda X: X, lambda X: X):
-            return True
-    except RuntimeError:
-        return False
-
-
-def _splits(layer, hides, lengths, causal, training):
-    """Whether `split` serves a call and computes what the pooling would, which may be another by now."""
-    attention, config = layer.attention, layer.config
-    if hides and (causal or lengths is None or lengths.ndim > 1 or not lengths.all()):
-        return False
-    training = attention.training if training is None else training
-    same_width = config.key_dim == config.value_dim  # of two widths, the kernel keeps the scores
-    return type(attention) is DotProductAttention and same_width and not (training and attention.dropout)
+def _refuse_parts(config, W_q, W_k, W_v):
+    """Raise ValueError if a projection gave a part of its features, as after `parallelize_module`."""
+    H, d, dv = config.num_heads, config.key_dim, config.value_dim
+    for name, X, width in (("W_q", W_q, H * d), ("W_k", W_k, H * d), ("W_v", W_v, H * dv)):
+        if X.shape[-1] != width:
+            raise ValueError(
+                f"{name} gave {X.shape[-1]} features, expected {width} for {H} heads: the heads of a layer cannot be "
+                f"split over devices yet; leave {name} out of `parallelize_module`"
+            )
 
 
 def _signed(valid_lens, num_keys):

@@ -1,15 +1,23 @@
-"""torch.nn.MultiheadAttention: kernels (out, in), packed where queries, keys and values have one width."""
+"""PyTorch's own layer, and the book's in PyTorch, in and out.
+
+torch.nn.MultiheadAttention has kernels (out, in), packed where queries, keys and values have one width.
+"""
 
 from typing import Any
 
 import numpy as np
 import torch
 
+from torch.nn.parameter import is_lazy
+
 from mha import native, schemes
-from mha.backends import torch as tab
 from mha.config import Config
 
+from .arrays import tensor
+
 KIND = "torch.nn.MultiheadAttention"
+DENSE = "Linear"  # the class of the book's projections
+FIRST = "call it once, so that its parts learn their sizes"
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
@@ -28,7 +36,22 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
         D, H, config.dropout, config.bias, **sizes, batch_first=True, dtype=getattr(torch, config.dtype)
     )
     arrays = schemes.from_canonical(config, weights, _scheme(layer))
-    layer.load_state_dict({name: tab.tensor(array) for name, array in arrays.items()})
+    layer.load_state_dict({name: tensor(array) for name, array in arrays.items()})
+    return layer
+
+
+def is_ready(layer: Any) -> bool:
+    """Whether a layer of the book has its weights."""
+    return not any(map(is_lazy, layer.parameters()))
+
+
+def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+    """The naming scheme and the arrays of a layer as the book prints it."""
+    return "d2l", layer.state_dict()
+
+
+def begun(layer: Any) -> Any:
+    """A layer of the book with room for its weights."""
     return layer
 
 

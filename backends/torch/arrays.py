@@ -1,0 +1,56 @@
+"""PyTorch's arrays in and out: to and from NumPy, whose they are, where they lie."""
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import torch
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.tensor(array.view(np.int16), device=place).view(torch.bfloat16)
+    return torch.tensor(array, device=place)
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    if X.dtype == torch.bfloat16:
+        return X.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
+    return X.numpy(force=True)
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, torch.Tensor) and X.layout == torch.strided and not X.is_nested
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    try:
+        return to_numpy(X)
+    except RuntimeError:  # inside `torch.func.vmap`, or without memory of its own
+        return None
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    # Autocast would narrow the products in there; whoever wants that calls the layer itself.
+    on = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return on[0] if on else contextlib.nullcontext()
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    kernel = getattr(getattr(layer, "W_q", None), "weight", array)
+    return getattr(kernel, "device", None)
+
+
+def device():
+    """What the framework computes on, in words."""
+    return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"

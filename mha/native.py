@@ -1,0 +1,194 @@
+"""Layers of other kinds: theirs into ours and ours into theirs, option by option and weight by weight.
+
+What has no counterpart on the other side is refused by name, never dropped. `native.py` in each backend's folder knows
+the layers of its framework, and is imported when it is used:
+    take(layer) -> the configuration and the canonical weights of the framework's own layer
+    make(kind, config, weights) -> the framework's own layer with these canonical weights
+    is_ready(layer), FIRST -> whether a layer of the book has its weights, and what gives them to it
+    printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
+    begun(layer) -> a layer of the book with room for its weights
+"""
+
+import importlib
+import reprlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import arguments, checks, dispatch, schemes
+from mha.config import Config, shapes
+
+# What a layer can be made of, as it is imported, and the backend that brings it.
+BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS if dispatch.has_book(name)}
+KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.layers} | BOOK
+OWN = {f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")}
+
+Layer = tuple[Config, dict[str, np.ndarray]]
+
+
+def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None) -> Layer:
+    """The configuration and canonical weights of a layer of any kind, or of named arrays; see `mha.from_native`."""
+    if isinstance(source, Mapping):
+        arrays = named(source)
+        return canonical(arrays, *schemes.choose(arrays, scheme, prefix), num_heads)
+    kind, backend = _kind(source)
+    for name, value, none in (("scheme", scheme, "auto"), ("prefix", prefix, None)):
+        if value != none:
+            raise ValueError(f"{name} is {value!r}, expected {none!r} for a layer: it chooses among named arrays")
+    config, weights = _book(backend, source) if kind is None else _native(backend).take(source)
+    if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
+        raise ValueError(f"num_heads is {num_heads}, expected {config.num_heads} as the layer has, or None")
+    return config, weights
+
+
+def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+    """A layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
+    backend = KINDS[checks.choice("kind", kind, tuple(KINDS))]
+    dispatch.load(backend)  # if the framework is missing, this says how to install it
+    return _make_book(backend, kind, config, weights) if kind in BOOK else _native(backend).make(kind, config, weights)
+
+
+# Layers of Dive into Deep Learning: of `mha.d2l`, as the book prints them, and `attention.layer` itself
+
+
+def _book(backend: str, layer: Any) -> Layer:
+    """The configuration and canonical weights of a layer of the book, or of ours."""
+    module, native = dispatch.load(backend), _native(backend)
+    config = getattr(layer, "config", None)
+    dtype = config.dtype if isinstance(config, Config) else "float32"
+    with module.context(dtype):
+        if not native.is_ready(layer):
+            raise ValueError(f"the layer has no weights yet, expected one that has: first {native.FIRST}")
+        if not isinstance(config, Config):
+            return _printed(native, layer)
+        weights = checks.weights(shapes(config), dtype, module.get_weights(layer))
+    for name, array in weights.items():
+        checks.finite(name, array)
+    return config, weights
+
+
+def _printed(native: Any, layer: Any) -> Layer:
+    """The configuration and canonical weights of a layer that the book prints."""
+    for name, kind in ({"attention": "DotProductAttention"} | dict.fromkeys(schemes.PROJECTIONS, native.DENSE)).items():
+        if (came := type(getattr(layer, name)).__name__) != kind:
+            raise TypeError(f"{name} of the layer is a {came}, expected a {kind} as in the book")
+    scheme, arrays = native.printed(layer)
+    return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
+
+
+def _make_book(backend: str, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+    """A layer of `mha.d2l` with these canonical weights."""
+    D, H = config.num_hiddens, config.num_heads
+    width = D / H if D % H else D // H
+    require(kind, config, {"key_dim": width, "value_dim": width, "pooling": "dot", "dtype": "float32"})
+    sizes = config.key_size, config.query_size, config.value_size, D, H
+    module, book = dispatch.load(backend), importlib.import_module(f"mha.d2l.{backend}")
+    with module.context(config.dtype):
+        layer = _native(backend).begun(book.MultiHeadAttention(*sizes, config.dropout, config.bias))
+        return module.set_weights(layer, weights)
+
+
+def _rate(dropout: Any) -> float:
+    """The probability of dropout, by the name that each framework has for it."""
+    return next((getattr(dropout, name) for name in ("p", "rate", "_rate") if hasattr(dropout, name)), dropout)
+
+
+# For the backends
+
+
+def refuse(kind: str, options: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming them, if options of a layer are on that have no counterpart; None and False are off."""
+    on = [
+        f"{name}={reprlib.repr(value)}" for name, value in options.items() if value is not None and value is not False
+    ]
+    if on:
+        raise ValueError(
+            f"the {kind} has {', '.join(on)}, which no layer of mha has; only one without can be converted"
+        )
+
+
+def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming them, unless options are what they must be for a kind of layer to exist."""
+    others = [
+        f"{name}={getattr(config, name)!r}, expected {value!r}"
+        for name, value in needed.items()
+        if getattr(config, name) != value
+    ]
+    if others:
+        raise ValueError(f"a {kind} cannot be made of a layer with {'; '.join(others)}")
+
+
+def canonical(
+    arrays: Mapping[str, Any], scheme: str, prefix: str, num_heads: int | None, dropout: float = 0.0
+) -> Layer:
+    """The configuration and canonical weights of the layer with this prefix, whose arrays are of any framework."""
+    own = {name: _numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
+    return schemes.to_canonical(own, scheme, prefix, num_heads, dropout)
+
+
+def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """The leaves of nested mappings by their path, with dots between; of {"params": ...} alone, what is in it."""
+    if set(tree) == {"params"} and isinstance(tree["params"], Mapping):
+        tree = tree["params"]
+    arrays: dict[str, Any] = {}
+    for path, array in _leaves(tree):
+        name = ".".join(path).replace("/", ".")
+        if name in arrays:
+            raise ValueError(f"two arrays are called {name}, expected different names")
+        arrays[name] = array
+    return arrays
+
+
+def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
+    """The kernels, which the framework calls so, and biases of a layer's parts by name, its other parameters by theirs."""
+    parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
+    own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
+    own = {name: X for name, X in own.items() if X is not None}
+    return own | {X.name: X for X in parameters if not any(X is other for other in own.values())}
+
+
+def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in tree.items():
+        here = (*path, *(map(str, name) if isinstance(name, tuple) else [str(name)]))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, here)
+        else:
+            yield here, value
+
+
+def _numpy(name: str, value: Any) -> np.ndarray:
+    """An array of any framework, or one of Flax's boxes around it, as a NumPy array."""
+    if type(value).__module__.startswith("flax."):
+        value = value.unbox() if hasattr(value, "unbox") else value.get_value()
+    array = value if dispatch.backend_of(value) is None else arguments.known(name, value)
+    if not checks.is_numpy(array):
+        raise TypeError(f"{name} is a {type(value).__name__}, expected a dense array whose numbers are known by now")
+    return array
+
+
+def _kind(source: Any) -> tuple[str | None, str]:
+    """The kind of a layer, None for the book's and ours, and its backend.
+
+    A kind is told by the very class: what a subclass computes is not known.
+    """
+    for kind, backend in (KINDS | OWN).items():
+        place, _, name = kind.rpartition(".")
+        if type(source) is getattr(sys.modules.get(place), name, None):
+            return kind if kind in KINDS.keys() - BOOK else None, backend
+    # A class that the book prints is wherever its reader defined it. Flax's shows its parts only when it is bound.
+    unbound = getattr(source, "scope", "") is None
+    parts = ("num_heads",) if unbound else ("num_heads", "attention", *schemes.PROJECTIONS)
+    if type(source).__name__ == "MultiHeadAttention" and all(hasattr(source, part) for part in parts):
+        return None, "jax" if hasattr(source, "scope") else dispatch.backend_of(source) or "numpy"
+    raise TypeError(
+        f"source is a {type(source).__module__}.{type(source).__qualname__}, expected named arrays, the layer of an "
+        f"mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}. For a whole model, or for a subclass, pass the "
+        "named arrays instead, such as its state dict, with scheme and prefix"
+    )
+
+
+def _native(backend: str) -> Any:
+    """What a backend knows of the layers of its framework."""
+    return importlib.import_module(f"mha.backends.{backend}.native")
