@@ -8,8 +8,6 @@ Only names, argument orders and what is kept after a call are the book's; what i
 Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-import functools
-
 import keras
 import tensorflow as tf
 
@@ -94,7 +92,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     `attention.attention.attention_weights` (B*H, Q, K). `training=True` turns dropout on.
     """
 
-    pooling = staticmethod(functools.partial(lesson.pooling, dot=_HeadPooling))
+    @staticmethod
+    def pooling(config):
+        """The book's attention pooling, which keeps its weights."""
+        if config.pooling != "dot":  # as Keras' own saver might tell, of a file by another program
+            raise TypeError("the layer's pooling is AdditiveAttention, expected DotProductAttention, the book's")
+        return _HeadPooling(config.dropout)
 
     def __init__(self, *arguments, config=None, **options):
         keras_options = {name: options.pop(name) for name in ("name", "trainable") if name in options}
