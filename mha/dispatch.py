@@ -114,12 +114,13 @@ def module_of(array: Any, name: str) -> Any:
     Raises TypeError if it is no dense array of a known framework.
     """
     backend = backend_of(array)
-    tab = backend and load(backend)
-    if not tab or not tab.is_own(array):
+    module = backend and load(backend)
+    if not module or not module.is_own(array):
         raise TypeError(
-            f"{name} is a {type(array).__name__}, expected an array of {', '.join(FRAMEWORKS)}; convert it with mha.tensor"
+            f"{name} is a {type(array).__name__}, expected an array of {', '.join(FRAMEWORKS)}; convert it with "
+            "mha.tensor"
         )
-    return tab
+    return module
 
 
 def _missing(name: str) -> list[str]:

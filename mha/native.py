@@ -23,7 +23,9 @@ from mha.config import Config, shapes
 # What a layer can be made of, as it is imported, and the backend that brings it.
 BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS if dispatch.has_book(name)}
 KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.layers} | BOOK
-OWN = {f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")}
+OWN = {
+    f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")
+}
 
 Layer = tuple[Config, dict[str, np.ndarray]]
 
@@ -142,7 +144,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
-    """The kernels, which the framework calls so, and biases of a layer's parts by name, its other parameters by theirs."""
+    """The kernels and biases of a layer's parts by our names, its other parameters by theirs; kernel: its framework's word."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
     own = {name: X for name, X in own.items() if X is not None}

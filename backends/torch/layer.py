@@ -23,7 +23,6 @@ from mha.config import shapes
 
 from .arrays import place, tensor, to_numpy
 
-
 # 1. Masked softmax
 
 
@@ -129,6 +128,7 @@ class AttentionPooling(nn.Module):
         training = self.training if training is None else training
         return nn.functional.dropout(weights, self.dropout, training)
 
+
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
 
@@ -136,6 +136,7 @@ class DotProductAttention(AttentionPooling):
         """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         d = queries.shape[-1]
         return torch.bmm(widen(queries), widen(keys).swapaxes(1, 2)) / math.sqrt(d)  # (B, Q, K)
+
 
 class AdditiveAttention(AttentionPooling):
     """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
@@ -150,6 +151,7 @@ class AdditiveAttention(AttentionPooling):
         """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
         features = torch.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
 
 def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from torch.nn.parameter import is_lazy
 
 from mha import native, schemes

@@ -1,0 +1,44 @@
+"""NumPy's arrays in and out: with NumPy there is little to do, and the other folders have the same names."""
+
+import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
+import numpy as np
+
+from mha import checks
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    return np.asarray(array)
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return np.asarray(X)
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return checks.is_numpy(X)
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return to_numpy(X)
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    # The other frameworks compute NaN and infinity without a word; NumPy would warn.
+    return np.errstate(all="ignore")
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
+
+
+def device():
+    """What the framework computes on, in words."""
+    return "cpu"

@@ -1,0 +1,16 @@
+"""NumPy has no attention layer of its own, nor has the book one in NumPy: only our own layer is known here."""
+
+from typing import Any
+
+DENSE = "Dense"  # the class of a printed layer's projections
+FIRST = "set its weights"
+
+
+def is_ready(layer: Any) -> bool:
+    """Whether a layer has its weights."""
+    return True
+
+
+def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+    """Raises TypeError: the book prints no layer in NumPy."""
+    raise TypeError("source is a layer of NumPy's, which the book does not print; pass its arrays by name instead")
