@@ -26,7 +26,6 @@ from mha.config import Config, shapes
 
 from .arrays import tensor, to_numpy
 
-
 # 1. Masked softmax
 
 
@@ -131,6 +130,7 @@ class AttentionPooling(nn.Module):
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
         return self.dropping(weights, deterministic=not training)
+
 
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""

@@ -1,4 +1,4 @@
-"""A large call in pieces: some heads of one sample, whole samples, or a block of one head's queries, in XLA's own loops.
+"""A large call in pieces, in XLA's own loops: some heads of one sample, whole samples, or queries of one head.
 
 Letters as in layer.py. A group is the heads that are attended together, a block the queries that are.
 """
