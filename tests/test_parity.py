@@ -1,4 +1,4 @@
-"""Every backend computes what NumPy computes in float64, by the rules of mha/parity.py, forward and gradients."""
+"""Every backend computes what NumPy computes in float64, by the rules of mha/parity/, forward and gradients."""
 
 import dataclasses
 
