@@ -109,7 +109,9 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
 
 
 def fraction(error: float, bound: float) -> float:
-    """Error by bound; 0 where there is no error, infinite where there is one and none is allowed."""
-    if error == 0 or error == np.inf:
+    """Error by bound: 0 without an error, infinite where none is allowed or where the bound is not finite."""
+    if not bound < math.inf:  # NaN is not
+        return math.inf
+    if error == 0 or error == math.inf:
         return error
-    return error / bound if bound else np.inf
+    return error / bound if bound else math.inf

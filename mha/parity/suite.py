@@ -38,7 +38,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Error by bound; 0 where there is no error, infinite where there is one and none is allowed."""
+        """Error by bound, as `fraction` has it: 0 without an error, infinite where nothing may pass."""
         return fraction(self.error, self.bound)
 
     @property
