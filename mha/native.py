@@ -144,7 +144,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
-    """The kernels and biases of a layer's parts by our names, its other parameters by theirs; kernel: its framework's word."""
+    """The arrays of a layer by name: those of its projections by ours, whose kernels it calls so, the others by its own."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
     own = {name: X for name, X in own.items() if X is not None}

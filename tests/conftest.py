@@ -48,10 +48,20 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if not belongs(config, item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
     if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
         for item in items:
             backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {backend}"))
+
+
+def belongs(config, item):
+    """Whether a test belongs to a run with these backends: each is run once, where it says the most."""
+    if item.get_closest_marker("several"):
+        return len(config.backends) > 1
+    return "backend" in item.fixturenames or "numpy" in config.backends  # what needs no framework runs with NumPy
 
 
 @pytest.fixture

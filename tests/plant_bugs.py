@@ -1,8 +1,9 @@
 """Plant deliberate bugs and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
 
 Every bug of a backend is a replacement in the source of its module. The changed module takes the place of the real one
-in a process of its own, the tests run there, and a bug that no test notices is an error. Bugs of what reads weights are
-planted in a copy of the package. A pattern that is not found is an error too, so that the lists cannot go stale.
+in a process of its own, the tests run there, and a bug that no test notices is an error. Bugs of what reads weights,
+and of the rules that the tests measure by, are planted in a copy of the package. A pattern that is not found is an
+error too, so that the lists cannot go stale.
 """
 
 import concurrent.futures
@@ -207,6 +208,44 @@ WEIGHTS_BUGS = {
     "every array is read": ("weights", r"for name in track\(names\)", "for name in source.entries"),
 }
 
+# What all other tests measure by: module, pattern, replacement.
+RULES_TESTS = ["test_rules.py"]
+RULES_BUGS = {
+    "16 units made 1,600": ("parity/rules", r"\+ 16 \* UNIT", "+ 1600 * UNIT"),
+    "a unit twice as large": ("parity/rules", r'"bfloat16": 2\.0\*\*-8', '"bfloat16": 2.0**-7'),
+    "1e-12 made 1e-9": ("parity/rules", "1e-12", "1e-9"),
+    "1e-10 of gradients made 1e-7": ("parity/rules", "1e-10", "1e-7"),
+    "the factor 8 made 400": ("parity/rules", r"else 8\)", "else 400)"),
+    "the factor 16 of gradients made 800": ("parity/rules", r"\(16 if gradient", "(800 if gradient"),
+    "every result judged as a gradient": ("parity/suite", r"gradient = compute is gradients", "gradient = True"),
+    "every gradient measured against the largest": ("parity/rules", r' if name == "W_k\.bias" else 0\.0', ""),
+    "a bound of NaN passes": (
+        "parity/suite",
+        r"return self\.error <= self\.bound < np\.inf",
+        "return not (self.error > self.bound or self.bound == np.inf)",
+    ),
+    "a bound without end passes": ("parity/suite", r"self\.bound < np\.inf", "self.bound"),
+    "a bound that says nothing hides behind the others": ("parity/rules", r"if not bound < math\.inf:", "if False:"),
+    "padding checked without NaN": (
+        "parity/suite",
+        r"= np\.nan, np\.nan, np\.inf",
+        "= 1e3, 1e3, 1e3",
+    ),
+    "padding of keys checked without NaN": ("parity/suite", r"= np\.nan, np\.nan, np\.inf", "= np.nan, 1e3, np.inf"),
+    "padding not checked in gradients": (
+        "parity/suite",
+        r"outputs\(attention\(\), hiding, \*X\) \| gradients\(.*\*X\) for",
+        "outputs(attention(), hiding, *X) for",
+    ),
+    "half precision left out of the cases": ("parity/cases", r", dtypes=DTYPES\)", ")"),
+    "half precision left out of the plan": ("parity/suite", r"if dtype in known\]", "if dtype in known[:2]]"),
+    "half precision left out of what is exact": ("parity/suite", r"for dtype in known\]", "for dtype in known[:2]]"),
+    "hidden keys not checked": ("parity/suite", r'"hidden keys": hidden, ', ""),
+    "weights of hidden keys not checked": ("parity/suite", r' +found\["weights"\] = weights\[~visible\]\n', ""),
+    "output alone not checked": ("parity/suite", r', "output alone": alone', ', "output alone": output'),
+    "the answer by hand not checked": ("parity/suite", r", 16 \* UNIT\[dtype\]\)", ", 1600 * UNIT[dtype])"),
+}
+
 
 def source_of(backend: str) -> str:
     """The source of a backend's module, which is not imported."""
@@ -251,9 +290,14 @@ def try_bug(backend: str, bug: str) -> str | None:
     return failure.name
 
 
-def try_weights_bug(bug: str) -> str | None:
-    """Run the tests of weights in a copy of the package with a bug; the first test that fails, or None if none does."""
-    module, pattern, replacement = WEIGHTS_BUGS[bug]
+# Bugs outside the backends, and the tests that must notice them.
+PACKAGE_BUGS = {"weights": (WEIGHTS_BUGS, WEIGHTS_TESTS), "rules": (RULES_BUGS, RULES_TESTS)}
+
+
+def try_package_bug(group: str, bug: str) -> str | None:
+    """Run a group's tests in a copy of the package with a bug; the first test that fails, or None if none does."""
+    bugs, tests = PACKAGE_BUGS[group]
+    module, pattern, replacement = bugs[bug]
     root = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -265,7 +309,7 @@ def try_weights_bug(bug: str) -> str | None:
             raise LookupError(f"the bug {bug!r} finds no {pattern!r} in mha/{module}.py")
         path.write_text(source, encoding="utf-8")
         options = ["-x", "-q", "-p", "no:cacheprovider", "--backends", "numpy"]
-        command = [sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in WEIGHTS_TESTS)]
+        command = [sys.executable, "-m", "pytest", *options, *(f"tests/{name}" for name in tests)]
         environment = os.environ | {"PYTHONPATH": folder}
         run = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if run.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
@@ -279,7 +323,7 @@ def main(
         str, typer.Option("--backends", help="The backends to plant bugs in, joined by commas.")
     ] = ",".join(dispatch.FRAMEWORKS),
 ) -> None:
-    """Plant every bug in every backend, and those of weights; exit code 1 if one goes unnoticed."""
+    """Plant every bug in every backend, and those outside of them; exit code 1 if one goes unnoticed."""
     chosen = names.split(",")
     for name in chosen:
         for bug in BUGS:
@@ -287,8 +331,9 @@ def main(
     spawn = multiprocessing.get_context("spawn")
     pools = {name: concurrent.futures.ProcessPoolExecutor(1, spawn) for name in chosen}
     jobs = {pools[name].submit(try_bug, name, bug): (name, bug) for name in chosen for bug in BUGS}
-    pools["weights"] = concurrent.futures.ProcessPoolExecutor(1, spawn)
-    jobs |= {pools["weights"].submit(try_weights_bug, bug): ("weights", bug) for bug in WEIGHTS_BUGS}
+    pools["package"] = concurrent.futures.ProcessPoolExecutor(1, spawn)
+    for group, (bugs, _) in PACKAGE_BUGS.items():
+        jobs |= {pools["package"].submit(try_package_bug, group, bug): (group, bug) for bug in bugs}
     done = concurrent.futures.as_completed(jobs)
     caught = {jobs[job]: job.result() for job in track(done, "Planting", len(jobs), console=Console(stderr=True))}
 
@@ -296,10 +341,11 @@ def main(
     for bug in BUGS:
         table.add_row(bug, *(caught[name, bug] or "[bold red]UNNOTICED" for name in chosen))
     Console(width=None if sys.stdout.isatty() else 60 + 70 * len(chosen)).print(table)
-    table = Table("bug of weights", "the first test that notices it")
-    for bug in WEIGHTS_BUGS:
-        table.add_row(bug, caught["weights", bug] or "[bold red]UNNOTICED")
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for group, (bugs, _) in PACKAGE_BUGS.items():
+        table = Table(f"bug of {group}", "the first test that notices it")
+        for bug in bugs:
+            table.add_row(bug, caught[group, bug] or "[bold red]UNNOTICED")
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
     unnoticed = [job for job, test in caught.items() if test is None]
     print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")
     raise typer.Exit(1 if unnoticed else 0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import numpy as np
 import pytest
@@ -32,13 +33,14 @@ ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal")
 @pytest.fixture
 def small(monkeypatch, backend):
     """Makes pieces small, when called."""
-    compiled = [dispatch.load("jax")._apply, dispatch.load("jax")._pull_back] if backend == "jax" else []
+    fast = importlib.import_module(f"{dispatch.load(backend).__name__}.fast")
+    compiled = [fast._attend, fast._gradients] if backend == "jax" else []
     large = blocks.SCORES
 
     def shrink(scores=SMALL // 4 if backend == "jax" else SMALL):  # of which its blocks take four times as many
         monkeypatch.setattr(blocks, "SCORES", scores)
         if backend == "jax":
-            monkeypatch.setattr(dispatch.load("jax"), "SHORT", 1)
+            monkeypatch.setattr(fast, "SHORT", 1)
         for function in compiled:
             function.clear_cache()  # of programs for larger pieces
 

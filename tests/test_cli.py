@@ -38,7 +38,7 @@ def run_installed(*arguments, **environment):
 
 @pytest.fixture
 def few_cases(monkeypatch):
-    monkeypatch.setattr(parity, "CASES", FEW_CASES)
+    monkeypatch.setattr(parity.suite, "CASES", FEW_CASES)
 
 
 @pytest.fixture

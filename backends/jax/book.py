@@ -11,15 +11,13 @@ Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Mul
 
 import random
 
-from mha import arguments, arrays, checks, dispatch
-from mha.d2l import _common
+import jax
+from jax import numpy as jnp
 
-dispatch.load("jax")  # if the framework is missing, this says how to install it
+from mha import arguments, arrays, checks
+from mha.d2l import common
 
-import jax  # noqa: E402
-from jax import numpy as jnp  # noqa: E402
-
-from mha.backends import jax as tab  # noqa: E402
+from . import layer as lesson
 
 # 1. Masked softmax
 
@@ -29,7 +27,7 @@ masked_softmax = arrays.masked_softmax
 # 2. Attention poolings
 
 
-class _Pooling(tab.AttentionPooling):
+class _Pooling(lesson.AttentionPooling):
     """What both poolings share: the book's arguments, and the weights returned."""
 
     def __call__(self, queries, keys, values, valid_lens=None, training=None):
@@ -39,15 +37,15 @@ class _Pooling(tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and the attention weights (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        tab._refuse_to_narrow(getattr(queries, "dtype", "float32"))
-        valid_lens = arguments.settle_pooling("jax", self, queries, keys, values, valid_lens)
-        visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
+        lesson._refuse_to_narrow(getattr(queries, "dtype", "float32"))
+        valid_lens = arguments.check_pooling("jax", self, queries, keys, values, valid_lens)
+        visible = lesson.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, weights, pooled = super().__call__(queries, keys, values, visible, training)
         return pooled, weights  # (B, Q, dv), (B, Q, K)
 
 
-class DotProductAttention(_Pooling, tab.DotProductAttention):
+class DotProductAttention(_Pooling, lesson.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
     query_size = key_size = weights_dtype = None
@@ -57,14 +55,14 @@ class DotProductAttention(_Pooling, tab.DotProductAttention):
         super().__init__(checks.probability("dropout", dropout), **flax_options)
 
 
-class AdditiveAttention(_Pooling, tab.AdditiveAttention):
+class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
     """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
 
     same_width = False
 
     def __init__(self, *arguments, **options):
         flax_options = {name: options.pop(name) for name in ("dtype", "name", "parent") if name in options}
-        tab.AdditiveAttention.__init__(self, **_common.additive_options(arguments, options), **flax_options)
+        lesson.AdditiveAttention.__init__(self, **common.additive_options(arguments, options), **flax_options)
 
     weights_dtype = property(lambda self: self.dtype)
 
@@ -78,7 +76,7 @@ transpose_output = arrays.transpose_output
 # 4. The layer
 
 
-class MultiHeadAttention(tab.MultiHeadAttention):
+class MultiHeadAttention(lesson.MultiHeadAttention):
     """Multi-head attention, made in the argument order of either edition.
 
     `(num_hiddens, num_heads, dropout, bias=False)`, where every input has width D = num_hiddens, or
@@ -90,7 +88,7 @@ class MultiHeadAttention(tab.MultiHeadAttention):
     def __init__(self, *arguments, config=None, **options):
         # Flax clones a module by its fields: `config` and its own two.
         flax_options = {name: options.pop(name) for name in ("name", "parent") if name in options}
-        super().__init__(config or _common.layer_config(arguments, options), **flax_options)
+        super().__init__(config or common.layer_config(arguments, options), **flax_options)
 
     @property
     def num_heads(self):
@@ -131,4 +129,4 @@ def get_key():
 
 
 check_shape = arrays.check_shape
-show_heatmaps = _common.show_heatmaps
+show_heatmaps = common.show_heatmaps

@@ -1,18 +1,26 @@
-"""flax.linen.MultiHeadDotProductAttention: kernels with an axis for the heads, in variables outside the module."""
+"""The layers of Flax, linen's and nnx's, and the book's in JAX, in and out.
+
+flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention have kernels with an axis for the heads. That of
+linen has them in variables outside the module.
+"""
 
 from typing import Any
 
 import flax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen
+from flax import linen, nnx
+from flax.nnx.nn import dtypes
 
 from mha import checks, native, schemes
-from mha.backends import jax as tab
 from mha.config import Config
 
-KIND = "flax.linen.MultiHeadDotProductAttention"
-# Options of this layer and of that of nnx that have no counterpart.
+from .arrays import context, tensor
+
+LINEN, NNX = "flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"
+DENSE = "Dense"  # the class of the book's projections
+FIRST = "take `module.bind(variables)`"
+# Options of both layers that have no counterpart.
 OPTIONS = (
     "normalize_qk", "decode", "precision", "qkv_dot_general", "out_dot_general", "qkv_dot_general_cls",
     "out_dot_general_cls", "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls",
@@ -20,13 +28,42 @@ OPTIONS = (
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a module that is bound to its variables."""
+    """The configuration and canonical weights of a layer; a module of linen must be bound to its variables."""
+    return _take_nnx(layer) if isinstance(layer, nnx.MultiHeadAttention) else _take_linen(layer)
+
+
+def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+    """A layer with these canonical weights: of linen bound to its variables, of nnx with dropout from the seed 0."""
+    same_size = {"value_size": config.key_size} if kind == NNX else {}
+    native.require(kind, config, {"value_dim": config.key_dim} | same_size | {"pooling": "dot"})
+    arrays = schemes.from_canonical(config, weights, "flax")
+    with context(config.dtype):
+        own = {name: tensor(X) for name, X in arrays.items()}
+        return _make_nnx(config, own) if kind == NNX else _make_linen(kind, config, own)
+
+
+def is_ready(layer: Any) -> bool:
+    """Whether a layer of the book has its weights."""
+    return layer.scope is not None
+
+
+def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+    """The naming scheme and the arrays of a layer as the book prints it."""
+    return "mha", native.named(layer.variables["params"])
+
+
+def begun(layer: Any) -> Any:
+    """A layer of the book with room for its weights."""
+    return layer.bind({})
+
+
+def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     if layer.scope is None:
-        raise ValueError(f"the {KIND} holds no weights, expected `module.bind(variables)`")
-    refuse(KIND, layer, linen.dot_product_attention)
+        raise ValueError(f"the {LINEN} holds no weights, expected `module.bind(variables)`")
+    _refuse(LINEN, layer, linen.dot_product_attention)
     arrays = native.named(layer.variables.get("params", {}))
     config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
-    refuse_dtype(KIND, layer, config)
+    _refuse_dtype(LINEN, layer, config)
     told = {
         "use_bias": config.bias,
         "qkv_features": config.num_heads * config.key_dim,
@@ -34,22 +71,38 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     }
     for name, value in told.items():
         if (own := getattr(layer, name)) not in (None, value):
-            raise ValueError(f"the {KIND} has {name}={own}, but its variables are those of one with {name}={value}")
+            raise ValueError(f"the {LINEN} has {name}={own}, but its variables are those of one with {name}={value}")
     return config, weights
 
 
-def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A module bound to variables with these canonical weights; `unbind` takes the two apart."""
-    native.require(kind, config, {"value_dim": config.key_dim, "pooling": "dot"})
-    arrays = schemes.from_canonical(config, weights, "flax")
-    with tab.context(config.dtype):
-        params = flax.traverse_util.unflatten_dict({name: tab.tensor(X) for name, X in arrays.items()}, sep=".")
-    module = getattr(linen, kind.rpartition(".")[2])(**options(config))
-    return module.bind({"params": params})
+def _take_nnx(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
+    groups = getattr(layer, "num_kv_heads", layer.num_heads)
+    _refuse(NNX, layer, nnx.dot_product_attention, num_kv_heads=None if groups == layer.num_heads else groups)
+    promotions = {name: getattr(layer, name, None) for name in ("qkv_promote_dtype", "out_promote_dtype")}
+    native.refuse(NNX, {name: None if way is dtypes.promote_dtype else way for name, way in promotions.items()})
+    arrays = native.named(nnx.state(layer, nnx.Param))
+    config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
+    _refuse_dtype(NNX, layer, config)
+    return config, weights
 
 
-def options(config: Config) -> dict[str, Any]:
-    """What a configuration is called by this layer and by that of nnx."""
+def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:
+    module = getattr(linen, kind.rpartition(".")[2])(**_options(config))
+    return module.bind({"params": flax.traverse_util.unflatten_dict(arrays, sep=".")})
+
+
+def _make_nnx(config: Config, arrays: dict[str, Any]) -> Any:
+    sizes = {"in_features": config.query_size, "in_kv_features": config.key_size, "decode": False}
+    zeros = nnx.initializers.zeros
+    layer = nnx.MultiHeadAttention(**_options(config), **sizes, kernel_init=zeros, rngs=nnx.Rngs(0))
+    for name, array in arrays.items():
+        part, kind = name.split(".")
+        getattr(getattr(layer, part), kind)[...] = array
+    return layer
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """What a configuration is called by both layers."""
     dtype = jnp.dtype(config.dtype)
     return {
         "num_heads": config.num_heads, "qkv_features": config.num_heads * config.key_dim,
@@ -58,15 +111,15 @@ def options(config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def refuse(kind: str, layer: Any, attention_fn: Any, **others: Any) -> None:
-    """Refuse options of this layer and of that of nnx that have no counterpart."""
+def _refuse(kind: str, layer: Any, attention_fn: Any, **others: Any) -> None:
+    """Refuse options of either layer that have no counterpart."""
     own = {name: getattr(layer, name, None) for name in OPTIONS} | others
     own["attention_fn"] = None if layer.attention_fn is attention_fn else layer.attention_fn
     own["broadcast_dropout"] = layer.broadcast_dropout and layer.dropout_rate > 0  # one mask for all samples and heads
     native.refuse(kind, own)
 
 
-def refuse_dtype(kind: str, layer: Any, config: Config) -> None:
+def _refuse_dtype(kind: str, layer: Any, config: Config) -> None:
     """Refuse a layer that computes in another dtype than its weights have."""
     if layer.dtype is not None and checks.dtype_name(np.dtype(layer.dtype)) != config.dtype:
         raise ValueError(

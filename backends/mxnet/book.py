@@ -8,14 +8,14 @@ Only names, argument orders and what is kept after a call are the book's; what i
 Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-from mha import arguments, arrays, checks, dispatch
-from mha.d2l import _common
+import functools
 
-dispatch.load("mxnet")  # if the framework is missing, this says how to install it
+from mxnet import np
 
-from mxnet import np  # noqa: E402
+from mha import arguments, arrays, checks
+from mha.d2l import common
 
-from mha.backends import mxnet as tab  # noqa: E402
+from . import layer as lesson
 
 # 1. Masked softmax
 
@@ -36,7 +36,7 @@ def _whole(valid_lens):
 # 2. Attention poolings
 
 
-class _Pooling(_common.KeepsWeights, tab.AttentionPooling):
+class _Pooling(common.KeepsWeights, lesson.AttentionPooling):
     """What both poolings share: the book's arguments, and the weights kept after a call."""
 
     def forward(self, queries, keys, values, valid_lens=None, training=None):
@@ -46,14 +46,14 @@ class _Pooling(_common.KeepsWeights, tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        valid_lens = arguments.settle_pooling("mxnet", self, queries, keys, values, _whole(valid_lens))
-        visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
+        valid_lens = arguments.check_pooling("mxnet", self, queries, keys, values, _whole(valid_lens))
+        visible = lesson.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, self.attention_weights, pooled = super().forward(queries, keys, values, visible, training)
         return pooled  # (B, Q, dv)
 
 
-class DotProductAttention(_Pooling, tab.DotProductAttention):
+class DotProductAttention(_Pooling, lesson.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
     query_size = key_size = weights_dtype = None
@@ -63,13 +63,13 @@ class DotProductAttention(_Pooling, tab.DotProductAttention):
         super().__init__(checks.probability("dropout", dropout))
 
 
-class AdditiveAttention(_Pooling, tab.AdditiveAttention):
+class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
     """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
 
     same_width = False
 
     def __init__(self, *arguments, **options):
-        super().__init__(**_common.additive_options(arguments, options))
+        super().__init__(**common.additive_options(arguments, options))
 
     # The first call tells the widths that were not given.
     query_size = property(lambda self: max(self.W_q.weight.shape[1], 0) or None)  # unknown: 0 in 1.9, -1 in 2.0
@@ -86,11 +86,11 @@ transpose_output = arrays.transpose_output
 # 4. The layer
 
 
-class _HeadPooling(_common.KeepsWeights, tab.DotProductAttention):
-    """The layer's own pooling, of the split heads: the backend's, with the weights kept after a call."""
+class _HeadPooling(common.KeepsWeights, lesson.DotProductAttention):
+    """The layer's own pooling, of the split heads, which keeps its weights after a call."""
 
 
-class MultiHeadAttention(tab.MultiHeadAttention):
+class MultiHeadAttention(lesson.MultiHeadAttention):
     """Multi-head attention, made in the argument order of either edition.
 
     `(num_hiddens, num_heads, dropout, use_bias=False)`, where every input has width D = num_hiddens, or
@@ -100,9 +100,10 @@ class MultiHeadAttention(tab.MultiHeadAttention):
     dropout is on inside `autograd.record()`.
     """
 
+    pooling = staticmethod(functools.partial(lesson.pooling, dot=_HeadPooling))
+
     def __init__(self, *arguments, **options):
-        super().__init__(_common.layer_config(arguments, options, bias="use_bias"))
-        _HeadPooling.adopt(self.attention)
+        super().__init__(common.layer_config(arguments, options, bias="use_bias"))
 
     @property
     def num_heads(self):
@@ -112,10 +113,6 @@ class MultiHeadAttention(tab.MultiHeadAttention):
     def forward(self, queries, keys, values, valid_lens=None, *options):
         """Attend, with arguments as for the backend's layer; valid_lens may also be floats that are whole."""
         return super().forward(queries, keys, values, _whole(valid_lens), *options)
-
-    def output(self, *arguments):
-        """The output (B, Q, D) alone, computed by the way that keeps the attention weights."""
-        return super().forward(*arguments, True)[0]
 
     def steps(self, *arguments, **options):
         """Every step from inputs to output, by name and in order; keeps the attention weights."""
@@ -141,4 +138,4 @@ normal = np.random.normal
 reshape = np.reshape
 
 check_shape = arrays.check_shape
-show_heatmaps = _common.show_heatmaps
+show_heatmaps = common.show_heatmaps

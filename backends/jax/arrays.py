@@ -1,0 +1,46 @@
+"""JAX's arrays in and out: to and from NumPy, whose they are, where they lie."""
+
+import contextlib
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from mha import checks
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    return jnp.asarray(array)
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return np.array(X)  # a copy: JAX's own cannot be written to
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, jax.Array) or checks.is_numpy(X)
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return None if isinstance(X, jax.core.Tracer) else to_numpy(X)
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
+
+
+def device():
+    """What the framework computes on, in words."""
+    return jax.devices()[0].device_kind

@@ -1,0 +1,84 @@
+"""MXNet's arrays in and out: to and from NumPy, whose they are, where they lie."""
+
+import contextlib
+import threading
+
+import mxnet as mx
+from mxnet import np, npx
+from mxnet.gluon import nn
+
+npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
+
+DTYPES = ("float32", "float64")
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    return np.array(array, dtype=array.dtype)  # in MXNet's current context: 1.9 and 2.0 name a layer's differently
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return X.asnumpy()
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, np.ndarray)
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return to_numpy(X)
+
+
+@contextlib.contextmanager
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    with mx.util.np_shape(True), mx.util.np_array(True):  # set_np holds in one thread alone
+        yield
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
+
+
+def device():
+    """What the framework computes on, in words."""
+    current = getattr(mx, "current_device", None) or mx.current_context  # the name in 2.0, and that in 1.9
+    return str(current())
+
+
+_reading = threading.Lock()  # MXNet 2.0 writes to a parameter whenever it is read, and crashes if two threads do
+
+
+class _Dense(nn.Dense):
+    """Gluon's dense layer, whose weights one thread at a time reads."""
+
+    def __call__(self, x):
+        with _reading:
+            return super().__call__(x)
+
+
+def _data(parameter):
+    """The array of a parameter, which one thread at a time reads."""
+    with _reading:
+        return parameter.data()
+
+
+_thawing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _thawed(parameters):
+    """Frozen parameters take part in gradients inside, one thread at a time: another would freeze them under this."""
+    with _thawing:
+        frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
+        for parameter in frozen:
+            parameter.grad_req = "write"
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.grad_req = "null"

@@ -1,0 +1,117 @@
+"""When two results are the same: how far a result may be from float64 NumPy, and whether it is within that.
+
+In float64 every backend must agree with NumPy up to rounding: that shows errors of logic. In a lower precision a
+backend may err as far as plain NumPy of that precision does, times a small factor: that shows errors of precision.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mha import arrays, dispatch
+from mha.layer import MultiHeadAttention
+from mha.tensors import numpy_dtype
+
+# Unit roundoff: half the distance from 1 to the next number.
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def error(result: np.ndarray, oracle: np.ndarray) -> float:
+    """Largest absolute difference, infinite where only one of the two is NaN or infinite, or the shapes differ."""
+    if result.shape != oracle.shape:
+        return np.inf
+    result, oracle = result.astype(np.float64), oracle.astype(np.float64)
+    same = (result == oracle) | (np.isnan(result) & np.isnan(oracle))
+    if not np.isfinite(result[~same]).all() or not np.isfinite(oracle[~same]).all():
+        return np.inf
+    return float(np.abs(result[~same] - oracle[~same]).max(initial=0.0))
+
+
+def largest(oracle: np.ndarray) -> float:
+    """Largest finite magnitude."""
+    return float(np.abs(oracle[np.isfinite(oracle)]).max(initial=0.0))
+
+
+def bound(dtype: str, oracle: np.ndarray, base: np.ndarray, *, gradient: bool = False, scale: float = 0.0) -> float:
+    """How far a result in this dtype may be from the float64 oracle.
+
+    Args:
+        dtype: of the result.
+        oracle: the float64 result of the NumPy backend.
+        base: the result of the NumPy backend in `dtype`.
+        gradient: whether it is a gradient, which accumulates more rounding.
+        scale: a magnitude to measure rounding against where the oracle itself is nothing but rounding.
+    """
+    size = max(largest(oracle), scale)
+    if dtype == "float64":
+        return (1e-10 if gradient else 1e-12) * size
+    return (16 if gradient else 8) * error(base, oracle) + 16 * UNIT[dtype] * size
+
+
+def ratio(
+    attention: MultiHeadAttention,
+    output: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    mask: Any = None,
+    causal: bool = False,
+) -> float:
+    """How far another implementation's output is from a layer's, as a part of what rounding explains: the same if <= 1.
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        output: what that gave, without dropout, (B, Q, D) in the layer's dtype.
+        queries, keys, values, valid_lens, mask, causal: what it was called with, as for the layer.
+
+    Returns:
+        The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
+        one has NaN or infinity where the other has not.
+
+    Raises TypeError and ValueError as a call of the layer does, TypeError if output has another dtype, and ValueError
+    if NumPy itself overflows in that dtype, so that nothing can be told.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    dtype = attention.config.dtype
+    dispatch.module_of(output, "output")  # or it is no array
+    found = arrays.to_numpy(output)
+    if found.dtype != numpy_dtype(dtype):
+        raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
+    given = (queries, keys, values, valid_lens, mask)
+    queries, keys, values, lengths, sees = (arrays.to_numpy(X) if hasattr(X, "dtype") else X for X in given)
+    layer = attention.to("numpy")
+    base = layer(queries, keys, values, lengths, mask=sees, causal=causal)  # raises what is wrong
+    q, k, v = (np.asarray(X, np.float64) for X in (queries, keys, values))
+    oracle = in_dtype(layer, "float64")(q, k, v, lengths, mask=sees, causal=causal)
+    limit = bound(dtype, oracle, base)
+    if limit == math.inf:
+        raise ValueError(f"the layer overflows {dtype} with these numbers: nothing can be told; choose smaller ones")
+    return fraction(error(found, oracle), limit)
+
+
+def in_dtype(attention: MultiHeadAttention, dtype: str) -> MultiHeadAttention:
+    """The same layer on the same backend, its weights cast to another dtype."""
+    layer = MultiHeadAttention(**vars(attention.config) | {"dtype": dtype}, backend=attention.backend)
+    layer.weights = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
+    return layer
+
+
+def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
+    """What a gradient's rounding is measured against besides itself: 0, but for the bias of the keys.
+
+    That bias shifts all scores of a query alike, so with dot-product pooling its gradient is 0 but for rounding.
+    """
+    return max(map(largest, gradients.values())) if name == "W_k.bias" else 0.0
+
+
+def fraction(error: float, bound: float) -> float:
+    """Error by bound: 0 without an error, infinite where none is allowed or where the bound is not finite."""
+    if not bound < math.inf:  # NaN is not
+        return math.inf
+    if error == 0 or error == math.inf:
+        return error
+    return error / bound if bound else math.inf

@@ -1,0 +1,206 @@
+"""The quick suite of `mha parity` and the tests: every case on a backend, compared by the rules, and what is exact."""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from mha import arrays, dispatch
+from mha.layer import MultiHeadAttention, load, sync
+from mha.parity.cases import ADDITIVE, CASES, Case
+from mha.parity.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
+from mha.tensors import numpy_dtype
+
+Arrays = dict[str, np.ndarray]
+Verdict = tuple[str, float, float]  # what was worst, its error and its bound
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one check of one backend came to: its largest error, and the bound that this must not exceed.
+
+    where: the step, gradient or weight with the largest error, or what was raised.
+    """
+
+    backend: str
+    check: str
+    case: str
+    dtype: str
+    where: str
+    error: float
+    bound: float
+
+    @property
+    def ratio(self) -> float:
+        """Error by bound, as `fraction` has it: 0 without an error, infinite where nothing may pass."""
+        return fraction(self.error, self.bound)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound, and the bound says something."""
+        return self.error <= self.bound < np.inf
+
+
+def plan(backends: Iterable[str]) -> list[Callable[[], list[Result]]]:
+    """The quick suite on these backends: functions to be called one after the other, each giving some results.
+
+    Raises ModuleNotFoundError, or what the framework raises, if a backend does not load.
+    """
+    checks: list[Callable[[], list[Result]]] = []
+    for backend in backends:
+        known = dispatch.load(backend).DTYPES
+        checks += [partial(compare, backend, case, dtype) for case in CASES for dtype in case.dtypes if dtype in known]
+        checks += [partial(check_exact, backend, dtype) for dtype in known]
+    return checks
+
+
+def compare(backend: str, case: Case, dtype: str) -> list[Result]:
+    """A case on a backend against the float64 oracle: output, attention weights, every step and every gradient.
+
+    Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. An error
+    that is raised is a failed result, not an exception.
+    """
+    inputs, hiding, visible = case.inputs(dtype), case.hiding(), case.visible()
+    wide = [X.astype(np.float64) for X in inputs]
+    base = case.layer("numpy", dtype)
+    oracle = in_dtype(base, "float64")
+
+    def outputs(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
+        output, weights = layer(*inputs[:3], **hiding, return_weights=True)
+        alone = layer(*inputs[:3], **hiding)  # takes another path
+        return {"output": output, "weights": weights, "output alone": alone}
+
+    def steps(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
+        return layer.trace(*inputs[:3], **hiding)
+
+    def gradients(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
+        return layer.gradients(*inputs[:3], **hiding, cotangent=inputs[3])
+
+    def against_oracle(compute: Callable[..., Arrays]) -> Verdict:
+        plain = {"mask": visible}  # of all pairs, so that NumPy cannot leave out keys, nor read lengths as backends do
+        found, based = compute(attention(), hiding, *inputs), compute(base, plain, *inputs)
+        expected = compute(oracle, plain, *wide)
+        _check_alike(found, based)
+        if compute is outputs:
+            expected["output alone"] = expected["output"]
+        gradient = compute is gradients
+        scales = {name: gradient_scale(name, expected) if gradient else 0.0 for name in expected}
+        bounds = {
+            name: bound(dtype, expected[name], based[name], gradient=gradient, scale=scales[name]) for name in expected
+        }
+        return _worst(found, expected, bounds)
+
+    def hidden() -> Verdict:
+        by, weights = gradients(attention(), hiding, *inputs), outputs(attention(), hiding, *inputs)["weights"]
+        found = {"queries": by["queries"][~sees], "keys": by["keys"][~seen], "values": by["values"][~seen]}
+        found["weights"] = weights[~visible]
+        return _identical(found, {name: np.zeros_like(X) for name, X in found.items()})
+
+    def padding() -> Verdict:
+        padded = [X.copy() for X in inputs]
+        padded[0][~sees], padded[1][~seen], padded[2][~seen] = np.nan, np.nan, np.inf
+        found, clean = (outputs(attention(), hiding, *X) | gradients(attention(), hiding, *X) for X in (padded, inputs))
+        return _identical(found, clean)
+
+    # Made by the first check, so that a backend that cannot make it fails that check.
+    attention = cache(partial(case.layer, backend, dtype))
+    sees, seen = visible.any((1, 3)), visible.any((1, 2))  # (B, Q), (B, K)
+    checks: dict[str, Callable[[], Verdict]] = {
+        "output and weights": partial(against_oracle, outputs),
+        "steps": partial(against_oracle, steps),
+        "gradients": partial(against_oracle, gradients),
+    }
+    if not visible.all():
+        checks |= {"hidden keys": hidden, "padding": padding}
+    return [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]
+
+
+def check_exact(backend: str, dtype: str) -> list[Result]:
+    """What involves no arithmetic, on a backend: transposes, sync, save and load; and an answer worked out by hand.
+
+    The last does not rest on the NumPy backend, as the comparisons do. An error that is raised is a failed result.
+    """
+    case = Case("", ADDITIVE)
+
+    def transposes() -> Verdict:
+        B, T, H, d = 2, 3, 7, 11
+        X = np.random.default_rng(4).normal(size=(B, T, H * d)).astype(numpy_dtype(dtype))
+        heads = np.concatenate(
+            [X[b : b + 1, :, h * d : (h + 1) * d] for b in range(B) for h in range(H)]
+        )  # (B*H, T, d)
+        split = arrays.transpose_qkv(arrays.tensor(X, backend=backend), H)
+        found = {"transpose_qkv": split, "transpose_output": arrays.transpose_output(split, H)}
+        found = {name: arrays.to_numpy(array) for name, array in found.items()}
+        return _identical(found, {"transpose_qkv": heads, "transpose_output": X})
+
+    def synced() -> Verdict:
+        source = case.layer("numpy", dtype)
+        there = MultiHeadAttention(**case.options, dtype=dtype, seed=5, backend=backend)
+        back = MultiHeadAttention(**case.options, dtype=dtype, seed=6, backend="numpy")
+        sync(source, there)
+        sync(there, back)
+        return _identical(back.weights, source.weights)
+
+    def saved() -> Verdict:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "layer.safetensors"
+            case.layer(backend, dtype).save(path)
+            return _identical(load(path, backend).weights, case.layer("numpy", dtype).weights)
+
+    def by_hand() -> Verdict:
+        # The scores of the two visible keys are 0 and 2 * 1 / sqrt(4) = 1, and only the second has a value.
+        d, e = 4, math.e
+        attention = MultiHeadAttention(d, 1, dtype=dtype, backend=backend)
+        unit = np.eye(d, dtype=numpy_dtype(dtype))  # (d, d)
+        attention.weights = dict.fromkeys(attention.weights, unit)
+        nothing, padding = np.zeros_like(unit[0]), np.full_like(unit[0], np.nan)
+        queries = 2 * unit[None, :1]  # (1, 1, d)
+        keys = np.stack([nothing, unit[0], padding])[None]  # (1, 3, d)
+        values = np.stack([nothing, unit[1], padding])[None]  # (1, 3, d)
+        output, weights = attention(queries, keys, values, [2], return_weights=True)
+        expected = {
+            "output": np.array([[[0, e / (1 + e), 0, 0]]]),  # (B, Q, D)
+            "weights": np.array([[[[1 / (1 + e), e / (1 + e), 0]]]]),  # (B, H, Q, K)
+        }
+        return _worst({"output": output, "weights": weights}, expected, dict.fromkeys(expected, 16 * UNIT[dtype]))
+
+    checks = {"transposes": transposes, "sync": synced, "save and load": saved, "answer by hand": by_hand}
+    return [_result(backend, check, "", dtype, function) for check, function in checks.items()]
+
+
+def one_line(problem: Exception) -> str:
+    """An exception in one line without colours, which Keras writes into its messages."""
+    return " ".join(f"{type(problem).__name__}: {Text.from_ansi(str(problem)).plain}".split())
+
+
+def _result(backend: str, check: str, case: str, dtype: str, function: Callable[[], Verdict]) -> Result:
+    try:
+        return Result(backend, check, case, dtype, *function())
+    except Exception as problem:
+        return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
+
+
+def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
+    """Name, error and bound of the array that comes nearest to its bound, or exceeds it most."""
+    results = [(name, error(found[name], expected[name]), bounds[name]) for name in expected]
+    return max(results, key=lambda result: fraction(*result[1:]))
+
+
+def _identical(found: Arrays, expected: Arrays) -> Verdict:
+    """The largest difference, where none is allowed."""
+    _check_alike(found, expected)
+    return _worst(found, expected, dict.fromkeys(expected, 0.0))
+
+
+def _check_alike(found: Arrays, expected: Arrays) -> None:
+    if list(found) != list(expected):
+        raise ValueError(f"got {', '.join(found)}, expected {', '.join(expected)}")
+    for name, array in found.items():
+        if array.dtype != expected[name].dtype:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {expected[name].dtype}")
