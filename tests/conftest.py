@@ -93,3 +93,26 @@ def python():
         return result.stdout
 
     return run
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    """A backend whose framework is not installed."""
+    monkeypatch.setitem(dispatch.FRAMEWORKS, "jax", dispatch.Framework(("no_such_framework",)))
+    monkeypatch.delitem(sys.modules, "mha.backends.jax", raising=False)
+    return "jax"
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A backend whose framework is there and raises an error of two lines when it is loaded."""
+    load = dispatch.load
+
+    def load_unless_broken(name):
+        if name == "jax":
+            raise OSError("libbroken.so:\n  undefined symbol")
+        return load(name)
+
+    monkeypatch.setitem(dispatch.FRAMEWORKS, "jax", dispatch.Framework(("numpy",)))
+    monkeypatch.setattr(dispatch, "load", load_unless_broken)
+    return "jax"

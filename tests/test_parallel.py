@@ -195,7 +195,3 @@ SOURCES = [path for folder in ("backends", "mha", "tests", "docs", "examples") f
 def test_no_file_is_several_things():
     long = {path.name: length for path in SOURCES if (length := len(path.read_text("utf-8").splitlines())) > 450}
     assert not long
-
-
-def test_sources_hold_no_control_characters():
-    assert not [path for path in SOURCES if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", path.read_text("utf-8"))]
