@@ -1,4 +1,4 @@
-"""Arrays of any backend: made by one name, taken back by one name, and the book's functions on them."""
+"""Arrays of any backend: to make them, to turn them into NumPy's, and the book's functions on them."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         backend: None = MHA_BACKEND, else "numpy".
 
     Raises:
-        TypeError, ValueError: if data are no numbers or booleans or the dtype cannot hold them, or if the dtype or the
-            backend is unknown.
+        TypeError, ValueError: if data holds anything but numbers and booleans, if the dtype cannot hold them, or if the
+            dtype or the backend is unknown.
     """
     if dispatch.backend_of(data) is None:  # numbers and lists
         array = checks.listed("data", data)
@@ -41,9 +41,9 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
     with tab.context(name):
         try:
             made = tab.tensor(np.array(array))
-        except KeyError as error:  # MXNet's, which knows four of the eight integers
+        except KeyError as error:  # from MXNet, which has four of the eight integer dtypes
             raise ValueError(f"dtype is {name}, which the backend {backend!r} lacks; choose another") from error
-        # JAX, for one, makes int32 of int64 and would wrap what does not fit.
+        # JAX, for one, turns int64 into int32, and numbers that do not fit into others.
         if array.dtype.kind in "iu" and not np.array_equal(tab.to_numpy(made), array):
             raise ValueError(f"data holds integers beyond {checks.dtype_name(made.dtype)}, the widest of {backend!r}")
         return made
@@ -81,7 +81,7 @@ def to_numpy(X: Any) -> np.ndarray:
 
 
 def check_shape(X: Any, shape: Any) -> None:
-    """Raise ValueError unless an array of any backend has this shape, and TypeError if it is no such array."""
+    """Raise ValueError unless X has this shape, and TypeError if X is no array of any backend."""
     dispatch.tab_of(X, "X")
     shape = checks.sizes("shape", shape)
     if checks.shape(X) != shape:
@@ -91,7 +91,7 @@ def check_shape(X: Any, shape: Any) -> None:
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """Split the heads and move them into the batch, on an array of any backend: (B, T, H*d) -> (B*H, T, d).
 
-    Raises TypeError or ValueError if X has not three axes or its width does not divide into num_heads.
+    Raises TypeError or ValueError if X has not three axes or its width is no multiple of num_heads.
     """
     tab = dispatch.tab_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
@@ -103,7 +103,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
 def transpose_output(X: Any, num_heads: int) -> Any:
     """Undo `transpose_qkv`, on an array of any backend: (B*H, T, d) -> (B, T, H*d).
 
-    Raises TypeError or ValueError if X has not three axes or its batch does not divide into num_heads.
+    Raises TypeError or ValueError if X has not three axes or its batch is no multiple of num_heads.
     """
     tab = dispatch.tab_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
