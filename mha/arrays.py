@@ -130,4 +130,4 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
     checks.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
     valid_lens = checks.lengths(valid_lens, X.shape[2])
     with module.context(checks.dtype_name(X.dtype)):
-        return module.masked_softmax(X, arguments.native(tab, place, valid_lens))
+        return module.masked_softmax(X, arguments.native(module, place, valid_lens))
