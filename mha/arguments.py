@@ -58,7 +58,8 @@ def check(
     switches = causal, training, return_weights
     checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
     limited = checks.lengths(valid_lens, keys.shape[1])
-    if limited is valid_lens and tab.is_own(given) and place is not None and given.device == place:
+    own = tab.is_own(given) and not isinstance(given, np.ndarray)
+    if limited is valid_lens and own and (place is None or given.device == place):
         return Checked(given, native(tab, place, mask))  # to turn it back would cost a small call much of its time
     return Checked(native(tab, place, limited), native(tab, place, mask))
 

@@ -6,6 +6,7 @@ and what to do.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -86,8 +87,16 @@ def dtype_name(dtype: Any) -> Any:
     """The plain name of a dtype, however NumPy or a framework writes it: numpy.float32, torch.float32 -> "float32"."""
     if isinstance(dtype, str):
         return dtype
+    if isinstance(dtype, np.dtype):
+        return _numpy_name(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or _text(dtype)
     return str(name).removeprefix("torch.").rstrip("_")
+
+
+@functools.cache
+def _numpy_name(dtype: np.dtype) -> str:
+    # NumPy works a dtype's name out at every call, which would take a small layer much of its time.
+    return dtype.name
 
 
 # Arguments of a call
@@ -298,8 +307,13 @@ def finite(name: str, array: np.ndarray) -> None:
 
 def plain(value: np.ndarray) -> np.ndarray:
     """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
-    native = value.dtype.newbyteorder("=")
-    return np.asarray(value, np.dtype(native.name) if native.kind in "iu" else native, order="C")
+    return np.asarray(value, _plain_dtype(value.dtype), order="C")
+
+
+@functools.cache
+def _plain_dtype(dtype: np.dtype) -> np.dtype:
+    native = dtype.newbyteorder("=")
+    return np.dtype(native.name) if native.kind in "iu" else native
 
 
 def is_numpy(value: Any) -> bool:
@@ -347,9 +361,7 @@ def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
 def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:
     if not (is_own(valid_lens) or is_numpy(valid_lens)):
         raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
-    # NumPy works out a dtype's name anew each time: a small layer would spend much of its time on that.
-    whole = valid_lens.dtype.kind in "iu" if is_numpy(valid_lens) else dtype_name(valid_lens.dtype) in INTEGERS
-    if not whole:
+    if dtype_name(valid_lens.dtype) not in INTEGERS:
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
     expected = ((batch,), (batch, num_queries))
     if tuple(valid_lens.shape) not in expected and not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):

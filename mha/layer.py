@@ -112,9 +112,10 @@ class MultiHeadAttention:
         if given == self.backend:  # its layer checks
             call, back = (queries, keys, values, valid_lens, mask), _same
         else:
-            call, back = self._checked(queries, keys, values, valid_lens, mask, *switches)
-        with self._tab.context(self.config.dtype):
-            result = self._tab.attend(self.layer, *call, *switches)
+            call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
+        module = self._tab
+        with module.context(self.config.dtype):
+            result = module.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def gradients(
@@ -141,14 +142,14 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
+        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         if cotangent is not None:
             cotangent = self._array("cotangent", cotangent)
             kind: Any = dispatch.backend_of(cotangent)
             tab = dispatch.load(kind)
             checks.output(self.config, cotangent, call[0], is_own=tab.is_own, place=tab.place(self.layer))
         with self._tab.context(self.config.dtype):
-            cotangent = None if cotangent is None else self._native(cotangent)
+            cotangent = arguments.native(self._tab, self._tab.place(self.layer), cotangent)
             gradients = self._tab.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
@@ -175,7 +176,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
+        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         with self._tab.context(self.config.dtype):
             steps = self._tab.trace(self.layer, *call, bool(causal))
             return {name: back(step) for name, step in steps.items()}
@@ -246,17 +247,24 @@ class MultiHeadAttention:
                 )
         return queries, keys, values, given
 
-    def _checked(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, *switches: Any) -> tuple:
+    def _checked(
+        self, queries: Any, keys: Any, values: Any, given: Any, valid_lens: Any, mask: Any, *switches: Any
+    ) -> tuple:
         """Queries, keys, values, lengths and mask of a call, checked, as the backend's arrays; what turns results back.
 
-        switches: causal, and where they matter training and return_weights.
+        given: the backend of queries, keys and values; switches: causal, and where they matter training and
+        return_weights.
         """
-        queries, keys, values, given = self._arrays(queries, keys, values)
-        with self._tab.context(self.config.dtype):
+        module = self._tab
+        with module.context(self.config.dtype):
             checked = arguments.check(given, self.layer, queries, keys, values, valid_lens, mask, *switches)
-            queries, keys, values, valid_lens, mask = map(self._native, (queries, keys, values, *checked))
+            arrays = queries, keys, values, *checked
+            if given == "numpy":
+                place = module.place(self.layer)
+                arrays = tuple(_taken(module, place, X) for X in arrays)
+            queries, keys, values, valid_lens, mask = arrays
             call = queries, keys, values, arguments.Checked(valid_lens, mask), None
-            return call, self._tab.to_numpy if given == "numpy" else _same
+            return call, module.to_numpy if given == "numpy" else _same
 
     def _array(self, name: str, value: Any) -> Any:
         """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""
@@ -271,12 +279,6 @@ class MultiHeadAttention:
                 f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
             )
         return value
-
-    def _native(self, value: Any) -> Any:
-        """A NumPy array as the backend's own, where the layer is; anything else as it is."""
-        if not isinstance(value, np.ndarray):
-            return value
-        return self._tab.tensor(checks.plain(value), self._tab.place(self.layer))
 
 
 def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:
@@ -346,6 +348,14 @@ def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
                 "make the target with the same options"
             )
     target.weights = source.weights
+
+
+def _taken(module: Any, place: Any, X: Any) -> Any:
+    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
+    if not isinstance(X, np.ndarray):
+        return X
+    X = checks.plain(X)
+    return X if module.is_own(X) else module.tensor(X, place)
 
 
 def _same(X: Any) -> Any:

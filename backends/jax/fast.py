@@ -131,19 +131,19 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     switches = causal, training, return_weights
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, *switches)
     rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
-    return _attend(*layer.unbind(), rngs, queries, keys, values, checked, *switches)
+    return _attend(*_apart(layer), rngs, queries, keys, values, checked, *switches)
 
 
 def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
     """As the lesson's, compiled."""
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_gradients(*layer.unbind(), queries, keys, values, checked, causal, cotangent))
+    return dict(_gradients(*_apart(layer), queries, keys, values, checked, causal, cotangent))
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """As the lesson's, compiled."""
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_trace(*layer.unbind(), queries, keys, values, checked, causal))
+    return dict(_trace(*_apart(layer), queries, keys, values, checked, causal))
 
 
 # One by one, JAX would compile every operation for every new shape. A plain dict would come back sorted.
@@ -164,6 +164,14 @@ def _gradients(module, variables, queries, keys, values, checked, causal, cotang
 @functools.partial(jax.jit, static_argnames=("module", "causal"))
 def _trace(module, variables, queries, keys, values, checked, causal):
     return collections.OrderedDict(lesson.trace(module.bind(variables), queries, keys, values, checked, None, causal))
+
+
+def _apart(layer):
+    """A layer's module and its variables; the module is the same in every call, where `unbind` makes a new one."""
+    return (_module(layer.config), layer.variables) if type(layer) is MultiHeadAttention else layer.unbind()
+
+
+_module = functools.cache(MultiHeadAttention)
 
 
 def _of_seen(dense, X, seen):
