@@ -26,11 +26,18 @@ hypothesis.settings.load_profile("short")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--backends", default=",".join(dispatch.FRAMEWORKS), help="the backends to test, joined by commas; default: all five"
+        "--backends",
+        default=",".join(dispatch.FRAMEWORKS),
+        help="the backends to test, joined by commas; default: all five",
     )
 
 
+MARKERS = ("backends(*names): a test of these backends alone; with others it is not collected",)
+
+
 def pytest_configure(config):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     config.backends = config.getoption("--backends").split(",")
     for backend in config.backends:
         try:
@@ -58,10 +65,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def belongs(config, item):
-    """Whether a test belongs to a run with these backends: each is run once, where it says the most."""
+    """Whether a test belongs to a run with these backends: each is run where it says the most, and once."""
     if item.get_closest_marker("several"):
         return len(config.backends) > 1
-    return "backend" in item.fixturenames or "numpy" in config.backends  # what needs no framework runs with NumPy
+    backend = item.callspec.params.get("backend") if hasattr(item, "callspec") else None
+    if markers := list(item.iter_markers("backends")):  # it is about these alone
+        asked = {backend} if backend else set(config.backends)
+        return all(asked & set(marker.args) for marker in markers)
+    return backend is not None or "numpy" in config.backends  # what needs no framework runs with NumPy
 
 
 @pytest.fixture
