@@ -23,12 +23,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 import mha
-from mha import checks, dispatch, files, parity, schemes, tensors, weights
+from mha import checks, dispatch, parity, weights
 from mha import demo as demonstration
 from mha.benchmarks import cases, report, run
 from mha.config import Config, shapes
 from mha.parity import Result
-from mha.tensors import Tensors
+from mha.weights import files, safetensors_reader, schemes
+from mha.weights.safetensors_reader import Tensors
 
 T = TypeVar("T")
 OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -263,8 +264,8 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
     with _opened(file) as source:
         for name in _track("Reading", list(source.entries)):
             entry = source.entries[name]
-            norm = _norm(source.read(name)) if entry.dtype in tensors.FLOATS else ""
-            table.add_row(name, str(entry.shape), tensors.FLOATS.get(entry.dtype, entry.dtype), norm)
+            norm = _norm(source.read(name)) if entry.dtype in safetensors_reader.FLOATS else ""
+            table.add_row(name, str(entry.shape), safetensors_reader.FLOATS.get(entry.dtype, entry.dtype), norm)
         layers = _layers(source)
     told = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
     console = _console()
@@ -459,7 +460,7 @@ def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:
 def _opened(name: str) -> Iterator[Tensors]:
     """An open safetensors file; what is wrong with it ends the command."""
     try:
-        with tensors.opened(name) as source:
+        with safetensors_reader.opened(name) as source:
             yield source
     except FileNotFoundError:
         _fail(f"{name} is not there")

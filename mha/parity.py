@@ -16,9 +16,8 @@ import numpy as np
 from rich.text import Text
 
 from mha import arrays, dispatch
-from mha.config import DTYPES, Config
+from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention, load, sync
-from mha.tensors import numpy_dtype
 
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

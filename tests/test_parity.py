@@ -7,8 +7,7 @@ import pytest
 
 import mha
 from mha import dispatch, parity
-from mha.config import Config
-from mha.tensors import numpy_dtype
+from mha.config import Config, numpy_dtype
 
 # Beyond the quick suite: what `mha parity` leaves out to stay quick.
 MORE = (

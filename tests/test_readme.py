@@ -7,8 +7,9 @@ import numpy as np
 import safetensors.numpy
 
 import mha
-from mha import schemes, weights
+from mha import weights
 from mha.config import Config
+from mha.weights import schemes
 
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL
@@ -52,7 +53,7 @@ def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
     arrays = schemes.from_canonical(config, weights.initial(config), "bert")
     named = {f"encoder.layer.0.attention.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
     safetensors.numpy.save_file(named, "model.safetensors")
-    (block,) = (block for block in BLOCKS if "mha.weights.read" in block)
+    (block,) = (block for block in BLOCKS if "model.safetensors" in block)
     names = {"mha": mha}
     exec(block.replace("torch", backend), names)
     assert names["attention"].backend == backend

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, schemes
+from mha import arguments, checks, dispatch
 from mha.config import Config
+from mha.weights import schemes
 
 # What a layer can be made of, as it is imported: the module here that knows it, and the backend that brings it.
 KINDS = {

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch, native, schemes
+from mha import checks, dispatch, native
 from mha.config import Config, shapes
+from mha.weights import schemes
 
 # What gives a layer its weights, where a framework makes it without.
 FIRST = {

@@ -5,8 +5,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from mha import native, schemes
+from mha import native
 from mha.config import Config
+from mha.weights import schemes
 
 KIND = "keras.layers.MultiHeadAttention"
 # Options that have a counterpart, or that concern neither what is computed nor its gradients.

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from mha import checks, native, schemes
+from mha import checks, native
 from mha.backends import jax as tab
 from mha.config import Config
+from mha.weights import schemes
 
 KIND = "flax.linen.MultiHeadDotProductAttention"
 # Options of this layer and of that of nnx that have no counterpart.

@@ -6,10 +6,11 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from mha import native, schemes
+from mha import native
 from mha.backends import jax as tab
 from mha.config import Config
 from mha.native import linen
+from mha.weights import schemes
 
 KIND = "flax.nnx.MultiHeadAttention"
 

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mha import native, schemes
+from mha import native
 from mha.backends import torch as tab
 from mha.config import Config
+from mha.weights import schemes
 
 KIND = "torch.nn.MultiheadAttention"
 
