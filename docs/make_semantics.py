@@ -29,8 +29,7 @@ import typer
 
 import mha
 from mha import dispatch, parity
-from mha.config import Config, shapes
-from mha.tensors import numpy_dtype
+from mha.config import Config, numpy_dtype, shapes
 
 PAGE = Path(__file__).with_name("semantics.md")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, tensors
-from mha.config import DTYPES
+from mha import arguments, checks, dispatch
+from mha.config import DTYPES, numpy_dtype
 
 KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
@@ -33,7 +33,7 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
     if default not in KNOWN:
         raise TypeError(f"data has dtype {default}, expected numbers or booleans")
     name = default if dtype is None else checks.choice("dtype", checks.dtype_name(dtype), KNOWN)
-    array = checks.cast("data", checks.plain(array), tensors.numpy_dtype(name))
+    array = checks.cast("data", checks.plain(array), numpy_dtype(name))
     backend = dispatch.backend_name(backend)
     module = dispatch.load(backend)
     if "float" in name:

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import sys
 
+import numpy as np
+
 from mha import checks
 
 POOLINGS = ("dot", "additive")
@@ -66,6 +68,15 @@ class Config:
         fill("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
         fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of this name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:

@@ -71,7 +71,7 @@ def same(weights, expected):
 
 
 # 1. What the layers compute themselves. Each function returns a dict of the output, the weights (B, H, Q, K) and the
-# gradients by queries, keys, values and parameters, in our names and layouts, found without `mha.schemes`.
+# gradients by queries, keys, values and parameters, in our names and layouts, found without `mha.weights.schemes`.
 
 
 def run_torch(layer, queries, keys, values, lengths, mask, cotangent):

@@ -10,8 +10,9 @@ import pages
 import pytest
 import safetensors.numpy
 
-from mha import schemes, weights
+from mha import weights
 from mha.config import Config
+from mha.weights import schemes
 
 SWITCH, _, CHECKPOINT, _ = pages.code("README.md")
 PAGES = [

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from mha import files
+from mha.weights import files
 
 T = TypeVar("T")
 

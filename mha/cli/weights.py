@@ -11,11 +11,12 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from mha import schemes, tensors, weights
+from mha import weights
 from mha.cli import terminal
 from mha.config import Config, shapes
 from mha.tables import plain_table
-from mha.tensors import Tensors
+from mha.weights import safetensors_reader, schemes
+from mha.weights.safetensors_reader import Tensors
 
 
 def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file, of whatever model.")]) -> None:
@@ -36,8 +37,8 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
     with _opened(file) as source:
         for name in terminal.track("Reading", list(source.entries)):
             entry = source.entries[name]
-            norm = _norm(source.read(name)) if entry.dtype in tensors.FLOATS else ""
-            table.add_row(name, str(entry.shape), tensors.FLOATS.get(entry.dtype, entry.dtype), norm)
+            norm = _norm(source.read(name)) if entry.dtype in safetensors_reader.FLOATS else ""
+            table.add_row(name, str(entry.shape), safetensors_reader.FLOATS.get(entry.dtype, entry.dtype), norm)
         layers = _layers(source)
     told = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
     console = terminal.console()
@@ -105,7 +106,7 @@ def convert(
 def _opened(name: str) -> Iterator[Tensors]:
     """An open safetensors file; what is wrong with it ends the command."""
     try:
-        with tensors.opened(name) as source:
+        with safetensors_reader.opened(name) as source:
             yield source
     except FileNotFoundError:
         terminal.fail(f"{name} is not there")
