@@ -329,7 +329,7 @@ def load(
     prefix: str | None = None,
     num_heads: int | None = None,
 ) -> MultiHeadAttention:
-    """The attention layer in a safetensors file, on any backend, bit for bit: of `save`, or of another's checkpoint.
+    """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
 
     A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
     layer are read. Nothing is unpickled, and no number is read before its description is right.
@@ -342,7 +342,7 @@ def load(
         num_heads: the number of heads, where no array has an axis for them.
 
     Returns:
-        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file of `save` says.
+        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
 
     Raises:
         FileNotFoundError: if nothing is there.
