@@ -30,7 +30,15 @@ def pytest_addoption(parser):
     )
 
 
+MARKERS = (
+    "backends(*names): a test of these backends alone; with others it is not collected",
+    "all_backends: a test of all five together; without one of them it is not collected",
+)
+
+
 def pytest_configure(config):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     config.backends = config.getoption("--backends").split(",")
     for backend in config.backends:
         try:
@@ -48,10 +56,25 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
+    config.hook.pytest_deselected(items=[item for item in items if not applies(item)])
+    items[:] = filter(applies, items)
     if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
         for item in items:
-            backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {backend}"))
+            names = backend_of(item) or " ".join(name for one in item.iter_markers("backends") for name in one.args)
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {names}"))
+
+
+def applies(item):
+    """Whether a test is one of the backends that are asked for, by its markers."""
+    asked = {backend_of(item)} if backend_of(item) else set(item.config.backends)
+    if item.get_closest_marker("all_backends") and not set(dispatch.NEEDS) <= set(item.config.backends):
+        return False
+    return all(asked & set(marker.args) for marker in item.iter_markers("backends"))
+
+
+def backend_of(item):
+    """The backend that a test is given; None if it is given none."""
+    return item.callspec.params.get("backend") if hasattr(item, "callspec") else None
 
 
 @pytest.fixture
