@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, tensors, weights
-from mha.config import Config, shapes
+from mha import arguments, checks, dispatch, native, weights
+from mha.config import Config, numpy_dtype, shapes
 
 
 class MultiHeadAttention:
@@ -226,8 +226,8 @@ class MultiHeadAttention:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights and configuration to a safetensors file, which `mha.load` reads on any backend.
 
-        Raises ValueError if a weight holds NaN or infinity, mha.files.FileError (an OSError and a ValueError) if the
-        path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
+        Raises ValueError if a weight holds NaN or infinity, mha.weights.FileError (an OSError and a ValueError) if
+        the path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
         """
         weights.save(path, self.config, self.weights)
 
@@ -272,7 +272,7 @@ class MultiHeadAttention:
             array = checks.listed(name, value, self.config.dtype)
             if array.dtype.kind == "b" or _has_dtype(value):
                 return array
-            return checks.cast(name, array, tensors.numpy_dtype(self.config.dtype))
+            return checks.cast(name, array, numpy_dtype(self.config.dtype))
         if dispatch.backend_of(value) not in ("numpy", self.backend):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
@@ -303,7 +303,7 @@ def from_native(
             flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of Dive
             into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an mha.MultiHeadAttention;
             or a mapping of names to arrays, which may be nested: a state dict, Flax's params, an nnx.State.
-        scheme: how the arrays of a mapping are named and stored, one of `mha.schemes.SCHEMES`; "auto" = as the names
+        scheme: how the arrays of a mapping are named and stored, one of `mha.weights.SCHEMES`; "auto" = as the names
             show.
         prefix: what the names of the layer's arrays begin with; None = as the names show.
         num_heads: the number of heads, where a mapping does not show it.
@@ -321,14 +321,38 @@ def from_native(
     return restore(*native.read(source, scheme, prefix, num_heads), backend)
 
 
-def load(path: str | os.PathLike[str], backend: str | None = None) -> MultiHeadAttention:
-    """The layer that `save` wrote to a file, on any backend; None = MHA_BACKEND, else "numpy".
+def load(
+    path: str | os.PathLike[str],
+    backend: str | None = None,
+    *,
+    scheme: str = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
+) -> MultiHeadAttention:
+    """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
 
-    Raises FileNotFoundError if nothing is there, mha.files.FileError (an OSError and a ValueError) if it is no regular
-    file or may not be read, and ValueError if it is not such a file or does not fit itself. Nothing is unpickled, and
-    no memory is taken before the file's description is right.
+    A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
+    layer are read. Nothing is unpickled, and no number is read before its description is right.
+
+    Args:
+        path: of the file.
+        backend: None = MHA_BACKEND, else "numpy".
+        scheme: how a checkpoint names and stores the arrays, one of `mha.weights.SCHEMES`; "auto" = as the names show.
+        prefix: what the names of the layer's arrays begin with, with or without the last dot; None = as the names show.
+        num_heads: the number of heads, where no array has an axis for them.
+
+    Returns:
+        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+        mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
+        TypeError: if an argument is of another type, or num_heads is needed; the message names the argument.
+        ValueError: if it is no safetensors file, if it has no layer or several that fit scheme and prefix, or if the
+            arrays do not go together or are not finite; the message names the path, and lists what was found.
     """
-    return restore(*weights.load(path), backend)
+    backend = dispatch.backend_name(backend)
+    return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads), backend)
 
 
 def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, schemes
+from mha import arguments, checks, dispatch
 from mha.config import Config, shapes
+from mha.weights import schemes
 
 # What a layer can be made of, as it is imported, and the backend that brings it.
 BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS if dispatch.has_book(name)}

@@ -14,5 +14,6 @@ from .layer import (
     trace,
     transpose_output,
     transpose_qkv,
+    visible_keys,
     visible_softmax,
 )
