@@ -11,5 +11,6 @@ from .layer import (
     set_weights,
     transpose_output,
     transpose_qkv,
+    visible_keys,
     visible_softmax,
 )

@@ -8,15 +8,13 @@ Only names, argument orders and what is kept after a call are the book's; what i
 Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
-from mha import arguments, arrays, checks, dispatch
-from mha.d2l import _common
+import keras
+import tensorflow as tf
 
-dispatch.load("tensorflow")  # if the framework is missing, this says how to install it
+from mha import arguments, arrays, checks
+from mha.d2l import common
 
-import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-from mha.backends import tensorflow as tab  # noqa: E402
+from . import layer as lesson
 
 # 1. Masked softmax
 
@@ -26,12 +24,12 @@ masked_softmax = arrays.masked_softmax
 # 2. Attention poolings
 
 
-class _Pooling(_common.KeepsWeights, tab.AttentionPooling):
+class _Pooling(common.KeepsWeights, lesson.AttentionPooling):
     """What both poolings share: the book's arguments, and the weights kept after a call."""
 
     def __call__(self, queries, keys, values, valid_lens=None, training=None):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
-        valid_lens = arguments.settle_pooling("tensorflow", self, queries, keys, values, valid_lens)
+        valid_lens = arguments.check_pooling("tensorflow", self, queries, keys, values, valid_lens)
         return super().__call__(queries, keys, values, valid_lens=valid_lens, training=training)
 
     def call(self, queries, keys, values, valid_lens=None, training=None):
@@ -41,13 +39,13 @@ class _Pooling(_common.KeepsWeights, tab.AttentionPooling):
         Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        visible = tab.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
+        visible = lesson.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
         _, self.attention_weights, pooled = super().call(queries, keys, values, visible, training)
         return pooled  # (B, Q, dv)
 
 
-class DotProductAttention(_Pooling, tab.DotProductAttention):
+class DotProductAttention(_Pooling, lesson.DotProductAttention):
     """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
 
     query_size = key_size = weights_dtype = None
@@ -57,13 +55,13 @@ class DotProductAttention(_Pooling, tab.DotProductAttention):
         super().__init__(checks.probability("dropout", dropout))
 
 
-class AdditiveAttention(_Pooling, tab.AdditiveAttention):
+class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
     """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
 
     same_width = False
 
     def __init__(self, *arguments, **options):
-        super().__init__(**_common.additive_options(arguments, options))
+        super().__init__(**common.additive_options(arguments, options))
 
     # The first call tells the widths that were not given.
     query_size = property(lambda self: self.W_q.kernel.shape[0] if self.W_q.built else None)
@@ -80,12 +78,12 @@ transpose_output = arrays.transpose_output
 # 4. The layer
 
 
-class _HeadPooling(_common.KeepsWeights, tab.DotProductAttention):
-    """The layer's own pooling, of the split heads: the backend's, with the weights kept after a call."""
+class _HeadPooling(common.KeepsWeights, lesson.DotProductAttention):
+    """The layer's own pooling, of the split heads, which keeps its weights after a call."""
 
 
 @keras.saving.register_keras_serializable("mha.d2l")
-class MultiHeadAttention(tab.MultiHeadAttention):
+class MultiHeadAttention(lesson.MultiHeadAttention):
     """Multi-head attention, made in the argument order of either edition.
 
     `(num_hiddens, num_heads, dropout, bias=False)`, where every input has width D = num_hiddens, or
@@ -94,21 +92,23 @@ class MultiHeadAttention(tab.MultiHeadAttention):
     `attention.attention.attention_weights` (B*H, Q, K). `training=True` turns dropout on.
     """
 
+    @staticmethod
+    def pooling(config):
+        """The book's attention pooling, which keeps its weights."""
+        if config.pooling != "dot":  # as Keras' own saver might tell, of a file by another program
+            raise TypeError("the layer's pooling is AdditiveAttention, expected DotProductAttention, the book's")
+        return _HeadPooling(config.dropout)
+
     def __init__(self, *arguments, config=None, **options):
         keras_options = {name: options.pop(name) for name in ("name", "trainable") if name in options}
         if config is None:  # else Keras' own saver makes the layer again, from what `get_config` told
-            config = _common.layer_config(arguments, options)
+            config = common.layer_config(arguments, options)
         super().__init__(config, **keras_options)
-        _HeadPooling.adopt(self.attention)
 
     @property
     def num_heads(self):
         """Number of heads H."""
         return self.config.num_heads
-
-    def output(self, *arguments):
-        """The output (B, Q, D) alone, computed by the way that keeps the attention weights."""
-        return super().call(*arguments, True)[0]
 
     def steps(self, *arguments, **options):
         """Every step from inputs to output, by name and in order; keeps the attention weights."""
@@ -134,4 +134,4 @@ normal = tf.random.normal
 reshape = tf.reshape
 
 check_shape = arrays.check_shape
-show_heatmaps = _common.show_heatmaps
+show_heatmaps = common.show_heatmaps

@@ -1,14 +1,20 @@
-"""keras.layers.MultiHeadAttention: kernels with an axis for the heads."""
+"""Keras' own layer, and the book's in TensorFlow, in and out.
+
+keras.layers.MultiHeadAttention has kernels with an axis for the heads.
+"""
 
 from typing import Any
 
 import keras
 import numpy as np
 
-from mha import native, schemes
+from mha import native
 from mha.config import Config
+from mha.weights import schemes
 
 KIND = "keras.layers.MultiHeadAttention"
+DENSE = "Dense"  # the class of the book's projections
+FIRST = "call it once, so that its parts are built"
 # Options that have a counterpart, or that concern neither what is computed nor its gradients.
 KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "dtype"}
 KNOWN |= {"name", "trainable", "kernel_initializer", "bias_initializer", "seed"}
@@ -23,7 +29,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
         del options["attention_axes"]  # the only one of a sequence
     unknown = {name: value for name, value in options.items() if name not in KNOWN}
     several = options["output_shape"] if len(options["output_shape"] or ()) > 1 else None
-    native.refuse(KIND, unknown | {"output_shape": several, "dtype": mixed(layer)})
+    native.refuse(KIND, unknown | {"output_shape": several, "dtype": _mixed(layer)})
     arrays = {".".join(X.path.split("/")[-2:]): X for X in layer.weights}
     return native.canonical(arrays, "keras", "", options["num_heads"], options["dropout"])
 
@@ -42,6 +48,25 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     return layer
 
 
-def mixed(layer: Any) -> str | None:
+def is_ready(layer: Any) -> bool:
+    """Whether a layer of the book has its weights."""
+    return all(getattr(layer, name).built for name in schemes.PROJECTIONS)
+
+
+def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+    """The naming scheme and the arrays of a layer as the book prints it."""
+    parts = {f"activation of {name}": getattr(layer, name).activation for name in schemes.PROJECTIONS}
+    names = {name: getattr(activation, "__name__", activation) for name, activation in parts.items()}
+    native.refuse("layer", {name: activation for name, activation in names.items() if activation != "linear"})
+    native.refuse("layer", {"dtype": _mixed(layer)})
+    return "mha", native.named_parts(layer, "kernel", layer.weights)
+
+
+def begun(layer: Any) -> Any:
+    """A layer of the book with room for its weights."""
+    return layer
+
+
+def _mixed(layer: Any) -> str | None:
     """The dtype policy of a layer that computes in another dtype than its weights have, or None."""
     return None if layer.compute_dtype == layer.variable_dtype else layer.dtype_policy.name

@@ -1,0 +1,53 @@
+"""TensorFlow's arrays in and out: to and from NumPy, whose they are, where they lie."""
+
+import contextlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from mha import checks
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"Keras runs on {keras.backend.backend()}, expected tensorflow: set KERAS_BACKEND=tensorflow before its import"
+    )
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    return tf.constant(array)
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    return np.asarray(X.numpy())  # of a scalar, TensorFlow makes a NumPy scalar
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)) or checks.is_numpy(X)
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    if isinstance(X, tf.Variable):
+        return to_numpy(X) if tf.executing_eagerly() else None
+    return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
+
+
+def context(dtype):
+    """What a computation in this dtype runs inside of, where the framework asks for it."""
+    return contextlib.nullcontext()
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return None
+
+
+def device():
+    """What the framework computes on, in words."""
+    return ", ".join(sorted({device.device_type.lower() for device in tf.config.list_logical_devices()}))
