@@ -1,11 +1,11 @@
 """What compilers and maps of the frameworks do with a layer, and with the `mha` layer around it: the same numbers."""
 
+import adapters
 import numpy as np
 import pytest
-
-import adapters
-import mha
 from layers import B, H, K, Q, agrees, draw, make
+
+import mha
 
 # MXNet compiles the dense layers of a layer alone.
 COMPILES = pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")

@@ -5,12 +5,12 @@ What compilers do with it is in test_compiled.py.
 
 import itertools
 
+import adapters
 import numpy as np
 import pytest
-
-import adapters
-import mha
 from layers import B, D, K, Q, agrees, draw, make
+
+import mha
 
 # 1. Training: the framework's loop, gradients and optimiser
 
