@@ -26,8 +26,9 @@ from rich.table import Table
 
 from mha import backends, dispatch
 
-TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
-BLOCKS_TESTS = ["test_reference.py", "test_blocks.py"]
+REFERENCES = ["test_reference.py", "test_loops.py", "test_own_layers.py"]
+TESTS = ["test_dropout.py", *REFERENCES, "test_layer.py", "test_parity.py"]
+BLOCKS_TESTS = [*REFERENCES, "test_blocks.py"]
 
 # name -> replacements (pattern, replacement), the same for every backend where the line is, else by backend.
 # A pattern is a regular expression; a replacement's words in capitals are written each backend's way.

@@ -16,7 +16,7 @@ def of(backend):
 class Adapter:
     """One framework as its users know it. What is here holds for NumPy, and for each framework that says nothing else.
 
-    attention: an `mha.MultiHeadAttention` on this backend; layer: its `attention.layer`. Arrays are the framework's own.
+    attention: an `mha.MultiHeadAttention` on this backend; layer: its `attention.layer`. Arrays are its framework's.
     """
 
     # The dtypes that lengths may have.
@@ -63,7 +63,7 @@ class Adapter:
         raise NotImplementedError
 
     def train(self, attention, inputs, target, steps, rate):
-        """Steps of gradient descent on the mean squared error, by the framework's loop; returns the loss before each."""
+        """Steps of gradient descent on the mean squared error, in the framework's loop; the loss before each."""
         raise NotImplementedError
 
     def save(self, attention, other, folder):
