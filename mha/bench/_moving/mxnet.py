@@ -8,11 +8,11 @@ from mxnet import autograd, np
 
 import mha
 from mha.backends import mxnet as tab
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -26,8 +26,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     step = _training if kind == "training" else _inference
     return {
-        "fast": functools.partial(step, layer, fast, shape),
-        "readable": functools.partial(step, layer, readable, shape),
+        "fast": Implementation("fast", functools.partial(step, layer, fast, shape)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
     }
 
 
