@@ -1,9 +1,9 @@
 """Plant deliberate bugs and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
 
 Every bug of a backend is a replacement in the source of its module. The changed module takes the place of the real one
-in a process of its own, the tests run there, and a bug that no test notices is an error. Bugs of what reads weights,
-and of the rules that the tests measure by, are planted in a copy of the package. A pattern that is not found is an
-error too, so that the lists cannot go stale.
+in a process of its own, the tests run there, and a bug that no test notices is an error. Bugs of what reads weights, of
+the rules that the tests measure by, and of `mha bench` are planted in a copy of the package. A pattern that is not
+found is an error too, so that the lists cannot go stale.
 """
 
 import concurrent.futures
@@ -258,6 +258,14 @@ RULES_BUGS = {
     "the answer by hand not checked": ("parity/suite", r", 16 \* UNIT\[dtype\]\)", ", 1600 * UNIT[dtype])"),
 }
 
+# What `mha bench` makes of its samples: module, pattern, replacement.
+BENCH_TESTS = ["test_bench.py"]
+BENCH_BUGS = {
+    "the maximum of the rounds, not the median": ("bench/worker", r"statistics\.median\(", "max("),
+    "the mean of the rounds, not the median": ("bench/worker", r"statistics\.median\(", "statistics.mean("),
+    "ratios the other way round": ("bench/worker", r'one\[name\] / one\["fast"\]', 'one["fast"] / one[name]'),
+}
+
 
 def source_of(backend: str) -> str:
     """The source of a backend's module, which is not imported."""
@@ -303,7 +311,11 @@ def try_bug(backend: str, bug: str) -> str | None:
 
 
 # Bugs outside the backends, and the tests that must notice them.
-PACKAGE_BUGS = {"weights": (WEIGHTS_BUGS, WEIGHTS_TESTS), "rules": (RULES_BUGS, RULES_TESTS)}
+PACKAGE_BUGS = {
+    "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
+    "rules": (RULES_BUGS, RULES_TESTS),
+    "bench": (BENCH_BUGS, BENCH_TESTS),
+}
 
 
 def try_package_bug(group: str, bug: str) -> str | None:

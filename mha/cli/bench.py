@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mha import checks
-from mha.benchmarks import cases, report, run
+from mha.bench import cases, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
 
@@ -94,8 +94,10 @@ def _measure(
     """All measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
         # Each is shown as it begins, and counted as the next one does.
-        task = progress.add_task("", total=run.steps(backends, kinds, shapes, memory, sweep), completed=-1)
+        task = progress.add_task("", total=None)
         runner = run.Runner(seconds, lambda now: progress.update(task, description=now, advance=1))
+        total = runner.steps(backends, kinds, shapes, memory, sweep)
+        progress.update(task, total=total, completed=-1)
         for backend, kind in itertools.product(backends, kinds):
             for shape in shapes:
                 runner.table(backend, kind, shape, memory)

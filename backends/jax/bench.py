@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 import mha
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -48,11 +48,13 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     step = _training if kind == "training" else _inference
     return {
-        "fast": functools.partial(step, variables, fast, shape),
-        "readable": functools.partial(step, variables, readable, shape),
-        "linen.MultiHeadDotProductAttention": functools.partial(step, their_variables, native, shape),
-        "nnx.MultiHeadAttention": functools.partial(step, state, newer, shape),
-        "jax.nn.dot_product_attention": functools.partial(step, variables, fused, shape),
+        "fast": Implementation("fast", functools.partial(step, variables, fast, shape)),
+        "readable": Implementation("readable", functools.partial(step, variables, readable, shape)),
+        "linen.MultiHeadDotProductAttention": Implementation(
+            "layer", functools.partial(step, their_variables, native, shape)
+        ),
+        "nnx.MultiHeadAttention": Implementation("second layer", functools.partial(step, state, newer, shape)),
+        "jax.nn.dot_product_attention": Implementation("kernel", functools.partial(step, variables, fused, shape)),
     }
 
 

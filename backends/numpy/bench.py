@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha.backends import numpy as tab
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
+
+from . import layer as lesson
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -24,9 +25,12 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     def readable(X: Any, lengths: Any) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
-    if kind == "training":
-        return {"fast": functools.partial(_training, layer, shape)}
-    return {name: functools.partial(_inference, call, shape) for name, call in (("fast", fast), ("readable", readable))}
+    if kind == "training":  # the backward pass has no weights to return
+        return {"fast": Implementation("fast", functools.partial(_training, layer, shape))}
+    return {
+        "fast": Implementation("fast", functools.partial(_inference, fast, shape)),
+        "readable": Implementation("readable", functools.partial(_inference, readable, shape)),
+    }
 
 
 def product(A: Any) -> Step:
@@ -43,7 +47,7 @@ def _training(layer: Any, shape: Shape) -> Step:
     X, lengths, cotangent = shape.inputs(), shape.lengths(), shape.cotangent()
 
     def step() -> list[Any]:
-        gradients = tab.gradients(layer, X, X, X, lengths, causal=shape.causal, cotangent=cotangent)
+        gradients = lesson.gradients(layer, X, X, X, lengths, causal=shape.causal, cotangent=cotangent)
         # The backward pass keeps no output; one input got three gradients.
         by_input = sum(gradients.pop(name) for name in ("queries", "keys", "values"))
         return [np.asarray(by_input), *gradients.values()]

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from mha.benchmarks import cases
-from mha.benchmarks.run import Row
+from mha.bench import cases
+from mha.bench.run import Row
 from mha.tables import plain_table
 
 # Colours of Okabe and Ito, which the colour-blind tell apart; the marks do so in print.
@@ -67,12 +67,12 @@ def picture(rows: list[Row], suffix: str) -> bytes:
     for (kind, value), line in zip(lines, panels, strict=True):
         line[0].set_ylabel(f"{kind}\n{AXES[value]}")
         for backend, panel in zip(backends, line, strict=True):
-            for name, role in cases.IMPLEMENTATIONS[backend].items():
+            there = [row for row in rows if (row.backend, row.kind) == (backend, kind)]
+            for name, role in {row.implementation: row.role for row in there}.items():
                 points = [
                     (cases.SWEEP[row.shape].T, number)
-                    for row in rows
-                    if (row.backend, row.kind, row.implementation) == (backend, kind, name)
-                    and (number := getattr(row, value))
+                    for row in there
+                    if row.implementation == name and (number := getattr(row, value))
                 ]
                 colour, mark = LOOKS[role]
                 if points:

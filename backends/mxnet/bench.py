@@ -7,12 +7,13 @@ from typing import Any
 from mxnet import autograd, np
 
 import mha
-from mha.backends import mxnet as tab
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
+
+from .arrays import tensor
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -26,14 +27,14 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     step = _training if kind == "training" else _inference
     return {
-        "fast": functools.partial(step, layer, fast, shape),
-        "readable": functools.partial(step, layer, readable, shape),
+        "fast": Implementation("fast", functools.partial(step, layer, fast, shape)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
     }
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
-    A = tab.tensor(A)
+    A = tensor(A)
     return lambda: _ended([np.dot(A, A)])
 
 
@@ -56,7 +57,7 @@ def _training(layer: Any, call: Callable, shape: Shape) -> Step:
 
 
 def _arrays(*arrays: Any) -> list[Any]:
-    return [None if array is None else tab.tensor(array) for array in arrays]
+    return [None if array is None else tensor(array) for array in arrays]
 
 
 def _ended(results: list[Any]) -> list[Any]:

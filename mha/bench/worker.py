@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m mha.benchmarks.worker times '{"backend": "torch", ...}'`.
+"""One measurement in a process of its own: `python -m mha.bench.worker times '{"backend": "torch", ...}'`.
 
 Prints one JSON object, of which {"error": ...} says in one line what went wrong.
 """
@@ -21,8 +21,8 @@ import numpy as np
 
 import mha
 from mha import dispatch, parity
-from mha.benchmarks import cases
-from mha.benchmarks.cases import Shape, Step
+from mha.bench import cases
+from mha.bench.cases import Implementation, Shape, Step
 
 SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample of them lasts as long
 ROUNDS = 5  # at least, even if they take longer than they may
@@ -30,17 +30,20 @@ SIZE = 1024  # of the square matrices whose product tells the framework's rate
 DIFFERENCE = 1e-4  # of the largest number: far more than float32 rounds here, far less than any other result
 
 
+def implementations(backend: str, kind: str) -> dict[str, Any]:
+    """What there is to measure: the "roles" of the implementations by name, ours first."""
+    return {"roles": {name: one.role for name, one in _implementations(backend, cases.SHAPES["S"], kind).items()}}
+
+
 def times(backend: str, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
     """Time implementations in turns, for so many seconds.
 
-    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", for each name its median "milliseconds",
-    and for each but `fast` the "ratios": quartiles of its time by that of `fast` in the same round.
+    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", and what `summary` makes of these.
     """
-    tab: Any = dispatch.load(backend)
-    makers = _makers(backend, cases.find(shape), kind)
-    steps = {name: makers[name]() for name in names}
-    check_agreement(steps, tab.to_numpy)
-    product = importlib.import_module(f"mha.benchmarks.{backend}").product(np.ones((SIZE, SIZE), "float32"))
+    known = _implementations(backend, cases.find(shape), kind)
+    steps = {name: known[name].make() for name in names}
+    check_agreement(steps, dispatch.load(backend).to_numpy)
+    product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
     rounds: list[dict[str, float]] = []
@@ -49,24 +52,30 @@ def times(backend: str, shape: str, kind: str, names: list[str], seconds: float)
         first = len(rounds) % len(names)  # each goes first in turn: what comes before may leave the caches cold
         rounds.append({name: _seconds(steps[name], calls[name]) for name in names[first:] + names[:first]})
     products += [_seconds(product) for _ in range(5)]
-    ratios = {
-        name: statistics.quantiles([one[name] / one["fast"] for one in rounds], method="inclusive")
-        for name in names
-        if "fast" in names and name != "fast"
-    }
+    return {"rate": 2 * SIZE**3 / min(products) / 1e9, "rounds": len(rounds)} | summary(rounds)
+
+
+def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """What the seconds of each implementation in each round come to.
+
+    Returns for each name its median "milliseconds", and for each but `fast` the "ratios": quartiles of its time by
+    that of `fast` in the same round.
+    """
     return {
-        "rate": 2 * SIZE**3 / min(products) / 1e9,
-        "rounds": len(rounds),
-        "milliseconds": {name: 1e3 * statistics.median(one[name] for one in rounds) for name in names},
-        "ratios": ratios,
+        "milliseconds": {name: 1e3 * statistics.median(one[name] for one in rounds) for name in rounds[0]},
+        "ratios": {
+            name: statistics.quantiles([one[name] / one["fast"] for one in rounds], method="inclusive")
+            for name in rounds[0]
+            if "fast" in rounds[0] and name != "fast"
+        },
     }
 
 
 def memory(backend: str, shape: str, kind: str, name: str) -> dict[str, Any]:
     """The memory that one call of an implementation takes at its peak, beside inputs and weights: "mebibytes"."""
     # A call of another layer, so that what loads or starts once is there before.
-    _makers(backend, cases.SHAPES["S"], kind)[name]()()
-    step = _makers(backend, cases.find(shape), kind)[name]()
+    _implementations(backend, cases.SHAPES["S"], kind)[name].make()()
+    step = _implementations(backend, cases.find(shape), kind)[name].make()
     gc.collect()
     before = _reset_peak()
     step()
@@ -87,9 +96,14 @@ def check_agreement(steps: dict[str, Step], to_numpy: Callable[[Any], np.ndarray
                 raise ValueError(f"{name} differs by {error:.1e} from {first}, whose largest number is {largest:.1e}")
 
 
-def _makers(backend: str, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
+def _implementations(backend: str, shape: Shape, kind: str) -> dict[str, Implementation]:
     attention = mha.MultiHeadAttention(shape.D, shape.H, backend=backend)
-    return importlib.import_module(f"mha.benchmarks.{backend}").implementations(attention, shape, kind)
+    return _module(backend).implementations(attention, shape, kind)
+
+
+def _module(backend: str) -> Any:
+    """The benchmarks of a backend."""
+    return importlib.import_module(f"mha.backends.{backend}.bench")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:
@@ -130,8 +144,8 @@ def _status(field: str) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the arguments say, `times` or `memory` and their own arguments in JSON, and print the result."""
-    known: dict[str, Callable[..., dict[str, Any]]] = {"times": times, "memory": memory}
+    """Call the function that is named first with the arguments that follow as JSON, and print what it returns."""
+    known: dict[str, Callable[..., dict[str, Any]]] = {one.__name__: one for one in (implementations, times, memory)}
     try:
         result = known[arguments[0]](**json.loads(arguments[1]))
     except Exception as error:

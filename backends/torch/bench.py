@@ -8,12 +8,13 @@ import torch
 from torch.nn import functional
 
 import mha
-from mha.backends import torch as tab
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
+
+from .arrays import tensor
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -41,10 +42,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     step = _training if kind == "training" else _inference
     return {
-        "fast": functools.partial(step, layer, fast, shape),
-        "readable": functools.partial(step, layer, readable, shape),
-        "nn.MultiheadAttention": functools.partial(step, theirs, native, shape),
-        "F.scaled_dot_product_attention": functools.partial(step, layer, fused, shape),
+        "fast": Implementation("fast", functools.partial(step, layer, fast, shape)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
+        "nn.MultiheadAttention": Implementation("layer", functools.partial(step, theirs, native, shape)),
+        "F.scaled_dot_product_attention": Implementation("kernel", functools.partial(step, layer, fused, shape)),
     }
 
 
@@ -78,7 +79,7 @@ def _training(layer: Any, call: Callable, shape: Shape) -> Step:
 
 
 def _arrays(*arrays: Any) -> list[Any]:
-    return [None if array is None else tab.tensor(array) for array in arrays]
+    return [None if array is None else tensor(array) for array in arrays]
 
 
 def _seen(lengths: Any, T: int) -> Any:

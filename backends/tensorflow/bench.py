@@ -7,12 +7,13 @@ from typing import Any
 import tensorflow as tf
 
 import mha
-from mha.backends import tensorflow as tab
-from mha.benchmarks.cases import Shape, Step
+from mha.bench.cases import Implementation, Shape, Step
+
+from .arrays import tensor
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
     A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
     """
@@ -31,9 +32,9 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     step = _training if kind == "training" else _inference
     return {
-        "fast": functools.partial(step, layer, fast, shape),
-        "readable": functools.partial(step, layer, readable, shape),
-        "keras.layers.MultiHeadAttention": functools.partial(step, theirs, native, shape),
+        "fast": Implementation("fast", functools.partial(step, layer, fast, shape)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
+        "keras.layers.MultiHeadAttention": Implementation("layer", functools.partial(step, theirs, native, shape)),
     }
 
 
@@ -59,7 +60,7 @@ def _training(layer: Any, call: Callable, shape: Shape) -> Step:
 
 def _compiled(function: Callable, *arrays: Any) -> Step:
     """A step of a function on arrays, those that are None left out, traced before the first call."""
-    tensors = [tab.tensor(array) for array in arrays if array is not None]
+    tensors = [tensor(array) for array in arrays if array is not None]
     compiled = tf.function(function)
     compiled.get_concrete_function(*tensors)  # the graph, which TensorFlow optimises in the first call, for a few MiB
     return lambda: compiled(*tensors)
