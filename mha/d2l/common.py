@@ -1,4 +1,4 @@
-"""What the book's names share on every framework: the argument orders of its editions, the weights kept, and its heat maps."""
+"""What the book's names share on every framework: argument orders of its editions, the weights kept, heat maps."""
 
 import inspect
 import threading
