@@ -19,7 +19,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     """
     module, variables = attention.layer.unbind()
     theirs, their_variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
-    graph, state, others = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+    parts: Any = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+    graph, state, others = parts
 
     def fast(variables: Any, X: Any, lengths: Any) -> Any:
         return module.apply(variables, X, X, X, lengths, causal=shape.causal)
