@@ -261,9 +261,12 @@ RULES_BUGS = {
 # What `mha bench` makes of its samples: module, pattern, replacement.
 BENCH_TESTS = ["test_bench.py"]
 BENCH_BUGS = {
-    "the maximum of the rounds, not the median": ("bench/worker", r"statistics\.median\(", "max("),
-    "the mean of the rounds, not the median": ("bench/worker", r"statistics\.median\(", "statistics.mean("),
-    "ratios the other way round": ("bench/worker", r'one\[name\] / one\["fast"\]', 'one["fast"] / one[name]'),
+    "the maximum of the rounds, not the median": ("bench/worker", r"1e3 \* statistics\.median\(", "1e3 * max("),
+    "the mean of the rounds, not the median": ("bench/worker", r"1e3 \* statistics\.median", "1e3 * statistics.mean"),
+    "the largest overhead, not the median": ("bench/worker", r"1e6 \* statistics\.median\(", "1e6 * max("),
+    "ratios the other way round": ("bench/worker", r"one\[name\] / one\[REFERENCE\]", "one[REFERENCE] / one[name]"),
+    "outputs are not compared": ("bench/worker", r"{} if results\.output is None else .*", "{}"),
+    "gradients are not compared": ("bench/worker", r"if results\.by_input else", "if False else"),
 }
 
 

@@ -11,10 +11,11 @@ import pytest
 from commands import run
 
 import mha
-from mha import dispatch, parity
+from mha import parity
 from mha.bench import cases, report, worker
 from mha.bench import run as parent
-from mha.bench.cases import Implementation, Shape
+from mha.bench.cases import Shape
+from mha.bench.steps import REFERENCE, Implementation, Results
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, ragged=True), Shape("causal", 2, 31, 22, 2, causal=True)
@@ -63,31 +64,33 @@ def test_floor_by_hand():
 @pytest.mark.parametrize("shape", [RAGGED, CAUSAL], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_implementations_compute_what_numpy_computes(backend, kind, shape):
-    to_numpy = dispatch.load(backend).to_numpy
     attention = mha.MultiHeadAttention(shape.D, shape.H, backend="numpy")
     base, oracle = computed(attention, shape, kind), computed(parity.in_dtype(attention, "float64"), shape, kind)
-    if (backend, kind) == ("numpy", "training"):  # its backward pass gives no output
-        base, oracle = base[1:], oracle[1:]
     made = worker._module(backend).implementations(attention.to(backend), shape, kind)
     for name, implementation in made.items():
-        found = [to_numpy(result) for result in implementation.make()()]
+        results = implementation.make()()
+        found = {} if results.output is None else {"output": mha.to_numpy(results.output)}
         if kind == "training":
-            found = [*found[: len(oracle) - 1], in_order(found[len(oracle) - 1 :])]
-        for X, exact, based in zip(found, oracle, base, strict=True):
-            assert parity.error(X, exact) <= parity.bound("float32", exact, based, gradient=kind == "training"), name
+            found["input"] = sum(map(mha.to_numpy, results.by_input))
+            found["weights"] = in_order(map(mha.to_numpy, results.by_weights))
+        gradients_alone = kind == "training" and (backend == "numpy" or name.startswith("attention.gradients"))
+        assert set(oracle) - set(found) == ({"output"} if gradients_alone else set())
+        for part, X in found.items():
+            limit = parity.bound("float32", oracle[part], base[part], gradient=part != "output")
+            assert parity.error(X, oracle[part]) <= limit, (name, part)
 
 
 def computed(attention, shape, kind):
-    """The output, in training also the gradients by the input, and those by all weights in one array in order."""
+    """The output, in training also the gradient by the input, and those by all weights in one array in order."""
     dtype = attention.config.dtype
     X, cotangent = shape.inputs().astype(dtype), shape.cotangent().astype(dtype)
     call = {"valid_lens": shape.lengths(), "causal": shape.causal}
-    output = attention(X, X, X, **call)
+    output = {"output": attention(X, X, X, **call)}
     if kind == "inference":
-        return [output]
+        return output
     gradients = attention.gradients(X, X, X, **call, cotangent=cotangent)
     by_input = sum(gradients.pop(name) for name in ("queries", "keys", "values"))
-    return [output, by_input, in_order(gradients.values())]
+    return output | {"input": by_input, "weights": in_order(gradients.values())}
 
 
 def in_order(arrays):
@@ -101,7 +104,7 @@ def in_order(arrays):
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_a_worker_names_the_implementations(backend, kind):
     roles = worker.implementations(backend, kind)["roles"]
-    assert next(iter(roles)) == "fast"
+    assert next(iter(roles)) == REFERENCE
     assert len({report.LOOKS[role] for role in roles.values()}) == len(roles)
     made = worker._module(backend).implementations(mha.MultiHeadAttention(22, 2, backend=backend), CAUSAL, kind)
     assert roles == {name: implementation.role for name, implementation in made.items()}
@@ -110,8 +113,8 @@ def test_a_worker_names_the_implementations(backend, kind):
 # A worker
 
 
-def planted(monkeypatch, **steps):
-    """Give NumPy these steps in place of what it has, and return its benchmarks."""
+def planted(monkeypatch, steps):
+    """Give NumPy these steps by name in place of what it has, and return its benchmarks."""
     module = worker._module("numpy")
     made = {name: Implementation(name, lambda step=step: step) for name, step in steps.items()}
     monkeypatch.setattr(module, "implementations", lambda *_: made)
@@ -120,57 +123,72 @@ def planted(monkeypatch, **steps):
 
 def test_a_wrong_implementation_is_refused(monkeypatch):
     one = np.ones(3, "float32")
-    planted(monkeypatch, fast=lambda: [one], readable=lambda: [1.001 * one])
-    with pytest.raises(ValueError, match=r"^readable differs by .* from fast"):
-        worker.times("numpy", "S", "inference", ["fast", "readable"], 0)
+    planted(monkeypatch, {REFERENCE: lambda: Results(one), "readable": lambda: Results(1.001 * one)})
+    with pytest.raises(ValueError, match=r"^readable differs by .* from attention.layer in the output"):
+        worker.times("numpy", "S", "inference", [REFERENCE, "readable"], 0)
 
 
-@pytest.mark.parametrize("wrong", [0, 1])
+RIGHT = Results(np.float32([1.0]), (np.float32([0.5]),), (np.float32([7.0]),))
+
+
+@pytest.mark.parametrize("wrong", ["output", "by_input"])
 @pytest.mark.parametrize("found", [1.0002, -1.0, np.nan, [1.0, 1.0]])
 def test_output_and_gradient_by_the_input_must_agree(wrong, found):
-    right = [np.float32([1.0]), np.float32([0.5])]
-    other = [*right]
-    other[wrong] = right[wrong] * np.float32(found)
-    worker.check_agreement({"fast": lambda: right, "same": lambda: right}, np.asarray)
+    other = getattr(RIGHT, wrong)
+    other = (other[0] * np.float32(found),) if wrong == "by_input" else other * np.float32(found)
+    worker.check_agreement({"first": lambda: RIGHT, "same": lambda: RIGHT})
     with pytest.raises(ValueError, match=r"^other differs"):
-        worker.check_agreement({"fast": lambda: right, "same": lambda: right, "other": lambda: other}, np.asarray)
+        worker.check_agreement(
+            {"first": lambda: RIGHT, "same": lambda: RIGHT, "other": lambda: RIGHT._replace(**{wrong: other})}
+        )
+
+
+def test_parts_of_the_gradient_by_the_input_are_added_and_a_missing_output_is_not_compared():
+    parts = Results(None, tuple(np.float32([X]) for X in (0.25, 0.125, 0.125)))
+    for steps in ({"first": RIGHT, "other": parts}, {"first": parts, "other": RIGHT}):
+        worker.check_agreement({name: lambda results=results: results for name, results in steps.items()})
+    with pytest.raises(ValueError, match=r"^other differs by 1.2e-01 from first in the gradient"):
+        worker.check_agreement({"first": lambda: RIGHT, "other": lambda: parts._replace(by_input=parts.by_input[:2])})
 
 
 def test_times(monkeypatch):
     """A clock that runs as the steps say: 3 and 6 ms."""
-    now, order, calls = [0.0], [], {"fast": 0, "readable": 0}
+    now, order, calls = [0.0], [], {REFERENCE: 0, "readable": 0}
 
     def step(name, seconds):
         def call():
             order.append(name)
             calls[name] += 1
             now[0] += seconds
-            return [np.ones(1)]
+            return Results(np.ones(1))
 
         return call
 
-    module = planted(monkeypatch, fast=step("fast", 3e-3), readable=step("readable", 6e-3))
+    module = planted(monkeypatch, {REFERENCE: step(REFERENCE, 3e-3), "readable": step("readable", 6e-3)})
     monkeypatch.setattr(module, "product", lambda A: lambda: now.__setitem__(0, now[0] + len(A) * 1e-6))
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    result = worker.times("numpy", "S", "inference", ["fast", "readable"], 0.5)
+    result = worker.times("numpy", "S", "inference", [REFERENCE, "readable"], 0.5)
     # A sample lasts 7 * 3 and 4 * 6 ms, a round 45: the twelfth ends after half a second.
     assert result["rounds"] == 12
-    assert result["milliseconds"] == pytest.approx({"fast": 3.0, "readable": 6.0})
+    assert result["milliseconds"] == pytest.approx({REFERENCE: 3.0, "readable": 6.0})
     assert result["ratios"] == {"readable": pytest.approx([2.0, 2.0, 2.0])}
+    assert result["overheads"] == {"readable": pytest.approx(3000.0)}
     assert result["rate"] == pytest.approx(2 * 1024**3 / 1024e-6 / 1e9)
     assert [order[8 : 8 + 22].index(name) for name in calls] == [0, 7]
-    assert order[8 + 11 : 8 + 22] == 4 * ["readable"] + 7 * ["fast"]
+    assert order[8 + 11 : 8 + 22] == 4 * ["readable"] + 7 * [REFERENCE]
     assert worker.times("numpy", "S", "inference", ["readable"], 0)["ratios"] == {}
-    assert worker.times("numpy", "S", "inference", ["fast", "readable"], 0)["rounds"] == 5
+    assert worker.times("numpy", "S", "inference", [REFERENCE, "readable"], 0)["rounds"] == 5
 
 
 def test_what_rounds_come_to():
-    """Medians, that one slow round does not change; of ratios, not a ratio of medians."""
-    fast, readable = [1e-3, 9e-3, 2e-3, 4e-3, 3e-3], [2e-3, 9e-3, 8e-3, 6e-3, 3e-3]  # ratios 2, 1, 4, 1.5, 1
-    rounds = [{"fast": one, "readable": other} for one, other in zip(fast, readable, strict=True)]
+    """Medians, that one slow round does not change; of ratios and differences, not those of medians."""
+    layer, readable = [1e-3, 9e-3, 2e-3, 4e-3, 3e-3], [2e-3, 9e-3, 8e-3, 6e-3, 3e-3]
+    rounds = [{REFERENCE: one, "readable": other} for one, other in zip(layer, readable, strict=True)]
     result = worker.summary(rounds)
-    assert result["milliseconds"] == pytest.approx({"fast": 3.0, "readable": 6.0})
-    assert result["ratios"] == {"readable": pytest.approx([1.0, 1.5, 2.0])}
+    assert result["milliseconds"] == pytest.approx({REFERENCE: 3.0, "readable": 6.0})
+    assert result["ratios"] == {"readable": pytest.approx([1.0, 1.5, 2.0])}  # of 2, 1, 4, 1.5, 1
+    assert result["overheads"] == {"readable": pytest.approx(1000.0)}  # of 1000, 0, 6000, 2000, 0
+    assert worker.summary([{"readable": 1.0}]) == {"milliseconds": {"readable": 1000.0}, "ratios": {}, "overheads": {}}
 
 
 def test_peak_memory():
@@ -182,14 +200,24 @@ def test_peak_memory():
 
 
 def test_a_worker_of_each_backend(backend):
-    result = parent.work("times", backend=backend, shape="S", kind="inference", names=["fast", "readable"], seconds=0)
-    assert set(result) == {"rate", "rounds", "milliseconds", "ratios"}, result
+    names = [REFERENCE, "readable"]
+    result = parent.work("times", backend=backend, shape="S", kind="inference", names=names, seconds=0)
+    assert set(result) == {"rate", "rounds", "milliseconds", "ratios", "overheads"}, result
     assert result["rounds"] == 5
-    assert list(result["milliseconds"]) == ["fast", "readable"]
+    assert list(result["milliseconds"]) == [REFERENCE, "readable"]
 
 
 def test_a_worker_says_what_there_is_to_measure():
-    assert parent.work("implementations", backend="numpy", kind="training") == {"roles": {"fast": "fast"}}
+    assert parent.work("implementations", backend="numpy", kind="inference") == {
+        "roles": {REFERENCE: "layer", "readable": "readable", "attention(...), NumPy arrays": "call"}
+    }
+
+
+def test_users_calls_are_measured_on_every_backend(backend):
+    found = worker.implementations(backend, "inference")["roles"] | worker.implementations(backend, "training")["roles"]
+    calls = {name: role for name, role in found.items() if role in report.CALLS}
+    of = ["NumPy arrays"] if backend == "numpy" else ["own arrays", "NumPy arrays"]
+    assert set(calls) == {f"attention(...), {arrays}" for arrays in of} | {f"attention.gradients(...), {of[0]}"}
 
 
 def test_a_worker_that_fails_is_one_line(monkeypatch, tmp_path):
@@ -217,15 +245,16 @@ def test_the_sweep_ends_where_memory_would(monkeypatch):
 
     def work(what, **arguments):
         if what == "implementations":
-            return {"roles": {"fast": "fast", "readable": "readable"}}
+            return {"roles": {REFERENCE: "layer", "readable": "readable"}}
         asked.append((what, arguments["shape"], arguments.get("name") or arguments["names"]))
         if what == "memory":
             return {
-                "mebibytes": {"fast": 1.0, "readable": (cases.SWEEP[arguments["shape"]].T / 128) ** 2}[
+                "mebibytes": {REFERENCE: 1.0, "readable": (cases.SWEEP[arguments["shape"]].T / 128) ** 2}[
                     arguments["name"]
                 ]
             }
-        return {"rate": 1.0, "rounds": 5, "milliseconds": dict.fromkeys(arguments["names"], 2.0), "ratios": {}}
+        milliseconds = dict.fromkeys(arguments["names"], 2.0)
+        return {"rate": 1.0, "rounds": 5, "milliseconds": milliseconds, "ratios": {}, "overheads": {}}
 
     monkeypatch.setattr(parent, "work", work)
     monkeypatch.setattr(parent, "available", lambda: 110.0)
@@ -233,8 +262,9 @@ def test_the_sweep_ends_where_memory_would(monkeypatch):
     runner.sweep("numpy", "inference")
     # 1 and 4 MiB; four times 4 are less than half of 110, four times 16 are not.
     assert [shape for what, shape, name in asked if name == "readable"] == ["T128", "T256", "T512"]
-    assert [shape for what, shape, name in asked if name == "fast"] == list(cases.SWEEP)
-    assert [names for what, shape, names in asked if what == "times"] == 3 * [["fast", "readable"]] + 4 * [["fast"]]
+    assert [shape for what, shape, name in asked if name == REFERENCE] == list(cases.SWEEP)
+    timed = [names for what, shape, names in asked if what == "times"]
+    assert timed == 3 * [[REFERENCE, "readable"]] + 4 * [[REFERENCE]]
     assert runner.report.left_out == [
         "numpy, inference: readable beyond T = 512, where it took 16 of 110 MiB that were free"
     ]

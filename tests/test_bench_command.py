@@ -22,8 +22,8 @@ from mha.cli import terminal
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 # Of what the picture is drawn: each implementation with its role.
 ROLES = {
-    "torch": {"fast": "fast", "readable": "readable", "nn.MultiheadAttention": "layer"},
-    "jax": {"fast": "fast", "readable": "readable", "nnx.MultiHeadAttention": "second layer"},
+    "torch": {"attention.layer": "layer", "readable": "readable", "nn.MultiheadAttention": "native"},
+    "jax": {"attention.layer": "layer", "readable": "readable", "nnx.MultiHeadAttention": "second native"},
 }
 
 
@@ -35,40 +35,50 @@ def test_tables_and_json(tmp_path):
     assert set(found) == {"machine", "rows", "sweep", "failed", "left_out"}
     assert found["sweep"] == found["failed"] == found["left_out"] == []
     names = [(row["kind"], row["shape"], row["implementation"]) for row in found["rows"]]
-    assert names == [("inference", "S", "fast"), ("inference", "S", "readable"), ("training", "S", "fast")]
+    assert names == [
+        ("inference", "S", "attention.layer"),
+        ("inference", "S", "readable"),
+        ("inference", "S", "attention(...), NumPy arrays"),
+        ("training", "S", "attention.layer"),
+        ("training", "S", "attention.gradients(...), NumPy arrays"),
+    ]
     for row in found["rows"]:
         assert row["milliseconds"] > 0
         assert row["mebibytes"] >= 0
         assert row["rounds"] == 5
         assert row["floor"] == pytest.approx(cases.SHAPES["S"].floor(row["kind"], row["rate"]))
-        assert (row["ratios"] is None) == (row["implementation"] == "fast")
+        assert (row["ratios"] is None) == (row["overhead"] is None) == (row["implementation"] == "attention.layer")
         assert row["ratios"] is None or row["ratios"] == sorted(row["ratios"])
     lines = result.stdout.splitlines()
     assert f"{os.cpu_count()} cores" in lines[0]
     assert f"numpy {np.__version__}" in lines[2]
     assert [line.strip() for line in lines if line.startswith("numpy")] == ["numpy, inference", "numpy, training"]
-    assert sum(line.startswith("S ") for line in lines) == 3 + 2
+    assert sum(line.startswith("S ") for line in lines) == 5 + 2
     assert max(map(len, lines[3:])) <= 100
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_table_of_given_numbers():
     rows = [
-        Row("torch", "training", "XL", "fast", "fast", 1234.5, 9, None, 2048.06, 61.28, 99.0),
-        Row("torch", "training", "XL", "F.scaled", "kernel", 12.34, 9, [0.5, 1.25, 2.0], None, 61.28, 99.0),
-        Row("torch", "training", "C", "fast", "fast"),
+        Row("torch", "training", "XL", "attention.layer", "layer", 1234.5, 9, None, None, 2048.06, 61.28, 99.0),
+        Row("torch", "training", "XL", "kernel", "kernel", 12.34, 9, [0.5, 1.25, 2.0], 7.0, None, 61.28, 99.0),
+        Row("torch", "training", "XL", "called", "call", 12.34, 9, [0.5, 1.25, 2.0], 1234.5, 3.0, 61.28, 99.0),
+        Row("torch", "training", "XL", "from NumPy", "NumPy call", 12.34, 9, [0.5, 1.25, 2.0], -5.6, 3.0, 61.28, 99.0),
+        Row("torch", "training", "C", "attention.layer", "layer"),
     ]
     console = terminal.console()
     with console.capture() as capture:
         console.print(report.table(rows))
     lines = [" ".join(line.split()) for line in capture.get().splitlines()]
     assert lines[0] == "torch, training"
-    assert lines[3:6] == [
-        "XL fast 1234 2,048.1",
-        "XL F.scaled 12.3 1.25 (0.50 to 2.00)",
+    assert lines[3:8] == [
+        "XL attention.layer 1234 2,048.1",
+        "XL kernel 12.3 1.25 (0.50 to 2.00)",
+        "XL called 12.3 1.25 (0.50 to 2.00) 1,234 3.0",
+        "XL from NumPy 12.3 1.25 (0.50 to 2.00) -6 3.0",
         "XL matrix products alone 61.3",
     ]
-    assert "C fast" in lines
+    assert "C attention.layer" in lines
     assert max(map(len, capture.get().splitlines())) <= 100
 
 
@@ -84,8 +94,9 @@ def test_a_failure_is_said_and_the_rest_is_shown(monkeypatch):
     )
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "mha: numpy, inference, S, readable: RuntimeError: planted"
-    fast, readable = json.loads(result.stdout)["rows"]
-    assert fast["milliseconds"] > 0
+    layer, readable, called = json.loads(result.stdout)["rows"]
+    assert layer["milliseconds"] > 0
+    assert called["milliseconds"] > 0
     assert readable["milliseconds"] is readable["mebibytes"] is None
 
 
@@ -94,7 +105,7 @@ def measured(monkeypatch):
     """Nothing is measured: the rows of a sweep that was given; the list holds what was asked for."""
     asked = []
     sweep = [
-        Row(backend, kind, shape.name, name, role, len(kind) * shape.T + i, 5, None, 1e-3 * shape.T + i)
+        Row(backend, kind, shape.name, name, role, len(kind) * shape.T + i, 5, mebibytes=1e-3 * shape.T + i)
         for backend in ROLES
         for kind in cases.KINDS
         for shape in cases.SWEEP.values()
@@ -194,7 +205,7 @@ if HAS_MATPLOTLIB:
                 scale = 1e-3 if place // 2 % 2 else len(cases.KINDS[place // 4])
                 assert list(line.get_ydata()) == [scale * T + i for T in line.get_xdata()]
         colours = [{line.get_label(): line.get_color() for line in panel.lines} for panel in panels[:2]]
-        assert all(colours[0][name] == colours[1][name] for name in ("fast", "readable"))
+        assert all(colours[0][name] == colours[1][name] for name in ("attention.layer", "readable"))
 
 
 # Processes

@@ -1,19 +1,8 @@
 """What is measured: shapes and kinds, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
-
-Step = Callable[[], list[Any]]  # one call, which has ended when it returns
-
-
-class Implementation(NamedTuple):
-    """Something to be measured: what it is to its backend, and what makes its step."""
-
-    role: str
-    make: Callable[[], Step]
 
 
 @dataclasses.dataclass(frozen=True)

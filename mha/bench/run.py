@@ -22,9 +22,10 @@ class Row:
     """What was measured of one implementation; None = it was not.
 
     role: what the implementation is to its backend; milliseconds: the median of a call; rounds: how many samples that
-    is of; ratios: lower quartile, median and upper quartile of its time by that of `fast` in the same round; mebibytes:
-    the memory of one call at its peak, beside inputs and weights; floor: the milliseconds that the products take at the
-    rate, in GFLOP/s, of the framework's own.
+    is of; ratios: lower quartile, median and upper quartile of its time by that of `attention.layer` in the same round;
+    overhead: the median of what it takes more than that, in microseconds; mebibytes: the memory of one call at its
+    peak, beside inputs and weights; floor: the milliseconds that the products take at the rate, in GFLOP/s, of the
+    framework's own.
     """
 
     backend: str
@@ -35,6 +36,7 @@ class Row:
     milliseconds: float | None = None
     rounds: int | None = None
     ratios: list[float] | None = None
+    overhead: float | None = None
     mebibytes: float | None = None
     floor: float | None = None
     rate: float | None = None
@@ -115,6 +117,7 @@ class Runner:
         for row in rows:
             row.milliseconds = result["milliseconds"][row.implementation]
             row.ratios = result["ratios"].get(row.implementation)
+            row.overhead = result["overheads"].get(row.implementation)
             row.rounds, row.rate = result["rounds"], result["rate"]
             row.floor = shape.floor(row.kind, result["rate"])
 

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha import dispatch, parity
+from mha import parity
 from mha.bench import cases
-from mha.bench.cases import Implementation, Shape, Step
+from mha.bench.cases import Shape
+from mha.bench.steps import REFERENCE, Implementation, Results, Step
 
 SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample of them lasts as long
 ROUNDS = 5  # at least, even if they take longer than they may
@@ -42,7 +43,7 @@ def times(backend: str, shape: str, kind: str, names: list[str], seconds: float)
     """
     known = _implementations(backend, cases.find(shape), kind)
     steps = {name: known[name].make() for name in names}
-    check_agreement(steps, dispatch.load(backend).to_numpy)
+    check_agreement(steps)
     product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
@@ -58,16 +59,16 @@ def times(backend: str, shape: str, kind: str, names: list[str], seconds: float)
 def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
     """What the seconds of each implementation in each round come to.
 
-    Returns for each name its median "milliseconds", and for each but `fast` the "ratios": quartiles of its time by
-    that of `fast` in the same round.
+    Returns for each name its median "milliseconds". For each name but the reference, beside the reference in the same
+    round: the quartiles of the times by its times as "ratios", and the median of what they take more, in microseconds,
+    as "overheads".
     """
+    others = [name for name in rounds[0] if name != REFERENCE] if REFERENCE in rounds[0] else []
+    ratios = {name: [one[name] / one[REFERENCE] for one in rounds] for name in others}
     return {
         "milliseconds": {name: 1e3 * statistics.median(one[name] for one in rounds) for name in rounds[0]},
-        "ratios": {
-            name: statistics.quantiles([one[name] / one["fast"] for one in rounds], method="inclusive")
-            for name in rounds[0]
-            if "fast" in rounds[0] and name != "fast"
-        },
+        "ratios": {name: statistics.quantiles(found, method="inclusive") for name, found in ratios.items()},
+        "overheads": {name: 1e6 * statistics.median(one[name] - one[REFERENCE] for one in rounds) for name in others},
     }
 
 
@@ -82,18 +83,27 @@ def memory(backend: str, shape: str, kind: str, name: str) -> dict[str, Any]:
     return {"mebibytes": max(0.0, _peak() - before) / 2**20}
 
 
-def check_agreement(steps: dict[str, Step], to_numpy: Callable[[Any], np.ndarray]) -> None:
+def check_agreement(steps: dict[str, Step]) -> None:
     """Raise ValueError, naming it, if an implementation gives another output or gradient by the input than the first.
 
-    to_numpy makes a NumPy array of one of the framework's.
+    What either of the two does not give is not compared.
     """
     (first, step), *others = steps.items()
-    expected = [to_numpy(X) for X in step()[:2]]
+    expected = _parts(step())
     for name, step in others:
-        for found, array in zip(map(to_numpy, step()[:2]), expected, strict=True):
-            error, largest = parity.error(found, array), parity.largest(array)
-            if error > DIFFERENCE * largest:
-                raise ValueError(f"{name} differs by {error:.1e} from {first}, whose largest number is {largest:.1e}")
+        for part, found in _parts(step()).items():
+            if part in expected:
+                error, largest = parity.error(found, expected[part]), parity.largest(expected[part])
+                if error > DIFFERENCE * largest:
+                    raise ValueError(
+                        f"{name} differs by {error:.1e} from {first} in {part}, whose largest number is {largest:.1e}"
+                    )
+
+
+def _parts(results: Results) -> dict[str, Any]:
+    """The output and the gradient by the input, as far as they are given."""
+    found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
+    return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
 
 
 def _implementations(backend: str, shape: Shape, kind: str) -> dict[str, Implementation]:
