@@ -3,6 +3,7 @@
 A backend that is asked for and cannot be loaded is an error, never a skip.
 """
 
+import importlib
 import os
 import resource
 import subprocess
@@ -54,7 +55,10 @@ def pytest_configure(config):
 
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", metafunc.config.backends, scope="session")
+        backends = metafunc.config.backends
+        if "d2l" in metafunc.fixturenames:
+            backends = [backend for backend in backends if dispatch.has_book(backend)]
+        metafunc.parametrize("backend", backends, scope="session")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -98,6 +102,13 @@ def bounded():
 def rng():
     """Random numbers, the same in every run."""
     return np.random.default_rng(20170612)
+
+
+@pytest.fixture
+def d2l(backend):
+    """The module of the book's names for a backend; NumPy has none, so that such a test is not collected with it."""
+    with dispatch.load(backend).context("float32"):
+        yield importlib.import_module(f"mha.d2l.{backend}")
 
 
 @pytest.fixture(scope="session")
