@@ -136,6 +136,10 @@ class Adapter:
         """The output and the attention weights of one that is started."""
         raise NotImplementedError
 
+    def call_without_start(self, layer, *inputs):
+        """Call one that is not started: what does not fit is found before any weights are asked for."""
+        return layer(*inputs)
+
     def call_book_in_threads(self, layer):
         """A function of the inputs that any thread may call: output and attention weights."""
         return functools.partial(self.call_book, layer)

@@ -112,6 +112,9 @@ class Adapter(adapters.Adapter):
     def call_book(self, layer, *inputs, training=False):
         return layer(*inputs, training=training)
 
+    def call_without_start(self, layer, *inputs):
+        return layer.apply({}, *inputs)
+
     def call_book_in_threads(self, layer):
         return self.compile_book(layer)
 
