@@ -73,7 +73,7 @@ def page() -> tuple[str, list[str]]:
         lines.append("")
     promises = []
     for promise in PROMISES:
-        without = [backend for backend in dispatch.NEEDS if not keeps(promise, backend)]
+        without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]
         if without:
             broken.append(f"{promise.__doc__} not kept on {', '.join(without)}")
         promises.append(row([promise.__doc__, f"not on {', '.join(without)}" if without else "kept"]))

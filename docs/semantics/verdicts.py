@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mha.tensors import numpy_dtype
 
 from mha import dispatch, parity
-from mha.tensors import numpy_dtype
 from semantics.calls import B, Call, H, K, Q
 from semantics.columns import PEERS, Results, ask
 
@@ -35,7 +35,7 @@ class Probe:
     readings: dict[str, Any] = dataclasses.field(default_factory=dict)
     without: tuple[str, ...] = ()
     instead: dict[str, Callable[[Call], str]] = dataclasses.field(default_factory=dict)
-    backends: tuple[str, ...] = tuple(dispatch.NEEDS)
+    backends: tuple[str, ...] = tuple(dispatch.FRAMEWORKS)
     parts: tuple[str, ...] = ("output", "weights", "gradients")
     alone: tuple[str, ...] = ()
 
