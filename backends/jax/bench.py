@@ -47,7 +47,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H, d)
         options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal}
         pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
-        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]
+        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
 
     step = _training if kind == "training" else _inference
     made = {

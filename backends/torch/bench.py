@@ -40,7 +40,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         q, k, v = (W(X).view(split).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, H, T, d)
         seen = None if lengths is None else _seen(lengths, shape.T)[:, None, None]  # (B, 1, 1, T), here True = attend
         pooled = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=shape.causal)  # (B, H, T, d)
-        return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, shape.T, shape.D))
+        return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, shape.T, shape.D))  # (B, T, D)
 
     step = _training if kind == "training" else _inference
     made = {
