@@ -211,7 +211,7 @@ def test_bad_inputs_are_refused(backend, rng, path, bad):
         PATHS[path](backend)(queries, keys, values, **arguments)
 
 
-# 1-7: construction; what the book's names take comes first
+# Construction; what the book's names take comes first
 
 BAD_BOOK_OPTIONS = {
     "heads that do not divide": ({"num_heads": 5}, ValueError, "num_hiddens is 12, expected a multiple of num_heads ="),
@@ -273,7 +273,7 @@ def test_the_books_names_refuse_bad_options_too(backend, bad):
         make(**options)
 
 
-# 18-19: arrays of other kinds and places
+# Arrays of other kinds and places
 
 
 def others_numpy(X):
@@ -351,7 +351,7 @@ def test_arrays_of_another_framework_are_refused(backend, rng, path, request):
                 call(*(arguments | {name: X}).values())
 
 
-# 20-37: lengths that are fine, in whatever form
+# Lengths that are fine, in whatever form
 
 
 def kinds_of_lengths(lengths, backends):
@@ -428,7 +428,7 @@ def test_a_list_of_numbers_that_the_dtype_cannot_hold_is_refused(backend, rng):
         make(backend)(*arguments.values())
 
 
-# 44-54: values
+# Values
 
 FILLINGS = {"NaN": np.nan, "Inf": np.inf, "-Inf": -np.inf, "1e30": 1e30}
 

@@ -70,7 +70,7 @@ def test_random_case(backend, number):
 
 
 def test_the_rule_notices_small_mistakes():
-    """What DESIGN calls mistakes exceeds its bound at every scale, so that a passing comparison means something."""
+    """Known mistakes exceed the bound at every scale, so that a passing comparison means something."""
     for scale in (1e-2, 1.0, 30.0):
         case = dataclasses.replace(parity.CASES[1], scale=scale)
         inputs = [X.astype("float64") for X in case.inputs("float32")[:3]]
