@@ -24,8 +24,8 @@ On the CPU with {versions}.
 
 The column **mha** holds the outcome on all five backends, which must be one. The other columns:
 
-- **the book**: the rule that its tabs share, written anew in PyTorch: hidden scores become -1e6, lengths are repeated
-  over the heads, nothing is checked.
+- **the book**: the rule that it prints for each framework, written anew in PyTorch: hidden scores become -1e6, lengths
+  are repeated over the heads, nothing is checked.
 - **PyTorch, Keras, Flax**: their own layers, with the same weights. They take masks, made from the lengths in each
   one's own convention. PyTorch's function stands between projections of ours, and gives no attention weights.
 - **MXNet**: it brings no attention layer, only operators: here `npx.softmax` with lengths, or `npx.sequence_mask` with

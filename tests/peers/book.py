@@ -1,4 +1,4 @@
-"""The rule that the book's editions share, written anew in PyTorch: hidden scores become -1e6, nothing is checked."""
+"""The rule that the book prints for each framework, in PyTorch: hidden scores become -1e6, nothing is checked."""
 
 import math
 

@@ -11,10 +11,10 @@ def new(backend="numpy"):
 
 
 def run(layer, call):
-    tab = dispatch.load("jax" if hasattr(layer, "scope") else dispatch.backend_of(layer) or "numpy")
-    *inputs, cotangent = (tab.tensor(X) for X in (*call.inputs, call.cotangent))
-    lengths, mask = (None if X is None else tab.tensor(X) for X in (call.valid_lens, call.mask))
+    backend = dispatch.load("jax" if hasattr(layer, "scope") else dispatch.backend_of(layer) or "numpy")
+    *inputs, cotangent = (backend.tensor(X) for X in (*call.inputs, call.cotangent))
+    lengths, mask = (None if X is None else backend.tensor(X) for X in (call.valid_lens, call.mask))
     hiding = {"valid_lens": lengths, "mask": mask, "causal": call.causal}
-    output, shares = tab.attend(layer, *inputs, **hiding, training=call.training, return_weights=True)
-    by_all = tab.gradients(layer, *inputs, **hiding, cotangent=cotangent)
-    return {name: np.array(tab.to_numpy(X)) for name, X in ({"output": output, "weights": shares} | by_all).items()}
+    output, shares = backend.attend(layer, *inputs, **hiding, training=call.training, return_weights=True)
+    by_all = backend.gradients(layer, *inputs, **hiding, cotangent=cotangent)
+    return {name: np.array(backend.to_numpy(X)) for name, X in ({"output": output, "weights": shares} | by_all).items()}
