@@ -220,9 +220,7 @@ class MultiHeadAttention(keras.layers.Layer):
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
     ):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
-        for name, X in {"keys": keys, "values": values}.items():
-            if getattr(X, "_keras_mask", None) is not None:  # of an Embedding with mask_zero, say
-                raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
+        _refuse_masks(keys, values)
         switches = causal, training, return_weights
         valid_lens, mask = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
         options = {"causal": causal, "training": training, "return_weights": return_weights}
@@ -317,7 +315,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     inputs = [tf.identity(X) for X in (queries, keys, values)]
     parameters = {name: X.value for name, X in _parameters(layer).items()}
     with tf.GradientTape() as tape:
-        tape.watch(inputs)
+        tape.watch([*inputs, *parameters.values()])
         output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
     cotangent = tf.ones_like(output) if cotangent is None else cotangent
     by_all = tape.gradient(output, [*inputs, *parameters.values()], cotangent)
@@ -329,6 +327,13 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     valid_lens, mask = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
+
+
+def _refuse_masks(keys, values):
+    """Raise ValueError for a mask of Keras' own, as an Embedding with mask_zero gives: it would be overlooked."""
+    for name, X in {"keys": keys, "values": values}.items():
+        if getattr(X, "_keras_mask", None) is not None:
+            raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
 
 
 def _must_fit(name, X, *sizes, or_one=False):
