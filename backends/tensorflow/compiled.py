@@ -82,7 +82,7 @@ def run(function, layer, variables, arrays, *switches):
         seed = tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32)
     fits = _fits(layer.config, *arrays[:2], causal)
     weights = [tf.convert_to_tensor(X.value) for X in variables]
-    arrays = [X if X is None else tf.convert_to_tensor(X) for X in (seed, *arrays)]
+    arrays = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
     sizes = tuple(X.shape for X in variables)
     given = tuple(None if X is None else (X.dtype, *_known(index, X.shape)) for index, X in enumerate(arrays))
     kind = function.__name__, layer.config, sizes, given, switches, fits
@@ -131,7 +131,7 @@ def _is_plain(part, dtype):
 
 
 def _known(index, shape):
-    """What a function is to know of the shape of an array, numbered as in `run`: widths, and where a mask has size 1."""
+    """What a function knows of the shape of an array, numbered as in `run`: widths, and where a mask has size 1."""
     if index == 0:
         return tuple(shape)
     if index == 5:

@@ -153,16 +153,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         lesson._refuse_masks(keys, values)
         switches = causal, training, return_weights
         checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
-        if self.built and training is not None and _compiles(self, queries, keys, values, *checked):
-            return self.attend(queries, keys, values, *checked, *switches)  # (B, Q, D)
+        call = queries, keys, values, *checked
+        if self.built and training is not None and (variables := _compiles(self, *call)) is not None:
+            return _attend(self, variables, call, *switches)  # (B, Q, D)
         return super().__call__(queries, keys, values, checked, None, *switches)  # (B, Q, D)
 
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, compiled where it runs by itself, and by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
         if (variables := _compiles(self, *call[:5])) is not None:
-            switches = causal, bool(training and self.config.dropout), return_weights
-            return compiled.run(lesson.attend, self, variables, call[:5], *switches)  # (B, Q, D)
+            return _attend(self, variables, call[:5], causal, training, return_weights)  # (B, Q, D)
         (B, Q, _), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
         empty = any(isinstance(size, int) and size == 0 for size in (B, Q, K))
         if return_weights or empty or not isinstance(self.attention, AttentionPooling):  # it may have been replaced
@@ -222,6 +222,13 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
 def _compiles(layer, *arrays):
     """The variables of a layer that runs compiled on these arrays; None if it does not, as of a subclass."""
     return compiled.variables(layer, POOLINGS, *arrays) if type(layer) is MultiHeadAttention else None
+
+
+def _attend(layer, variables, call, causal, training, return_weights):
+    """A call of the layer, compiled."""
+    return compiled.run(
+        lesson.attend, layer, variables, call, causal, bool(training and layer.config.dropout), return_weights
+    )
 
 
 def _fits(scores):
