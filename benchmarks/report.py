@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from mha import demo
 from mha.benchmarks import cases
 from mha.benchmarks.run import Row
+from mha.tables import plain_table
 
 # Colours of Okabe and Ito, which the colour-blind tell apart; the marks do so in print.
 LOOKS = {
@@ -32,7 +32,7 @@ def about(machine: dict[str, Any]) -> str:
 
 def table(rows: list[Row]) -> Table:
     """The rows of one backend and kind, shape by shape."""
-    found = demo.plain_table("shape", "implementation", "ms", "fast is x times as fast", "MiB")
+    found = plain_table("shape", "implementation", "ms", "fast is x times as fast", "MiB")
     found.title, found.title_justify, found.title_style = f"{rows[0].backend}, {rows[0].kind}", "left", "bold"
     for column in found.columns[2:]:
         column.justify = "right"

@@ -29,8 +29,7 @@ import typer
 
 import mha
 from mha import dispatch, parity
-from mha.config import Config, shapes
-from mha.tensors import numpy_dtype
+from mha.config import Config, numpy_dtype, shapes
 
 PAGE = Path(__file__).with_name("semantics.md")
 
@@ -504,7 +503,7 @@ class Probe:
     readings: dict[str, Any] = dataclasses.field(default_factory=dict)
     without: tuple[str, ...] = ()
     instead: dict[str, Callable[[Call], str]] = dataclasses.field(default_factory=dict)
-    backends: tuple[str, ...] = tuple(dispatch.NEEDS)
+    backends: tuple[str, ...] = tuple(dispatch.FRAMEWORKS)
     parts: tuple[str, ...] = ("output", "weights", "gradients")
     alone: tuple[str, ...] = ()
 
@@ -1318,7 +1317,7 @@ def page() -> tuple[str, list[str]]:
         lines.append("")
     promises = []
     for promise in PROMISES:
-        without = [backend for backend in dispatch.NEEDS if not keeps(promise, backend)]
+        without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]
         if without:
             broken.append(f"{promise.__doc__} not kept on {', '.join(without)}")
         promises.append(row([promise.__doc__, f"not on {', '.join(without)}" if without else "kept"]))

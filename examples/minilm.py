@@ -3,7 +3,7 @@
 Random weights hide mistakes that trained ones show, so this example takes all-MiniLM-L6-v2, a sentence encoder of six
 BERT layers, and feeds it a paragraph whose sentences differ in length and are padded. Embedding tables, LayerNorm,
 feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention`, on each backend, read
-from the same file by `mha.weights.read`. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and
+from the same file by `mha.load`. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and
 so must the model as `transformers` runs it on PyTorch: in float64, which shows that all compute the same thing, and in
 float32. What the padding holds must not change a bit. The exit code is 1 if anything disagrees.
 
@@ -76,7 +76,7 @@ class MiniLM:
         self.attentions = []
         for layer in self.layers:
             prefix, num_heads = f"{layer}.attention", config["num_attention_heads"]
-            attention = mha.weights.read(path, scheme="bert", prefix=prefix, num_heads=num_heads, backend=backend)
+            attention = mha.load(path, scheme="bert", prefix=prefix, num_heads=num_heads, backend=backend)
             self.attentions.append(parity.in_dtype(attention, dtype))
 
     def __call__(self, tokens: np.ndarray, valid: np.ndarray) -> Steps:

@@ -1,11 +1,11 @@
-"""Arrays of any backend: made by one name, taken back by one name, and the book's functions on them."""
+"""Arrays of any backend: to make them, to turn them into NumPy's, and the book's functions on them."""
 
 from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, tensors
-from mha.config import DTYPES
+from mha import arguments, checks, dispatch
+from mha.config import DTYPES, numpy_dtype
 
 KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
@@ -19,8 +19,8 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         backend: None = MHA_BACKEND, else "numpy".
 
     Raises:
-        TypeError, ValueError: if data are no numbers or booleans or the dtype cannot hold them, or if the dtype or the
-            backend is unknown.
+        TypeError, ValueError: if data holds anything but numbers and booleans, if the dtype cannot hold them, or if the
+            dtype or the backend is unknown.
     """
     if dispatch.backend_of(data) is None:  # numbers and lists
         array = checks.listed("data", data)
@@ -33,18 +33,18 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
     if default not in KNOWN:
         raise TypeError(f"data has dtype {default}, expected numbers or booleans")
     name = default if dtype is None else checks.choice("dtype", checks.dtype_name(dtype), KNOWN)
-    array = checks.cast("data", checks.plain(array), tensors.numpy_dtype(name))
+    array = checks.cast("data", checks.plain(array), numpy_dtype(name))
     backend = dispatch.backend_name(backend)
-    tab = dispatch.load(backend)
+    module = dispatch.load(backend)
     if "float" in name:
-        checks.choice(f"dtype on backend {backend!r}", name, tab.DTYPES)
-    with tab.context(name):
+        checks.choice(f"dtype on backend {backend!r}", name, module.DTYPES)
+    with module.context(name):
         try:
-            made = tab.tensor(np.array(array))
-        except KeyError as error:  # MXNet's, which knows four of the eight integers
+            made = module.tensor(np.array(array))
+        except KeyError as error:  # from MXNet, which has four of the eight integer dtypes
             raise ValueError(f"dtype is {name}, which the backend {backend!r} lacks; choose another") from error
-        # JAX, for one, makes int32 of int64 and would wrap what does not fit.
-        if array.dtype.kind in "iu" and not np.array_equal(tab.to_numpy(made), array):
+        # JAX, for one, turns int64 into int32, and numbers that do not fit into others.
+        if array.dtype.kind in "iu" and not np.array_equal(module.to_numpy(made), array):
             raise ValueError(f"data holds integers beyond {checks.dtype_name(made.dtype)}, the widest of {backend!r}")
         return made
 
@@ -72,16 +72,16 @@ def to_numpy(X: Any) -> np.ndarray:
 
     Raises TypeError if it is of no known framework.
     """
-    tab = dispatch.module_of(X, "X")
+    module = dispatch.module_of(X, "X")
     if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
         raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
-    if (array := tab.known(X)) is None:
+    if (array := module.known(X)) is None:
         raise TypeError(f"X is a {type(X).__name__} whose values are not known yet, expected one with values")
     return array
 
 
 def check_shape(X: Any, shape: Any) -> None:
-    """Raise ValueError unless an array of any backend has this shape, and TypeError if it is no such array."""
+    """Raise ValueError unless X has this shape, and TypeError if X is no array of any backend."""
     dispatch.module_of(X, "X")
     shape = checks.sizes("shape", shape)
     if checks.shape(X) != shape:
@@ -91,25 +91,25 @@ def check_shape(X: Any, shape: Any) -> None:
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """Split the heads and move them into the batch, on an array of any backend: (B, T, H*d) -> (B*H, T, d).
 
-    Raises TypeError or ValueError if X has not three axes or its width does not divide into num_heads.
+    Raises TypeError or ValueError if X has not three axes or its width is no multiple of num_heads.
     """
-    tab = dispatch.module_of(X, "X")
+    module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 2, "num_heads", num_heads, is_own=tab.is_own)
-    with tab.context(checks.dtype_name(X.dtype)):
-        return tab.transpose_qkv(X, num_heads)
+    checks.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
+    with module.context(checks.dtype_name(X.dtype)):
+        return module.transpose_qkv(X, num_heads)
 
 
 def transpose_output(X: Any, num_heads: int) -> Any:
     """Undo `transpose_qkv`, on an array of any backend: (B*H, T, d) -> (B, T, H*d).
 
-    Raises TypeError or ValueError if X has not three axes or its batch does not divide into num_heads.
+    Raises TypeError or ValueError if X has not three axes or its batch is no multiple of num_heads.
     """
-    tab = dispatch.module_of(X, "X")
+    module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 0, "num_heads", num_heads, is_own=tab.is_own)
-    with tab.context(checks.dtype_name(X.dtype)):
-        return tab.transpose_output(X, num_heads)
+    checks.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
+    with module.context(checks.dtype_name(X.dtype)):
+        return module.transpose_output(X, num_heads)
 
 
 def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
@@ -125,9 +125,9 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
     Raises:
         TypeError, ValueError: if X or valid_lens is not as above; the message says what was expected.
     """
-    tab = dispatch.module_of(X, "X")
-    valid_lens, place = arguments.known("valid_lens", valid_lens), tab.place(None, X)
-    checks.scores(X, valid_lens, tab.DTYPES, is_own=tab.is_own, place=place)
+    module = dispatch.module_of(X, "X")
+    valid_lens, place = arguments.known("valid_lens", valid_lens), module.place(None, X)
+    checks.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
     valid_lens = checks.lengths(valid_lens, X.shape[2])
-    with tab.context(checks.dtype_name(X.dtype)):
-        return tab.masked_softmax(X, arguments.native(tab, place, valid_lens))
+    with module.context(checks.dtype_name(X.dtype)):
+        return module.masked_softmax(X, arguments.native(module, place, valid_lens))

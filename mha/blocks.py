@@ -1,4 +1,4 @@
-"""How a call that keeps no attention weights is cut into pieces whose scores fit a cache: samples and queries."""
+"""How a call that keeps no attention weights is cut, by samples and queries, into pieces whose scores fit a cache."""
 
 import math
 from collections.abc import Iterator
@@ -6,16 +6,16 @@ from typing import Any
 
 from mha import checks
 
-SCORES = 2**20  # at a time: 4 MiB in float32
+SCORES = 2**20  # in one piece: 4 MiB in float32
 
 
 def fits(scores: int) -> bool:
-    """Whether so many scores are one piece."""
+    """Whether this number of scores is small enough for one piece."""
     return scores <= SCORES
 
 
 def queries(num_queries: int, scores: int) -> int:
-    """How many queries make a block, where each has so many scores: blocks of one size, as far as that goes."""
+    """How many queries make a block, where each query has this many scores: blocks as equal in size as possible."""
     if fits(num_queries * scores):
         return max(1, num_queries)
     most = max(1, SCORES // max(1, scores))
@@ -23,7 +23,10 @@ def queries(num_queries: int, scores: int) -> int:
 
 
 def heads(total: int, num_heads: int, scores: int) -> int:
-    """How many of all samples' heads make a piece, each with so many scores: some of one sample, or whole samples."""
+    """How many heads make a piece, of all samples' heads together, where each head has this many scores.
+
+    A piece is some heads of one sample, or all heads of one or more samples.
+    """
     most = max(1, SCORES // max(1, scores))
     if most < num_heads:
         return max(part for part in range(1, most + 1) if num_heads % part == 0)
@@ -34,11 +37,11 @@ def heads(total: int, num_heads: int, scores: int) -> int:
 def groups(
     batch_size: int, num_heads: int, num_queries: int, num_keys: int, valid_lens: Any = None, causal: bool = False
 ) -> Iterator[tuple[slice, int, bool]]:
-    """The samples that are attended together, with the keys that they need.
+    """Groups of samples to compute together, each with the keys that it needs.
 
     valid_lens: None, or NumPy integers (B,) or (B, Q), at most K.
-    Yields for each group: its slice of the samples, the number of keys up to the last that any of its queries sees, at
-    least 1, and whether lengths hide some of these.
+    Yields for each group: the slice of its samples; how many keys it needs, up to the last one that any of its queries
+    sees, at least 1; and whether lengths hide some of these keys.
     """
     size = max(1, SCORES // max(1, num_heads * num_queries * num_keys))
     for first in range(0, batch_size, size):
@@ -74,5 +77,5 @@ def part(
 
 
 def cuts(num_keys: int) -> list[int]:
-    """Four numbers of keys, the last of which is all, for compilers that ask for sizes that they know beforehand."""
+    """A quarter, a half, three quarters and all of the keys: for a compiler that must know sizes beforehand."""
     return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})

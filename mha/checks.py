@@ -1,11 +1,12 @@
-"""What every argument must be: one wording for all backends, no framework imported.
+"""What every argument must be, in the same words for all backends; no framework is imported.
 
-What does not fit raises a TypeError or ValueError that names the argument, what was expected, what came, and what to
-do.
+An argument that does not fit raises a TypeError or ValueError, which names the argument, what came, what was expected
+and what to do.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-FEW = 100  # numbers, for whose extremes Python takes less time than NumPy
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
 
 
 def size(name: str, value: object) -> int:
-    """A positive whole number; a bool or a float is none."""
+    """A positive whole number; neither a bool nor a float."""
     whole = _whole(value)
     if whole is None:
         raise TypeError(f"{name} is {_brief(value)}, expected a positive int")
@@ -53,7 +55,7 @@ def choice(name: str, value: object, known: Sequence[str]) -> str:
 
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:
-    """A shape: whole numbers of at least 0, or one of them."""
+    """A shape: a list or tuple of whole numbers of at least 0, or one such number."""
     given = value if isinstance(value, (list, tuple)) else (value,)
     whole = [_whole(length) for length in given]
     if None in whole:
@@ -64,7 +66,7 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
 
 
 def number(name: str, value: object, least: float = -math.inf) -> float:
-    """A finite number of at least so much."""
+    """A finite number, not below `least`."""
     if not least <= (real := _real(name, value, "a number")) < math.inf or real == -math.inf:
         of_at_least = "" if least == -math.inf else f" of at least {least}"
         raise ValueError(f"{name} is {_text(value)}, expected a finite number{of_at_least}")
@@ -72,7 +74,7 @@ def number(name: str, value: object, least: float = -math.inf) -> float:
 
 
 def seed(value: object) -> int:
-    """A whole number of at least 0, as NumPy's generators take it."""
+    """A whole number of at least 0, which NumPy's generators take as a seed."""
     whole = _whole(value)
     if whole is None:
         raise TypeError(f"seed is {_brief(value)}, expected an int of at least 0")
@@ -85,8 +87,16 @@ def dtype_name(dtype: Any) -> Any:
     """The plain name of a dtype, however NumPy or a framework writes it: numpy.float32, torch.float32 -> "float32"."""
     if isinstance(dtype, str):
         return dtype
+    if isinstance(dtype, np.dtype):
+        return _numpy_name(dtype)
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or _text(dtype)
     return str(name).removeprefix("torch.").rstrip("_")
+
+
+@functools.cache
+def _numpy_name(dtype: np.dtype) -> str:
+    # NumPy works a dtype's name out at every call, which would take a small layer much of its time.
+    return dtype.name
 
 
 # Arguments of a call
@@ -106,14 +116,14 @@ def inputs(
     is_own: Callable[[Any], bool],
     place: Any = None,
 ) -> None:
-    """Arguments of a call that fit a layer and each other, by shape and dtype alone.
+    """Check that the arguments of a call fit the layer and each other; only shapes and dtypes are looked at.
 
-    A size that a compiler does not know yet (None) fits everything. `is_own` tells the arrays of the layer's framework;
-    all must lie at the layer's `place`, None = anywhere.
+    A size that a compiler does not know yet (None) fits everything. `is_own` says whether an array is of the layer's
+    framework. All arrays must be at the layer's `place`; None = anywhere.
     """
     named = {"queries": queries, "keys": keys, "values": values}
     widths = (config.query_size, config.key_size, config.value_size)
-    if queries is keys is values and len(set(widths)) == 1:  # three times the same array is checked once
+    if queries is keys is values and len(set(widths)) == 1:  # the same array three times is checked once
         del named["keys"], named["values"]
     for (name, value), width in zip(named.items(), widths, strict=False):
         if not is_own(value):
@@ -122,10 +132,9 @@ def inputs(
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected {_rows(name, width)}")
         if dtype_name(value.dtype) != config.dtype:
-            raise TypeError(
-                f"{name} has dtype {dtype_name(value.dtype)}, expected {config.dtype} as the layer; "
-                f"convert it, or make the layer with dtype={dtype_name(value.dtype)!r} if that is a float"
-            )
+            came = dtype_name(value.dtype)
+            other_layer = f", or make the layer with dtype={came!r}" if came in FLOATS else ""
+            raise TypeError(f"{name} has dtype {came}, expected {config.dtype} as the layer; convert it{other_layer}")
     batch, num_queries, _ = queries.shape
     _, num_keys, _ = keys.shape
     for name, value in (("keys", keys), ("values", values)):
@@ -154,10 +163,10 @@ def pooling_inputs(
     is_own: Callable[[Any], bool],
     place: Any = None,
 ) -> None:
-    """Queries, keys, values and lengths that fit an attention pooling and each other, by shape and dtype alone.
+    """Check that the arguments of an attention pooling fit it and each other; only shapes and dtypes are looked at.
 
-    The pooling tells its query_size and key_size, None = any, its weights_dtype, None = it has no weights, and whether
-    both must have the same_width; `dtypes` are the framework's floats, `is_own` and `place` as for `inputs`.
+    The pooling: query_size and key_size (None = any), weights_dtype (None = it has no weights) and same_width, whether
+    queries and keys must have one width. `dtypes` are the framework's floats; `is_own` and `place` as for `inputs`.
     """
     for name, value in {"queries": queries, "keys": keys, "values": values}.items():
         _array(name, value, "of shape (batch, rows, width)", is_own, place)
@@ -176,9 +185,9 @@ def pooling_inputs(
 
 
 def lengths(valid_lens: Any, num_keys: int | None) -> Any:
-    """Lengths whose values are known: none below 0; those above K, which hide nothing, are returned as K.
+    """Check that no length is below 0; return lengths above K, which hide nothing, as K.
 
-    Those that only a compiler will know, and None, are returned as they are.
+    None, and lengths whose values only a compiled program will know, are returned as they are.
     """
     if not isinstance(valid_lens, np.ndarray):
         return valid_lens
@@ -202,7 +211,7 @@ def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
 
 
 def output(config: Any, cotangent: Any, queries: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    """A cotangent of the shape and dtype of the output for these queries; `is_own` and `place` as for `inputs`."""
+    """Check that a cotangent has the shape and dtype of the output for these queries; the rest as for `inputs`."""
     expected = (*queries.shape[:2], config.num_hiddens)
     _array("cotangent", cotangent, f"of shape {expected} as the output", is_own, place)
     if not _shape_fits(cotangent.shape, expected):
@@ -212,7 +221,7 @@ def output(config: Any, cotangent: Any, queries: Any, *, is_own: Callable[[Any],
 
 
 def divides(name: str, value: Any, axis: int, by: str, parts: int, *, is_own: Callable[[Any], bool]) -> None:
-    """An array of three axes, one of which divides into so many parts; `is_own` as for `inputs`."""
+    """Check that an array has three axes, and that the given one is a multiple of `parts`; `is_own` as for `inputs`."""
     _array(name, value, "of 3 axes", is_own)
     if len(value.shape) != 3:
         raise ValueError(f"{name} has shape {shape(value)}, expected 3 axes")
@@ -222,7 +231,7 @@ def divides(name: str, value: Any, axis: int, by: str, parts: int, *, is_own: Ca
 
 
 def scores(X: Any, valid_lens: Any, dtypes: Sequence[str], *, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    """Scores (batch, queries, keys) and lengths that fit them; `dtypes` are the framework's floats."""
+    """Check scores (batch, queries, keys) and the lengths for them; `dtypes` are the framework's floats."""
     _array("X", X, "of shape (batch, queries, keys)", is_own)
     if len(X.shape) != 3:
         raise ValueError(f"X has shape {shape(X)}, expected (batch, queries, keys)")
@@ -232,7 +241,7 @@ def scores(X: Any, valid_lens: Any, dtypes: Sequence[str], *, is_own: Callable[[
 
 
 def listed(name: str, value: Any, empty: str = "float32") -> np.ndarray:
-    """A number or nested lists as an array, of the dtype `empty` if there is nothing in them."""
+    """A number or nested lists as an array; lists with nothing in them get the dtype `empty`."""
     try:
         kinds = set(map(type, _leaves(value)))
         array = np.asarray(value)
@@ -259,7 +268,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers in another dtype, if that can hold them: floats may be rounded, nothing else is lost."""
+    """Numbers in another dtype, which must be able to hold them: floats may be rounded, nothing else may be lost."""
     if array.dtype.kind not in "biuf" and dtype_name(array.dtype) != "bfloat16":
         raise TypeError(f"{name} holds {array.dtype} values, expected numbers")
     with np.errstate(all="ignore"):
@@ -272,7 +281,7 @@ def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict[str, np.ndarray]:
-    """Canonical weights: exactly these names, shapes and this dtype, as NumPy arrays."""
+    """Check that arrays are canonical weights: NumPy arrays of exactly these names, these shapes and this dtype."""
     if not isinstance(arrays, dict):
         raise TypeError(f"weights is {_brief(arrays)}, expected a dict of NumPy arrays named {', '.join(shapes)}")
     if missing := [name for name in shapes if name not in arrays]:
@@ -298,12 +307,17 @@ def finite(name: str, array: np.ndarray) -> None:
 
 def plain(value: np.ndarray) -> np.ndarray:
     """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
-    native = value.dtype.newbyteorder("=")
-    return np.asarray(value, np.dtype(native.name) if native.kind in "iu" else native, order="C")
+    return np.asarray(value, _plain_dtype(value.dtype), order="C")
+
+
+@functools.cache
+def _plain_dtype(dtype: np.dtype) -> np.dtype:
+    native = dtype.newbyteorder("=")
+    return np.dtype(native.name) if native.kind in "iu" else native
 
 
 def is_numpy(value: Any) -> bool:
-    """Whether a value is an ordinary NumPy array: not one with masked elements, which all others would overlook."""
+    """Whether a value is an ordinary NumPy array; a masked array is not, because frameworks would ignore its mask."""
     return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
 
 
@@ -334,7 +348,7 @@ def _array(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], plac
 
 
 def _lies(name: str, value: Any, place: Any) -> None:
-    # NumPy's arrays go where they are needed.
+    # NumPy's arrays are copied to wherever they are needed.
     if place is not None and not isinstance(value, np.ndarray) and value.device != place:
         raise ValueError(f"{name} is on device {value.device}, expected {place} as the others; move it there")
 
@@ -347,9 +361,7 @@ def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
 def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:
     if not (is_own(valid_lens) or is_numpy(valid_lens)):
         raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
-    # NumPy works a dtype's name out at every call, which would take a small layer much of its time.
-    whole = valid_lens.dtype.kind in "iu" if is_numpy(valid_lens) else dtype_name(valid_lens.dtype) in INTEGERS
-    if not whole:
+    if dtype_name(valid_lens.dtype) not in INTEGERS:
         raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
     expected = ((batch,), (batch, num_queries))
     if tuple(valid_lens.shape) not in expected and not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):

@@ -1,13 +1,15 @@
-"""What a layer is: its sizes and options, checked once, the same for every backend."""
+"""The sizes and options of a layer: checked once, the same for every backend."""
 
 import dataclasses
 import math
 import sys
 
+import numpy as np
+
 from mha import checks
 
 POOLINGS = ("dot", "additive")
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+DTYPES = checks.FLOATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +22,15 @@ class Config:
         dropout: probability, in [0, 1), that training drops an attention weight.
         bias: whether the four projections add a bias.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
-        key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. Where num_hiddens does not
-            divide into num_heads, key_dim must be given and value_dim defaults to it.
+        key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. Where num_hiddens is no
+            multiple of num_heads, key_dim must be given, and value_dim is key_dim unless given.
         pooling: "dot" (scaled dot product) or "additive".
         dtype: "float32", "float64", "float16" or "bfloat16", of inputs, weights and output.
 
     Raises:
         TypeError: if an argument is of the wrong type.
-        ValueError: if a size is not positive, dropout is outside [0, 1), a name is unknown, or num_hiddens does not
-            divide into num_heads and key_dim is not given.
+        ValueError: if a size is not positive, dropout is outside [0, 1), a name is unknown, or num_hiddens is no
+            multiple of num_heads and key_dim is not given.
     """
 
     num_hiddens: int
@@ -45,33 +47,42 @@ class Config:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        def settle(name: str, value: object) -> None:
+        def fill(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        settle("num_hiddens", checks.size("num_hiddens", self.num_hiddens))
-        settle("num_heads", checks.size("num_heads", self.num_heads))
-        settle("dropout", checks.probability("dropout", self.dropout))
-        settle("bias", checks.flag("bias", self.bias))
+        fill("num_hiddens", checks.size("num_hiddens", self.num_hiddens))
+        fill("num_heads", checks.size("num_heads", self.num_heads))
+        fill("dropout", checks.probability("dropout", self.dropout))
+        fill("bias", checks.flag("bias", self.bias))
         for name in ("query_size", "key_size", "value_size"):
             value = getattr(self, name)
-            settle(name, self.num_hiddens if value is None else checks.size(name, value))
+            fill(name, self.num_hiddens if value is None else checks.size(name, value))
         width, remainder = divmod(self.num_hiddens, self.num_heads)
         if remainder and self.key_dim is None:
             raise ValueError(
                 f"num_hiddens is {self.num_hiddens}, expected a multiple of num_heads = {self.num_heads}; "
                 "choose another number of heads, or say with key_dim how wide a head is"
             )
-        settle("key_dim", width if self.key_dim is None else checks.size("key_dim", self.key_dim))
+        fill("key_dim", width if self.key_dim is None else checks.size("key_dim", self.key_dim))
         value_dim = self.key_dim if remainder else width
-        settle("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
-        settle("pooling", checks.choice("pooling", self.pooling, POOLINGS))
-        settle("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
+        fill("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
+        fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
+        fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of this name; bfloat16 comes from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Name and shape of every weight of a layer, in canonical order.
 
-    Raises ValueError if one has more numbers than memory has addresses.
+    Raises ValueError if one would have more numbers than any memory can hold.
     """
     H, d, dv = config.num_heads, config.key_dim, config.value_dim
     kernels = {

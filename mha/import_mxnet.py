@@ -1,8 +1,8 @@
-"""Let MXNet be imported on a NumPy that has outgrown it, without changing NumPy for anybody else.
+"""Let MXNet be imported on a NumPy that is too new for it, without changing NumPy for anybody else.
 
-MXNet is retired. Its releases ask NumPy for names that later versions removed (1.24 the first, 2.0 most), though they
-need little of them. Once `mha` is imported, each module of MXNet gets an `import` statement of its own, which answers
-`import numpy` with a stand-in: NumPy itself, plus the retired names. Only modules named `mxnet` or `mxnet.*` see it.
+MXNet is retired. It uses names that NumPy has since removed: some in 1.24, most in 2.0. Once `mha` is imported, MXNet's
+own modules get another `import` statement: there, `import numpy` gives a stand-in, which is NumPy plus the removed
+names. Only modules named `mxnet` or `mxnet.*` see it.
 """
 
 import builtins
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-# Retired names with a successor, and those without one that MXNet lists on import but attention never calls.
+# Removed names that have a successor; and those without one, which MXNet lists on import but attention never calls.
 _SUCCESSORS: dict[str, Any] = {
     "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
     "NAN": numpy.nan, "NaN": numpy.nan,
@@ -39,7 +39,7 @@ def is_needed() -> bool:
 
 
 class _NumPyForMXNet(types.ModuleType):
-    """NumPy, answering for its retired names."""
+    """NumPy with the names that it has removed."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -60,7 +60,7 @@ def _gone(name: str) -> Callable[..., Any]:
 
 
 class _MXNetFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules of MXNet, and of nobody else, and gives each the `import` statement below."""
+    """Finds MXNet's own modules, and no others, and gives each of them the `import` statement below."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] != "mxnet":
@@ -75,7 +75,7 @@ class _MXNetLoader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)["__builtins__"] = _BUILTINS
         with warnings.catch_warnings():
-            # MXNet compares versions with a module of Python that says it is deprecated.
+            # MXNet compares versions with a module of Python that is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             super().exec_module(module)
 

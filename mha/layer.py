@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, tensors, weights
-from mha.config import Config, shapes
+from mha import arguments, checks, dispatch, native, weights
+from mha.config import Config, numpy_dtype, shapes
 
 
 class MultiHeadAttention:
@@ -66,12 +66,12 @@ class MultiHeadAttention:
     def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int = 0) -> None:
         self.config = config
         self.backend = backend
-        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._tab.DTYPES)
-        with self._tab.context(config.dtype):
-            self.layer = self._tab.build(config, arrays, seed)
+        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._module.DTYPES)
+        with self._module.context(config.dtype):
+            self.layer = self._module.build(config, arrays, seed)
 
     @property
-    def _tab(self) -> Any:
+    def _module(self) -> Any:
         """The backend's module; no attribute, so that a layer can be copied."""
         return dispatch.load(self.backend)
 
@@ -112,9 +112,10 @@ class MultiHeadAttention:
         if given == self.backend:  # its layer checks
             call, back = (queries, keys, values, valid_lens, mask), _same
         else:
-            call, back = self._checked(queries, keys, values, valid_lens, mask, *switches)
-        with self._tab.context(self.config.dtype):
-            result = self._tab.attend(self.layer, *call, *switches)
+            call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
+        module = self._module
+        with module.context(self.config.dtype):
+            result = module.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def gradients(
@@ -141,15 +142,15 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
+        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         if cotangent is not None:
             cotangent = self._array("cotangent", cotangent)
             kind: Any = dispatch.backend_of(cotangent)
-            tab = dispatch.load(kind)
-            checks.output(self.config, cotangent, call[0], is_own=tab.is_own, place=tab.place(self.layer))
-        with self._tab.context(self.config.dtype):
-            cotangent = None if cotangent is None else self._native(cotangent)
-            gradients = self._tab.gradients(self.layer, *call, bool(causal), cotangent)
+            module = dispatch.load(kind)
+            checks.output(self.config, cotangent, call[0], is_own=module.is_own, place=module.place(self.layer))
+        with self._module.context(self.config.dtype):
+            cotangent = arguments.native(self._module, self._module.place(self.layer), cotangent)
+            gradients = self._module.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -175,9 +176,9 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(queries, keys, values, valid_lens, mask, causal)
-        with self._tab.context(self.config.dtype):
-            steps = self._tab.trace(self.layer, *call, bool(causal))
+        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
+        with self._module.context(self.config.dtype):
+            steps = self._module.trace(self.layer, *call, bool(causal))
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -187,9 +188,9 @@ class MultiHeadAttention:
         Assigning a dict of the same names, shapes and dtype sets them all; a dict that does not fit raises TypeError
         or ValueError and changes nothing. ValueError, too, if the layer itself has been changed and no longer fits.
         """
-        with self._tab.context(self.config.dtype):
+        with self._module.context(self.config.dtype):
             try:
-                arrays = self._tab.get_weights(self.layer)
+                arrays = self._module.get_weights(self.layer)
                 return checks.weights(shapes(self.config), self.config.dtype, arrays)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(
@@ -201,8 +202,8 @@ class MultiHeadAttention:
         arrays = checks.weights(shapes(self.config), self.config.dtype, arrays)
         arrays = {name: checks.plain(array) for name, array in arrays.items()}
         _ = self.weights  # a layer that no longer fits would be written half
-        with self._tab.context(self.config.dtype):
-            self.layer = self._tab.set_weights(self.layer, arrays)
+        with self._module.context(self.config.dtype):
+            self.layer = self._module.set_weights(self.layer, arrays)
 
     def to(self, backend: str) -> "MultiHeadAttention":
         """The same layer, configuration and weights, on another backend; this one stays as it is."""
@@ -225,8 +226,8 @@ class MultiHeadAttention:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights and configuration to a safetensors file, which `mha.load` reads on any backend.
 
-        Raises ValueError if a weight holds NaN or infinity, mha.files.FileError (an OSError and a ValueError) if the
-        path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
+        Raises ValueError if a weight holds NaN or infinity, mha.weights.FileError (an OSError and a ValueError) if
+        the path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
         """
         weights.save(path, self.config, self.weights)
 
@@ -246,17 +247,24 @@ class MultiHeadAttention:
                 )
         return queries, keys, values, given
 
-    def _checked(self, queries: Any, keys: Any, values: Any, valid_lens: Any, mask: Any, *switches: Any) -> tuple:
+    def _checked(
+        self, queries: Any, keys: Any, values: Any, given: Any, valid_lens: Any, mask: Any, *switches: Any
+    ) -> tuple:
         """Queries, keys, values, lengths and mask of a call, checked, as the backend's arrays; what turns results back.
 
-        switches: causal, and where they matter training and return_weights.
+        given: the backend of queries, keys and values; switches: causal, and where they matter training and
+        return_weights.
         """
-        queries, keys, values, given = self._arrays(queries, keys, values)
-        with self._tab.context(self.config.dtype):
+        module = self._module
+        with module.context(self.config.dtype):
             checked = arguments.check(given, self.layer, queries, keys, values, valid_lens, mask, *switches)
-            queries, keys, values, valid_lens, mask = map(self._native, (queries, keys, values, *checked))
+            arrays = queries, keys, values, *checked
+            if given == "numpy":
+                place = module.place(self.layer)
+                arrays = tuple(_taken(module, place, X) for X in arrays)
+            queries, keys, values, valid_lens, mask = arrays
             call = queries, keys, values, arguments.Checked(valid_lens, mask), None
-            return call, self._tab.to_numpy if given == "numpy" else _same
+            return call, module.to_numpy if given == "numpy" else _same
 
     def _array(self, name: str, value: Any) -> Any:
         """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""
@@ -264,19 +272,13 @@ class MultiHeadAttention:
             array = checks.listed(name, value, self.config.dtype)
             if array.dtype.kind == "b" or _has_dtype(value):
                 return array
-            return checks.cast(name, array, tensors.numpy_dtype(self.config.dtype))
+            return checks.cast(name, array, numpy_dtype(self.config.dtype))
         if dispatch.backend_of(value) not in ("numpy", self.backend):
             raise TypeError(
                 f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
                 f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
             )
         return value
-
-    def _native(self, value: Any) -> Any:
-        """A NumPy array as the backend's own, where the layer is; anything else as it is."""
-        if not isinstance(value, np.ndarray):
-            return value
-        return self._tab.tensor(checks.plain(value), self._tab.place(self.layer))
 
 
 def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:
@@ -301,7 +303,7 @@ def from_native(
             flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of Dive
             into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an mha.MultiHeadAttention;
             or a mapping of names to arrays, which may be nested: a state dict, Flax's params, an nnx.State.
-        scheme: how the arrays of a mapping are named and stored, one of `mha.schemes.SCHEMES`; "auto" = as the names
+        scheme: how the arrays of a mapping are named and stored, one of `mha.weights.SCHEMES`; "auto" = as the names
             show.
         prefix: what the names of the layer's arrays begin with; None = as the names show.
         num_heads: the number of heads, where a mapping does not show it.
@@ -319,14 +321,38 @@ def from_native(
     return restore(*native.read(source, scheme, prefix, num_heads), backend)
 
 
-def load(path: str | os.PathLike[str], backend: str | None = None) -> MultiHeadAttention:
-    """The layer that `save` wrote to a file, on any backend; None = MHA_BACKEND, else "numpy".
+def load(
+    path: str | os.PathLike[str],
+    backend: str | None = None,
+    *,
+    scheme: str = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
+) -> MultiHeadAttention:
+    """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
 
-    Raises FileNotFoundError if nothing is there, mha.files.FileError (an OSError and a ValueError) if it is no regular
-    file or may not be read, and ValueError if it is not such a file or does not fit itself. Nothing is unpickled, and
-    no memory is taken before the file's description is right.
+    A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
+    layer are read. Nothing is unpickled, and no number is read before its description is right.
+
+    Args:
+        path: of the file.
+        backend: None = MHA_BACKEND, else "numpy".
+        scheme: how a checkpoint names and stores the arrays, one of `mha.weights.SCHEMES`; "auto" = as the names show.
+        prefix: what the names of the layer's arrays begin with, with or without the last dot; None = as the names show.
+        num_heads: the number of heads, where no array has an axis for them.
+
+    Returns:
+        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
+
+    Raises:
+        FileNotFoundError: if nothing is there.
+        mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
+        TypeError: if an argument is of another type, or num_heads is needed; the message names the argument.
+        ValueError: if it is no safetensors file, if it has no layer or several that fit scheme and prefix, or if the
+            arrays do not go together or are not finite; the message names the path, and lists what was found.
     """
-    return restore(*weights.load(path), backend)
+    backend = dispatch.backend_name(backend)
+    return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads), backend)
 
 
 def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
@@ -346,6 +372,14 @@ def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
                 "make the target with the same options"
             )
     target.weights = source.weights
+
+
+def _taken(module: Any, place: Any, X: Any) -> Any:
+    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
+    if not isinstance(X, np.ndarray):
+        return X
+    X = checks.plain(X)
+    return X if module.is_own(X) else module.tensor(X, place)
 
 
 def _same(X: Any) -> Any:

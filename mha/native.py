@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, schemes
+from mha import arguments, checks, dispatch
 from mha.config import Config, shapes
+from mha.weights import schemes
 
 # What a layer can be made of, as it is imported, and the backend that brings it.
 BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS if dispatch.has_book(name)}
@@ -144,7 +145,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
-    """The arrays of a layer by name: those of its projections by ours, whose kernels it calls so, the others by its own."""
+    """The arrays of a layer: of its projections by our names, other ones by theirs; kernel: what it calls a kernel."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
     own = {name: X for name, X in own.items() if X is not None}

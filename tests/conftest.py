@@ -26,11 +26,21 @@ hypothesis.settings.load_profile("short")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--backends", default=",".join(dispatch.FRAMEWORKS), help="the backends to test, joined by commas; default: all five"
+        "--backends",
+        default=",".join(dispatch.FRAMEWORKS),
+        help="the backends to test, joined by commas; default: all five",
     )
 
 
+MARKERS = (
+    "backends(*names): a test of these backends alone; with others it is not collected",
+    "all_backends: a test of all five together; without one of them it is not collected",
+)
+
+
 def pytest_configure(config):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     config.backends = config.getoption("--backends").split(",")
     for backend in config.backends:
         try:
@@ -48,20 +58,29 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if not belongs(config, item)]
+    left_out = [item for item in items if not belongs(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
     if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
         for item in items:
-            backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {backend}"))
+            names = backend_of(item) or " ".join(name for one in item.iter_markers("backends") for name in one.args)
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {names}"))
 
 
-def belongs(config, item):
-    """Whether a test belongs to a run with these backends: each is run once, where it says the most."""
-    if item.get_closest_marker("several"):
-        return len(config.backends) > 1
-    return "backend" in item.fixturenames or "numpy" in config.backends  # what needs no framework runs with NumPy
+def belongs(item):
+    """Whether a test belongs to a run with the backends that are asked for: each test runs once, where it says most."""
+    backend, asked = backend_of(item), set(item.config.backends)
+    if item.get_closest_marker("all_backends"):
+        return asked == set(dispatch.FRAMEWORKS)
+    if markers := list(item.iter_markers("backends")):
+        asked = {backend} if backend else asked
+        return all(asked & set(marker.args) for marker in markers)
+    return backend is not None or "numpy" in asked  # what needs no framework runs with NumPy
+
+
+def backend_of(item):
+    """The backend that a test is given; None if it is given none."""
+    return item.callspec.params.get("backend") if hasattr(item, "callspec") else None
 
 
 @pytest.fixture
@@ -93,3 +112,26 @@ def python():
         return result.stdout
 
     return run
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    """A backend whose framework is not installed."""
+    monkeypatch.setitem(dispatch.FRAMEWORKS, "jax", dispatch.Framework(("no_such_framework",)))
+    monkeypatch.delitem(sys.modules, "mha.backends.jax", raising=False)
+    return "jax"
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """A backend whose framework is there and raises an error of two lines when it is loaded."""
+    load = dispatch.load
+
+    def load_unless_broken(name):
+        if name == "jax":
+            raise OSError("libbroken.so:\n  undefined symbol")
+        return load(name)
+
+    monkeypatch.setitem(dispatch.FRAMEWORKS, "jax", dispatch.Framework(("numpy",)))
+    monkeypatch.setattr(dispatch, "load", load_unless_broken)
+    return "jax"

@@ -19,6 +19,7 @@ import numpy as np
 import typer
 
 import mha
+from mha.config import numpy_dtype
 
 Header = dict[str, Any]
 
@@ -91,7 +92,7 @@ def twice(entry: str, text: str = TEXT) -> str:
 def holding(number: float, dtype: str = "float32") -> bytes:
     """A valid file but for one number of its last weight."""
     data = saved(dtype=dtype)
-    last = np.array([number]).astype(mha.tensors.numpy_dtype(dtype)).tobytes()
+    last = np.array([number]).astype(numpy_dtype(dtype)).tobytes()
     return data[: -len(last)] + last
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import mha
 from mha import checks, dispatch
-from mha.tensors import numpy_dtype
+from mha.config import numpy_dtype
 
 # B batch, Q queries, K key-value pairs, H heads, D num_hiddens: all sizes differ, so that a swapped axis fails.
 B, Q, K, H, D = 2, 5, 7, 3, 12

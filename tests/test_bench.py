@@ -13,14 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import absent, run  # noqa: F401  a fixture
+from commands import run
 
 import mha
-from mha import cli, dispatch, parity
+from mha import dispatch, parity
 from mha.benchmarks import cases, report, worker
 from mha.benchmarks import run as parent
 from mha.benchmarks.cases import Shape
 from mha.benchmarks.run import Report, Row
+from mha.cli import bench as command
+from mha.cli import terminal
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, ragged=True), Shape("causal", 2, 31, 22, 2, causal=True)
@@ -93,7 +95,7 @@ def test_implementations_compute_what_numpy_computes(backend, kind, shape):
 def test_looks_tell_the_roles_of_a_backend_apart():
     for roles in cases.IMPLEMENTATIONS.values():
         assert len({report.LOOKS[role] for role in roles.values()}) == len(roles)
-    assert set(cases.IMPLEMENTATIONS) == set(dispatch.NEEDS)
+    assert set(cases.IMPLEMENTATIONS) == set(dispatch.FRAMEWORKS)
 
 
 # A worker
@@ -255,7 +257,7 @@ def test_a_table_of_given_numbers():
         Row("torch", "training", "XL", "F.scaled_dot_product_attention", 12.34, 9, [0.5, 1.25, 2.0], None, 61.28, 99.0),
         Row("torch", "training", "C", "fast"),
     ]
-    console = cli._console()
+    console = terminal.console()
     with console.capture() as capture:
         console.print(report.table(rows))
     lines = [" ".join(line.split()) for line in capture.get().splitlines()]
@@ -297,7 +299,7 @@ def measured(monkeypatch):
         for shape in cases.SWEEP.values()
         for i, name in enumerate(cases.IMPLEMENTATIONS[backend])
     ]
-    monkeypatch.setattr(cli, "_measure", lambda *arguments: asked.append(arguments) or Report(sweep=sweep))
+    monkeypatch.setattr(command, "_measure", lambda *arguments: asked.append(arguments) or Report(sweep=sweep))
     return asked
 
 
@@ -323,7 +325,7 @@ def test_a_wrong_command_is_one_line_before_anything_is_measured(measured, argum
     assert measured == []
 
 
-def test_a_missing_framework_is_one_line(measured, absent):  # noqa: F811
+def test_a_missing_framework_is_one_line(measured, absent):
     result = run("bench", "--backends", absent)
     assert (result.exit_code, measured) == (2, [])
     assert "pip install 'mha[jax]'" in result.stderr
@@ -373,7 +375,7 @@ if HAS_MATPLOTLIB:
 
         figures = []
         monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-        rows = cli._measure().sweep
+        rows = command._measure().sweep
         report.picture(rows, "svg")
         panels = figures[0].axes
         assert [panel.get_ylabel() for panel in panels[::2]] == [

@@ -7,7 +7,10 @@ import pytest
 import mha
 from mha import dispatch
 
-FRAMEWORKS = sorted({module for modules in (known.needs for known in dispatch.FRAMEWORKS.values()) for module in (*modules, "keras")} - {"numpy"})
+FRAMEWORKS = sorted(
+    {module for modules in (known.needs for known in dispatch.FRAMEWORKS.values()) for module in (*modules, "keras")}
+    - {"numpy"}
+)
 
 
 # 1. What is imported

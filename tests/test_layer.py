@@ -9,7 +9,7 @@ import pytest
 
 import mha
 from mha import dispatch, parity
-from mha.tensors import numpy_dtype
+from mha.config import numpy_dtype
 
 # B, Q, K, H, d, dv, the input widths and D all differ, so that a swapped axis fails.
 B, Q, K, H = 2, 5, 7, 3

@@ -46,11 +46,11 @@ def pytest_generate_tests(metafunc):
 
 def to_native(attention, kind):
     """A layer of any kind; that of a backend itself is ours."""
-    return attention.to(kind).layer if kind in dispatch.NEEDS else attention.to_native(kind)
+    return attention.to(kind).layer if kind in dispatch.FRAMEWORKS else attention.to_native(kind)
 
 
 def backend_of(kind):
-    return kind if kind in dispatch.NEEDS else native.KINDS[kind][1]
+    return kind if kind in dispatch.FRAMEWORKS else native.KINDS[kind][1]
 
 
 def dtypes(kind):
@@ -71,7 +71,7 @@ def same(weights, expected):
 
 
 # 1. What the layers compute themselves. Each function returns a dict of the output, the weights (B, H, Q, K) and the
-# gradients by queries, keys, values and parameters, in our names and layouts, found without `mha.schemes`.
+# gradients by queries, keys, values and parameters, in our names and layouts, found without `mha.weights.schemes`.
 
 
 def run_torch(layer, queries, keys, values, lengths, mask, cotangent):
@@ -353,7 +353,7 @@ IMPOSSIBLE = {
 
 def test_what_a_kind_cannot_have_is_named(rng, kind):
     additive = random_layer(rng, CASES["equal widths"] | {"pooling": "additive"})
-    if kind in dispatch.NEEDS:  # these have all that ours have
+    if kind in dispatch.FRAMEWORKS:  # these have all that ours have
         same(mha.from_native(to_native(additive, kind)).weights, additive.weights)
         return
     with pytest.raises(ValueError, match=f"a {kind} cannot be made of a layer with pooling='additive', expected 'dot'"):

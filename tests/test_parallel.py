@@ -186,16 +186,3 @@ def test_lines_that_reshape_say_the_shape(name):
 
 def test_the_link_and_the_folder_are_the_same_code():
     assert inspect.getsource(dispatch.load("numpy").fast) == text("numpy", "fast.py")
-
-
-ROOT = Path(__file__).resolve().parent.parent
-SOURCES = [path for folder in ("backends", "mha", "tests", "docs", "examples") for path in (ROOT / folder).rglob("*.py")]
-
-
-def test_no_file_is_several_things():
-    long = {path.name: length for path in SOURCES if (length := len(path.read_text("utf-8").splitlines())) > 450}
-    assert not long
-
-
-def test_sources_hold_no_control_characters():
-    assert not [path for path in SOURCES if re.search(r"[\x00-\x08\x0b-\x1f\x7f]", path.read_text("utf-8"))]

@@ -5,7 +5,7 @@ import pytest
 
 import mha
 from mha import dispatch, parity
-from mha.tensors import numpy_dtype
+from mha.config import numpy_dtype
 
 # Beyond the quick suite: what `mha parity` leaves out to stay quick.
 MORE = (

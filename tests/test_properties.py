@@ -17,8 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mha
-from mha import dispatch, parity, tensors
-from mha.config import Config, shapes
+from mha import dispatch, parity
+from mha.config import Config, numpy_dtype, shapes
 
 # B, Q and K, all primes, so that a swapped axis fails.
 SHAPES = [(2, 3, 5), (3, 5, 2), (2, 1, 11)]
@@ -87,7 +87,7 @@ class Call:
         return self.draw(np.random.default_rng(self.seed + 2), (*self.shape[:2], D), 1.0)
 
     def draw(self, rng, shape, scale):
-        return rng.normal(0, scale, shape).astype(tensors.numpy_dtype(self.dtype))
+        return rng.normal(0, scale, shape).astype(numpy_dtype(self.dtype))
 
     def hiding(self, b=slice(None), i=slice(None), j=slice(None)):
         """What hides keys, as arguments of the call; of some samples b, queries i and keys j alone."""

@@ -1,48 +1,37 @@
-"""The code in the README runs as it stands; the recipe of a port, which needs two frameworks, in tests/real."""
+"""The README and the pages it links to: their code runs as it stands, their links lead somewhere, it stays short.
+
+Code that needs certain frameworks is in tests/real/test_recipe.py.
+"""
 
 import re
-from pathlib import Path
 
 import numpy as np
+import pages
+import pytest
 import safetensors.numpy
 
-import mha
-from mha import schemes, weights
+from mha import weights
 from mha.config import Config
+from mha.weights import schemes
 
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8"), re.DOTALL
-)
+SWITCH, _, CHECKPOINT, _ = pages.code("README.md")
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in pages.ROOT.glob("docs/*.md")),
+]
 
 
-def test_ten_lines_of_use(backend, monkeypatch, tmp_path, capsys):
+def test_switching(backend, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MHA_BACKEND", backend)
     names = {}
-    exec(BLOCKS[0], names)
+    exec(SWITCH, names)
     assert capsys.readouterr().out.replace("torch.Size([2, 4, 100])", "(2, 4, 100)") == f"{backend} (2, 4, 100)\n"
     assert tuple(names["weights"].shape) == (2, 5, 4, 6)
     assert names["same"].config == names["attention"].config
-    assert list(names["steps"])[-1] == "output"
     assert "W_q.kernel" in names["gradients"]
-
-
-def test_the_books_code(backend):
-    """It is shown for PyTorch; the other tabs have tests of their own."""
-    shown = "from mha.d2l import torch as d2l"
-    assert shown in BLOCKS[1]
-    if backend == "torch":
-        exec(BLOCKS[1], {})
-
-
-def test_layers_of_others(backend):
-    """It is shown for PyTorch; the other frameworks have tests of their own."""
-    if backend == "torch":
-        names = {"mha": mha}
-        exec(BLOCKS[2], names)
-        taken, given = names["theirs"].state_dict(), names["back"].state_dict()
-        assert all((given[name] == X).all() for name, X in taken.items())
-    assert "mha.from_native(theirs)" in BLOCKS[2]
 
 
 def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
@@ -52,8 +41,62 @@ def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
     arrays = schemes.from_canonical(config, weights.initial(config), "bert")
     named = {f"encoder.layer.0.attention.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
     safetensors.numpy.save_file(named, "model.safetensors")
-    (block,) = (block for block in BLOCKS if "mha.weights.read" in block)
-    names = {"mha": mha}
-    exec(block.replace("torch", backend), names)
+    names = {}
+    exec(CHECKPOINT.replace("torch", backend), names)
     assert names["attention"].backend == backend
     assert names["attention"].config == config
+
+
+def test_using_the_layer(backend, monkeypatch):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    (block,) = pages.code("docs/layer.md")
+    names = {}
+    exec(block, names)
+    assert tuple(names["output"].shape) == (2, 4, 100)
+    assert tuple(names["weights"].shape) == (2, 5, 4, 6)
+    assert list(names["steps"])[-1] == "output"
+    assert "W_q.bias" in names["gradients"]
+    copied, source = names["other"].weights, names["attention"].weights
+    assert all(np.array_equal(copied[name], X) for name, X in source.items())
+
+
+def test_the_trace_shows_the_step_that_differs(capsys):
+    _, block, _ = pages.code("docs/porting.md")
+    exec(block, {})
+    *steps, difference = capsys.readouterr().out.splitlines()
+    assert [step.split()[0] for step in steps][:4] == ["W_q", "W_k", "W_v", "split_q"]
+    assert float(difference) > 0.1
+
+
+def test_a_fixed_tolerance_misleads(capsys):
+    _, _, block = pages.code("docs/porting.md")
+    exec(block, {})
+    passes, right, wrong = capsys.readouterr().out.split()
+    assert passes == "True"
+    assert float(right) <= 1
+    assert float(wrong) > 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    folder = (pages.ROOT / page).parent
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", pages.text(page), flags=re.DOTALL)):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = folder / path if path else pages.ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def anchors(text):
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_short_and_links_every_page():
+    text = pages.text("README.md")
+    assert len(text.split()) <= 900
+    assert [page for page in PAGES[1:] if f"]({page}" not in text] == []

@@ -23,7 +23,7 @@ def to_numpy(X):
 
 def is_own(X):
     """Whether X is an array that the layers here take: dense, and of this framework."""
-    return isinstance(X, jax.Array) or checks.is_numpy(X)
+    return checks.is_numpy(X) or isinstance(X, jax.Array)
 
 
 def known(X):

@@ -94,11 +94,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
-        replaced = not isinstance(self.attention, AttentionPooling)
-        if return_weights or empty or replaced or self.is_initializing():  # which makes every parameter
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
+
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        # To initialise is to make every parameter, which a branch or a loop would not.
+        return empty or self.is_initializing() or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -131,19 +135,19 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     switches = causal, training, return_weights
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, *switches)
     rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
-    return _attend(*layer.unbind(), rngs, queries, keys, values, checked, *switches)
+    return _attend(*_apart(layer), rngs, queries, keys, values, checked, *switches)
 
 
 def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
     """As the lesson's, compiled."""
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_gradients(*layer.unbind(), queries, keys, values, checked, causal, cotangent))
+    return dict(_gradients(*_apart(layer), queries, keys, values, checked, causal, cotangent))
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
     """As the lesson's, compiled."""
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_trace(*layer.unbind(), queries, keys, values, checked, causal))
+    return dict(_trace(*_apart(layer), queries, keys, values, checked, causal))
 
 
 # One by one, JAX would compile every operation for every new shape. A plain dict would come back sorted.
@@ -164,6 +168,14 @@ def _gradients(module, variables, queries, keys, values, checked, causal, cotang
 @functools.partial(jax.jit, static_argnames=("module", "causal"))
 def _trace(module, variables, queries, keys, values, checked, causal):
     return collections.OrderedDict(lesson.trace(module.bind(variables), queries, keys, values, checked, None, causal))
+
+
+def _apart(layer):
+    """A layer's module and its variables; the module is the same in every call, where `unbind` makes a new one."""
+    return (_module(layer.config), layer.variables) if type(layer) is MultiHeadAttention else layer.unbind()
+
+
+_module = functools.cache(MultiHeadAttention)
 
 
 def _of_seen(dense, X, seen):

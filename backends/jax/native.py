@@ -12,8 +12,9 @@ import numpy as np
 from flax import linen, nnx
 from flax.nnx.nn import dtypes
 
-from mha import checks, native, schemes
+from mha import checks, native
 from mha.config import Config
+from mha.weights import schemes
 
 from .arrays import context, tensor
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from mha import native, schemes
+from mha import native
+from mha.weights import schemes
 
 DENSE = "Dense"  # the class of the book's projections
 FIRST = "call `initialize()`, and then the layer once"

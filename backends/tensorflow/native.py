@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from mha import native, schemes
+from mha import native
 from mha.config import Config
+from mha.weights import schemes
 
 KIND = "keras.layers.MultiHeadAttention"
 DENSE = "Dense"  # the class of the book's projections

@@ -80,21 +80,25 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         options = num_heads, valid_lens, mask, causal
         per_query = (mask is not None and mask.shape[2] > 1) or (valid_lens is not None and len(valid_lens.shape) > 1)
         all_pairs = per_query or (causal and (valid_lens is not None or mask is not None))  # as its mask
-        dropping = self.dropout and (self.training if training is None else training)
-        if all_pairs or dropping or queries.shape[2] != values.shape[2]:  # of two widths, it keeps the scores
-            return super().pool(queries, keys, values, *options, training)
-        return self.pool_block(queries, keys, values, *options, 0, training)
+        one_width = queries.shape[2] == values.shape[2]  # of two widths, it keeps the scores
+        if one_width and not all_pairs and self.has_kernel(training):
+            return self.pool_block(queries, keys, values, *options, 0, training)
+        return super().pool(queries, keys, values, *options, training)
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As every pooling's, by the framework's own kernel where it has one that keeps no scores."""
-        training = self.training if training is None else training
-        if training and self.dropout:
+        if not self.has_kernel(training):
             return super().pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
         ordered = causal and first == 0 and valid_lens is None and mask is None
         visible = None if ordered else visible_keys(queries, keys, valid_lens, mask, causal, first)
         inputs = [X.view(-1, num_heads, *X.shape[1:]) for X in (queries, keys, values)]  # (B, H, T, d)
         pooled = nn.functional.scaled_dot_product_attention(*inputs, visible, is_causal=ordered)  # (B, H, Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+
+    def has_kernel(self, training):
+        """Whether the framework's own kernel computes the same: without dropout, and scores of this very class."""
+        training = self.training if training is None else training
+        return type(self) is DotProductAttention and not (training and self.dropout)
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
@@ -119,10 +123,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
-        if return_weights or empty or not isinstance(self.attention, AttentionPooling):  # it may have been replaced
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
+
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        return empty or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -201,6 +209,5 @@ def _splits(layer, hides, lengths, causal, training):
     attention, config = layer.attention, layer.config
     if hides and (causal or lengths is None or lengths.ndim > 1 or not lengths.all()):
         return False
-    training = attention.training if training is None else training
     same_width = config.key_dim == config.value_dim  # of two widths, the kernel keeps the scores
-    return type(attention) is DotProductAttention and same_width and not (training and attention.dropout)
+    return isinstance(attention, DotProductAttention) and same_width and attention.has_kernel(training)

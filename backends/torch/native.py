@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from mha import native, schemes
+from mha import native
 from mha.config import Config
+from mha.weights import schemes
 
 from .arrays import tensor
 

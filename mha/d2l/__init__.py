@@ -1,5 +1,5 @@
-"""The names of *Dive into Deep Learning*, one module per tab: `from mha.d2l import torch as d2l` (or mxnet, ...).
+"""The names of *Dive into Deep Learning*, a module per framework: `from mha.d2l import torch as d2l` (or mxnet, ...).
 
-Code printed in the book runs unchanged, in the argument orders of both editions and by each tab's own conventions. Only
+Code printed in the book runs unchanged, in the argument orders of both editions and by the conventions of each framework's text. Only
 what `mha` promises everywhere differs: a query that may see no key gets weights 0, and padding never matters.
 """

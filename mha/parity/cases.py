@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mha.config import DTYPES, Config
+from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
-from mha.tensors import numpy_dtype
 
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.
 WIDTHS = {

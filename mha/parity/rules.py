@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, dispatch
+from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
-from mha.tensors import numpy_dtype
 
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

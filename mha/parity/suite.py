@@ -12,10 +12,10 @@ import numpy as np
 from rich.text import Text
 
 from mha import arrays, dispatch
+from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention, load, sync
 from mha.parity.cases import ADDITIVE, CASES, Case
 from mha.parity.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
-from mha.tensors import numpy_dtype
 
 Arrays = dict[str, np.ndarray]
 Verdict = tuple[str, float, float]  # what was worst, its error and its bound

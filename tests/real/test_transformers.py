@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha import parity, tensors, weights
+from mha import parity
+from mha.weights import safetensors_reader, schemes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minilm.py"
@@ -65,7 +66,7 @@ def test_each_layer_of_minilm_is_that_of_transformers(backend, number, dtype):
 
     def results(backend, dtype):
         prefix, inputs = f"encoder.layer.{number}.attention", X.astype(dtype)
-        layer = weights.read(path, scheme="bert", prefix=prefix, num_heads=12, backend=backend)
+        layer = mha.load(path, scheme="bert", prefix=prefix, num_heads=12, backend=backend)
         output, weight = parity.in_dtype(layer, dtype)(inputs, inputs, inputs, lengths, return_weights=True)
         return output, weight  # (B, T, D), (B, H, T, T)
 
@@ -149,12 +150,10 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     made, module, causal = model(name)
     made.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    with tensors.opened(path) as source:
-        _, (_, prefix) = mha.schemes.recognise(source.entries)  # the file's names, which need not be the module's
+    with safetensors_reader.opened(path) as source:
+        _, (_, prefix) = schemes.recognise(source.entries)  # the file's names, which need not be the module's
     X, theirs = record(made, module)
-    layers = {
-        backend: weights.read(path, prefix=prefix, num_heads=3, backend=backend) for backend in (backend, "numpy")
-    }
+    layers = {backend: mha.load(path, prefix=prefix, num_heads=3, backend=backend) for backend in (backend, "numpy")}
     oracle = parity.in_dtype(layers["numpy"], "float64")(*[X.astype("float64")] * 3, causal=causal)
     base = layers["numpy"](X, X, X, causal=causal)
     agree("float32", theirs, oracle, base)
@@ -166,7 +165,7 @@ def test_a_model_with_rotated_positions_gives_its_weights(tmp_path):
 
     made = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=3, head_dim=8))
     made.save_pretrained(tmp_path)
-    found = weights.read(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3).weights
+    found = mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3).weights
     for name, module in zip("qkvo", ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True):
         theirs = made.get_parameter(f"layers.1.self_attn.{module}.weight").detach()
         assert np.array_equal(found[f"W_{name}.kernel"], theirs.T)
@@ -178,4 +177,4 @@ def test_a_model_with_groups_of_queries_is_refused(tmp_path):
     made = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=1, head_dim=8))
     made.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="1 heads of keys for 3 heads of queries are not supported"):
-        weights.read(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3)
+        mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3)

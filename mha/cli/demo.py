@@ -1,13 +1,14 @@
-"""What `mha demo` shows: the book's example, its steps from input to output, and what each head attends to."""
+"""`mha demo`: the book's example, its steps from input to output, and what each head attends to."""
 
 import inspect
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from rich import box
+import typer
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
@@ -15,10 +16,35 @@ from rich.table import Table
 
 import mha
 from mha import checks, dispatch
+from mha.cli import terminal
+from mha.cli.backends import chosen
 from mha.config import Config
+from mha.tables import plain_table
 
 # A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
 BLOCKS, ASCII = "·░▒▓█", ".-+#@"
+
+
+def demo(
+    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+) -> None:
+    """Show multi-head attention at work on one backend.
+
+    The book's example as code, every step from input to output with its shape and its place in the code, and what each
+    head attends to.
+
+    \b
+    Example:
+      mha demo --backend jax
+    """
+    name = chosen(backend)
+    try:
+        dispatch.load(name)
+    except ModuleNotFoundError as error:
+        terminal.fail(error)
+    # The example is shown as it runs, and it names no backend: the option stands for the variable.
+    os.environ["MHA_BACKEND"] = name
+    show(terminal.console())
 
 
 def example() -> tuple[mha.MultiHeadAttention, Any]:
@@ -68,11 +94,13 @@ def show(console: Console) -> None:
 
 def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
     """Every step with its shape in letters and numbers, and where the backend's module computes it."""
-    tab: Any = dispatch.load(backend)
-    scores = tab.AdditiveAttention if config.pooling == "additive" else tab.DotProductAttention
-    projections = tab.MultiHeadAttention.steps
+    module: Any = dispatch.load(backend)
+    scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
+    projections = module.MultiHeadAttention.steps
     # The frameworks differ in what a layer's method for a call is named.
-    pool = next(method for name in ("forward", "call", "__call__") if (method := vars(tab.AttentionPooling).get(name)))
+    pool = next(
+        method for name in ("forward", "call", "__call__") if (method := vars(module.AttentionPooling).get(name))
+    )
     known: dict[str, tuple[str, Callable | None]] = {
         "queries": ("(B, Q, D)", None),
         "keys": ("(B, K, D)", None),
@@ -80,13 +108,13 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
         "W_q": ("(B, Q, H*d)", projections),
         "W_k": ("(B, K, H*d)", projections),
         "W_v": ("(B, K, H*dv)", projections),
-        "split_q": ("(B*H, Q, d)", tab.transpose_qkv),
-        "split_k": ("(B*H, K, d)", tab.transpose_qkv),
-        "split_v": ("(B*H, K, dv)", tab.transpose_qkv),
+        "split_q": ("(B*H, Q, d)", module.transpose_qkv),
+        "split_k": ("(B*H, K, d)", module.transpose_qkv),
+        "split_v": ("(B*H, K, dv)", module.transpose_qkv),
         "scores": ("(B*H, Q, K)", scores.scores),
-        "weights": ("(B*H, Q, K)", tab.visible_softmax),
+        "weights": ("(B*H, Q, K)", module.visible_softmax),
         "pooled": ("(B*H, Q, dv)", pool),
-        "merged": ("(B, Q, H*dv)", tab.transpose_output),
+        "merged": ("(B, Q, H*dv)", module.transpose_output),
         "output": ("(B, Q, D)", projections),
     }
     table = plain_table("step", "shape", "here", "code")
@@ -96,22 +124,15 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
     return table
 
 
-def plain_table(*columns: str, folded: str | None = None) -> Table:
-    """An empty table without a frame; where the terminal is narrow, one column is folded, None = the last one."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        if column == (folded or columns[-1]):
-            table.add_column(column, overflow="fold")
-        else:
-            table.add_column(column, no_wrap=True)
-    return table
-
-
 def place(function: Callable) -> str:
-    """Where a function is written: backends/torch.py:195 transpose_qkv."""
+    """Where a function of a backend is written: backends/torch.py:195 transpose_qkv."""
     function = inspect.unwrap(function)
-    path = Path(inspect.getfile(function))
-    return f"{path.parent.name}/{path.name}:{inspect.getsourcelines(function)[1]} {function.__name__}"
+    return f"{file(function)}:{inspect.getsourcelines(function)[1]} {function.__name__}"
+
+
+def file(function: Callable) -> str:
+    """The file of a backend that a function is written in: backends/torch.py."""
+    return Path(inspect.getfile(function)).relative_to(Path(dispatch.__file__).parent).as_posix()
 
 
 def heat_map(weights: np.ndarray, marks: str) -> str:
@@ -139,5 +160,6 @@ def _next(backend: str) -> str:
     if missing:
         lines.append(f"mha backends: how to install {', '.join(missing)}")
     lines.append("mha parity: do the installed backends compute the same numbers?")
-    lines.append(f"backends/{backend}.py: the code, to be read beside the other four")
+    code: Any = dispatch.load(backend)
+    lines.append(f"{file(code.transpose_qkv)}: the code, to be read beside the other four")
     return textwrap.indent("\n".join(lines), "   ")

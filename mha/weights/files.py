@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and paths that are files."""
+"""Atomic files: a write replaces the whole file or leaves the old one, and only regular files are opened."""
 
 import os
 import stat

@@ -1,6 +1,6 @@
-"""How others name and store the weights of one attention layer: a table, and what turns them into ours and back.
+"""Naming schemes: how each library names and stores the weights of an attention layer, and conversion both ways.
 
-A scheme says which array holds each canonical weight, and how it lies there. To add a scheme is to add its rows.
+A scheme says which array holds each canonical weight, and how it lies there. To add a scheme, add its rows to SCHEMES.
 Square kernels look the same either way round, so nothing but the scheme can tell their orientation. What names and
 shapes cannot show at all, such as positions that rotate queries and keys, is not converted: the scores of every scheme
 here are dot products divided by sqrt(d).
@@ -99,7 +99,7 @@ SCHEMES = {
         beside=(r"rngs\..*",),  # the random numbers of dropout
     ),
     "bert": Scheme(
-        "BERT and its kin",
+        "BERT, RoBERTa, ELECTRA",
         _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
         beside=(r"output\.LayerNorm\.(weight|bias|gamma|beta)",),  # after the attention
     ),
@@ -108,29 +108,29 @@ SCHEMES = {
         _each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
     ),
     "vit": Scheme(
-        "ViT, as in transformers",
+        "ViT, DeiT, DINOv2 in transformers",
         _each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
         biases=(("W_o",),),
     ),
     "timm": Scheme(
-        "ViT, as in timm",
+        "ViT in timm",
         _packed("qkv.weight", "qkv.bias", "proj", "oi"),
         biases=(("W_o",),),
     ),
     "gpt2": Scheme(
-        "GPT-2 and its kin",
+        "GPT-2",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
         beside=("bias", "masked_bias"),  # the causal order, written down
     ),
     "llama": Scheme(
-        "LLaMA and its kin, without the rotation by positions",
+        "LLaMA and Qwen2, without the rotation by positions",
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi"),
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         beside=(r"rotary_emb\.inv_freq",),
     ),
     "opt": Scheme(
-        "OPT, BART, CLIP, Whisper and their kin",
+        "OPT, BART, CLIP, Whisper, Marian",
         _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
         biases=(("W_q", "W_v", "W_o"),),  # Whisper
     ),
@@ -186,7 +186,10 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
         near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
         raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near)}")
     arrays = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
-    raise ValueError(f"no attention layer of a known scheme is there; the arrays are {arrays or 'none'}")
+    raise ValueError(
+        "no attention layer of a known scheme is there; rename its arrays as one of mha.weights.SCHEMES does and pass "
+        f"them to mha.from_native; the arrays are {arrays or 'none'}"
+    )
 
 
 def wanted(names: Iterable[str], scheme: str, prefix: str) -> list[str]:
@@ -340,7 +343,7 @@ def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_he
                 )
             expected, source = told, place.name
     if expected is None:
-        raise TypeError("num_heads is None, expected an int: neither names nor shapes tell the number of heads")
+        raise TypeError("num_heads is None, expected an int: neither names nor shapes show the number of heads")
     return expected
 
 

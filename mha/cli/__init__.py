@@ -1,0 +1,62 @@
+"""The command line: `mha demo`, `backends`, `parity`, `bench`, `weights show` and `convert`."""
+
+import io
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import mha
+from mha.cli import backends, bench, demo, parity, weights
+
+OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+app = typer.Typer(**OPTIONS)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mha {mha.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One multi-head attention over five backends, the same numbers on each.
+
+    The backends are numpy, torch, tensorflow, jax and mxnet. The environment variable MHA_BACKEND selects one; without
+    it, numpy.
+
+    \b
+    Examples:
+      mha demo
+      MHA_BACKEND=torch mha demo
+      mha parity --backends torch,jax
+      mha weights show model.safetensors
+
+    Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
+    or what it asks for is not installed, or a file is not what it should be.
+    """
+    # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no error
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command()(demo.demo)
+app.command(name="backends")(backends.show)
+app.command(name="parity")(parity.compare)
+app.command()(bench.bench)
+app.command()(weights.convert)
+
+files_of_weights = typer.Typer(**OPTIONS)
+files_of_weights.command()(weights.show)
+app.add_typer(files_of_weights, name="weights", help="Look into files of weights.", no_args_is_help=True)

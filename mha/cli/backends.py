@@ -1,0 +1,69 @@
+"""`mha backends`, and the backends that the other commands are told to use."""
+
+from typing import Annotated, Any
+
+import typer
+
+from mha import dispatch, parity
+from mha.cli import terminal
+from mha.tables import plain_table
+
+# The option of every command that takes several backends.
+Backends = Annotated[
+    str | None, typer.Option(metavar="A,B", help="Backends joined by commas; default: all that are installed.")
+]
+
+
+def show() -> None:
+    """List the backends: what is installed, what is not.
+
+    Version and device of each backend, or why it does not work and what to install. Every installed framework is
+    loaded, which takes some seconds.
+
+    Exit code 0 if the backend that MHA_BACKEND selects (numpy if it is not set) works, 1 if not, 2 if it names none.
+
+    \b
+    Example:
+      MHA_BACKEND=jax mha backends
+    """
+    selected = chosen(None)
+    works = False
+    table = plain_table("backend", "version", "device", "note")
+    for name, backend in dispatch.backends().items():
+        device, note = "", backend.problem or ""
+        if backend.installed:
+            try:
+                device = device_of(name)
+            except Exception as error:
+                note = f"broken: {parity.one_line(error)}"
+        works = works or (name == selected and not note)
+        note = ", ".join(filter(None, ["selected" if name == selected else "", note]))
+        table.add_row(name, backend.version or "", device, note)
+    terminal.console().print(table)
+    raise typer.Exit(0 if works else 1)
+
+
+def chosen(backend: str | None) -> str:
+    """The name of the backend to use; None = the one that MHA_BACKEND selects. An unknown name ends the command."""
+    try:
+        return dispatch.backend_name(backend)
+    except ValueError as error:
+        terminal.fail(error)
+
+
+def chosen_all(backends: str | None) -> list[str]:
+    """The backends that were named, each once; None = all that are installed. One that is not ends the command."""
+    known = dispatch.backends()
+    if backends is None:
+        return [name for name, backend in known.items() if backend.installed]
+    names = list(dict.fromkeys(chosen(backend.strip()) for backend in backends.split(",")))
+    for name in names:
+        if problem := known[name].problem:
+            terminal.fail(f"backend {name!r}: {problem}")
+    return names
+
+
+def device_of(name: str) -> str:
+    """Where a backend computes, in its framework's own words; its framework is imported."""
+    module: Any = dispatch.load(name)
+    return module.device()

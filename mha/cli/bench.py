@@ -1,0 +1,122 @@
+"""`mha bench`: measure, and show tables or a picture."""
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mha import checks
+from mha.benchmarks import cases, report, run
+from mha.cli import terminal
+from mha.cli.backends import Backends, chosen_all
+
+
+def bench(
+    backends: Backends = None,
+    shapes: Annotated[
+        str, typer.Option(metavar="S,M", help="Shapes, joined by commas; empty: no tables, --plot alone.")
+    ] = ",".join(cases.SHAPES),
+    kinds: Annotated[str, typer.Option(metavar="A,B", help="Kinds, joined by commas.")] = ",".join(cases.KINDS),
+    seconds: Annotated[
+        float, typer.Option(min=0, help="How long to time the implementations of a backend on a shape, in turns.")
+    ] = 10.0,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="No memory in the tables.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option("--json", metavar="FILE", help="Also write every number and the machine to FILE; - is stdout."),
+    ] = None,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Also measure T = 128 to 8192, and draw time and memory; the suffix is the format."
+        ),
+    ] = None,
+) -> None:
+    """Measure how fast the backends are, and how much memory they take.
+
+    Each backend's layer as it is called (fast), the same with return_weights (readable), the framework's own layers
+    and its fused kernel with the same weights, and what the matrix products alone would take. Inference is a forward
+    pass, training the forward pass and all gradients; on the processor, in float32, compiled where the framework
+    compiles. The implementations of a backend take turns, and their outputs are compared before they are timed: "fast
+    is x times as fast" is the median of the turns, and its quartiles. Memory is what one call takes at its peak.
+
+    \b
+    The shapes, self-attention with lengths of 3/4 of T:
+      name  batch     T    D  heads
+      S         2     8  100      5
+      M         8   128  512      8
+      L         1  1024  768     12
+      XL        1  4096  512      8
+      R        16   512  512      8  any lengths from 1 to T
+      C         1  4096  512      8  the causal order, no lengths
+
+    All of it takes an hour, and so does --plot. There, an implementation ends at the T after which half of the free
+    memory may not be enough for it, whatever --no-memory says of the tables.
+
+    \b
+    Examples:
+      mha bench --backends torch --shapes S,M --json bench.json
+      mha bench --kinds inference --shapes "" --plot bench.svg
+
+    Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or a backend that it names
+    is not installed.
+    """
+    names = chosen_all(backends)
+    chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, tuple(cases.SHAPES))]
+    both = _choices("--kinds", kinds, cases.KINDS)
+    if not both or not (chosen or plot):
+        terminal.fail("nothing is to be measured, expected a kind and a shape, or --plot")
+    file = terminal.json_file(to)
+    picture, suffix = _picture(plot) if plot else (None, "")
+    results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
+    console = terminal.console(stderr=to == "-")
+    console.print(report.about(machine := run.machine(names)), soft_wrap=True)
+    for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
+        console.print("", report.table(list(rows)), sep="\n")
+    for line in results.left_out:
+        console.print(f"left out: {line}", soft_wrap=True)
+    for line in results.failed:
+        typer.echo(f"mha: {line}", err=True)
+    if to is not None:
+        terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
+    if picture:
+        terminal.write(picture, report.picture(results.sweep, suffix))
+    raise typer.Exit(1 if results.failed else 0)
+
+
+def _measure(
+    backends: list[str], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
+) -> run.Report:
+    """All measurements, with a progress bar where stderr is a terminal."""
+    with terminal.progress() as progress:
+        # Each is shown as it begins, and counted as the next one does.
+        task = progress.add_task("", total=run.steps(backends, kinds, shapes, memory, sweep), completed=-1)
+        runner = run.Runner(seconds, lambda now: progress.update(task, description=now, advance=1))
+        for backend, kind in itertools.product(backends, kinds):
+            for shape in shapes:
+                runner.table(backend, kind, shape, memory)
+            if sweep:
+                runner.sweep(backend, kind)
+    return runner.report
+
+
+def _picture(name: str) -> tuple[str, str]:
+    """The file of a picture and its format; what is wrong with it is said before anything is measured."""
+    if importlib.util.find_spec("matplotlib") is None:
+        terminal.fail("--plot needs matplotlib: pip install 'mha[plots]'")
+    known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]
+    if suffix not in known:
+        terminal.fail(f"--plot is {name}, expected a file whose suffix is one of {', '.join(known)}")
+    return terminal.writable("--plot", name), suffix
+
+
+def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:
+    """The known names that were given, joined by commas, each once."""
+    try:
+        return list(dict.fromkeys(checks.choice(name, one.strip(), known) for one in value.split(",") if one.strip()))
+    except ValueError as error:
+        terminal.fail(error)

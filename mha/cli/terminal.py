@@ -1,0 +1,82 @@
+"""What every command needs: files to write, a progress bar, the one line of an error, and where to print."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from mha.weights import files
+
+T = TypeVar("T")
+
+
+def writable(argument: str, name: str, expected: str = "expected one") -> str:
+    """The file to write later; what is wrong with it ends the command before a minute is spent."""
+    path = os.path.realpath(name)
+    folder = os.path.dirname(path)
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        regular = True
+    except (OSError, ValueError) as error:
+        fail(f"{argument} is {name}, which cannot be looked up: {error}")
+    if not regular:
+        fail(f"{argument} is {name}, which is no regular file; {expected}")
+    if not os.path.isdir(folder):
+        fail(f"{argument} is {name}, but there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        fail(f"{argument} is {name}, but nothing may be written in {folder}")
+    return path
+
+
+def json_file(name: str | None) -> str | None:
+    """The file that --json names, checked as `writable` does; None = none, or stdout."""
+    return None if name in (None, "-") else writable("--json", name, "expected one, or - for stdout")
+
+
+def write_json(file: str | None, value: dict[str, Any]) -> None:
+    """Write a value as JSON to a file, None = stdout."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        write(file, text.encode())
+
+
+def write(file: str, data: bytes) -> None:
+    """Write a whole file; if that cannot be done, the old one stays and the command ends."""
+    try:
+        files.write(file, data)
+    except OSError as error:
+        fail(error)
+
+
+def track(description: str, things: list[T]) -> Iterator[T]:
+    """The things one by one, with a progress bar."""
+    with progress() as bar:
+        yield from bar.track(things, description=description)
+
+
+def progress() -> Progress:
+    """A progress bar where stderr is a terminal; nowhere else."""
+    stderr = console(stderr=True)
+    return Progress(console=stderr, transient=True, disable=not stderr.is_terminal)
+
+
+def fail(problem: object) -> NoReturn:
+    """Say in one line what is wrong with the command, and end it."""
+    typer.echo(f"mha: {problem}", err=True)
+    raise typer.Exit(2)
+
+
+def console(stderr: bool = False) -> Console:
+    """Where to print: as wide as the terminal; in a pipe wide enough that no line is folded."""
+    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not made.file.isatty():
+        made.width = 200
+    return made

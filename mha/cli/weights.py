@@ -1,0 +1,163 @@
+"""`mha weights show` and `mha convert`: what a file of weights holds, and a layer of attention out of it."""
+
+import contextlib
+import math
+import os
+import reprlib
+from collections.abc import Container, Iterator
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from mha import weights
+from mha.cli import terminal
+from mha.config import Config, shapes
+from mha.tables import plain_table
+from mha.weights import safetensors_reader, schemes
+from mha.weights.safetensors_reader import Tensors
+
+
+def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file, of whatever model.")]) -> None:
+    """Show what a file of weights holds.
+
+    Every array with its shape, dtype and norm (the root of the sum of squares); the layers of attention, their naming
+    scheme, prefix and number of heads, as far as names and shapes tell; and how a file that mha wrote is configured.
+    All numbers are read, one array at a time.
+
+    \b
+    Examples:
+      mha weights show layer.safetensors
+      mha weights show model.safetensors
+
+    Exit code 0, also if no attention is found; 2 if it is no safetensors file, or not what it says of itself.
+    """
+    table = plain_table("array", "shape", "dtype", "norm", folded="array")
+    with _opened(file) as source:
+        for name in terminal.track("Reading", list(source.entries)):
+            entry = source.entries[name]
+            norm = _norm(source.read(name)) if entry.dtype in safetensors_reader.FLOATS else ""
+            table.add_row(name, str(entry.shape), safetensors_reader.FLOATS.get(entry.dtype, entry.dtype), norm)
+        layers = _layers(source)
+    told = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
+    console = terminal.console()
+    console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
+    console.print(f"metadata: {', '.join(told) or 'none'}")
+    console.print(table, "", layers, sep="\n")
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A safetensors file that holds the layer.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; one that is there is replaced.")],
+    scheme: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SCHEME",
+            help=f"How IN names its arrays: as they show (auto), {', '.join(schemes.SCHEMES)}.",
+        ),
+    ] = "auto",
+    prefix: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="What the names of the layer's arrays begin with.")
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(metavar="H", help="The number of heads, where the arrays do not show it.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do all but write OUT.")] = False,
+) -> None:
+    """Convert an attention layer of a checkpoint to a file of mha.
+
+    The layer is found by its scheme and prefix, checked, and written with its configuration, bit for bit; `mha.load`
+    reads it on every backend. IN stays as it is.
+
+    \b
+    Examples:
+      mha convert model.safetensors layer.safetensors --prefix encoder.layer.0.attention --num-heads 12
+      mha convert gpt2.safetensors layer.safetensors --from gpt2 --prefix h.3.attn --num-heads 12 --dry-run
+
+    Exit code 0 if the layer was converted, 2 if not; OUT then stays as it was.
+    """
+    path = terminal.writable("OUT", target)
+    if path == os.path.realpath(source):
+        terminal.fail(f"IN and OUT are one file, {target}; choose another OUT")
+    with _opened(source) as opened:
+        try:
+            chosen, at = weights.choose(opened, scheme, prefix)
+            config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: terminal.track("Reading", names))
+        except TypeError as error:  # num_heads is needed
+            raise ValueError(f"does not say everything: {error}; say --num-heads") from error
+        names = set(opened.entries)
+    console = terminal.console()
+    console.print(f"{source}: {_described(chosen, at)}")
+    console.print(_options(config))
+    console.print(_origins(config, arrays, chosen, at, names), "", sep="\n")
+    if dry_run:
+        console.print(f"{target} is not written: --dry-run")
+        return
+    try:
+        weights.save(path, config, arrays)
+    except OSError as error:
+        terminal.fail(f"{target} cannot be written: {error.strerror}")
+    console.print(f"{target} is written")
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[Tensors]:
+    """An open safetensors file; what is wrong with it ends the command."""
+    try:
+        with safetensors_reader.opened(name) as source:
+            yield source
+    except FileNotFoundError:
+        terminal.fail(f"{name} is not there")
+    except (OSError, ValueError) as error:
+        terminal.fail(error)
+
+
+def _norm(array: np.ndarray) -> str:
+    """The root of the sum of squares, in float64, a part of a large array at a time."""
+    parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
+    largest = max(float(np.abs(part).max(initial=0)) for part in parts)
+    if largest in (0, math.inf) or math.isnan(largest):
+        return f"{largest:.6g}"
+    squares = sum(float(np.square(part.astype(np.float64) / largest).sum()) for part in parts)
+    return f"{largest * math.sqrt(squares):.6g}"
+
+
+def _layers(source: Tensors) -> Table | str:
+    """The layers of attention in a file."""
+    if weights.is_own(source):
+        config, _ = weights.take(source, "mha", "")
+        return f"a layer of mha: {_options(config)}"
+    found = schemes.recognise(source.entries)
+    if not found:
+        return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
+    table = plain_table("scheme", "prefix", "heads", "what it is", folded="prefix")
+    for scheme, prefix in found:
+        heads = schemes.told_heads({name: entry.shape for name, entry in source.entries.items()}, scheme, prefix)
+        table.add_row(scheme, prefix, "not told" if heads is None else str(heads), schemes.SCHEMES[scheme].about)
+    return table
+
+
+def _described(scheme: str, prefix: str) -> str:
+    return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
+
+
+def _options(config: Config) -> str:
+    return ", ".join(f"{name}={value}" for name, value in vars(config).items())
+
+
+_AXES = {"io": "(in, out)", "oi": "(out, in)", "iHd": "(in, H, d)", "Hdo": "(H, d, out)", "o": "", "Hd": "(H, d)"}
+
+
+def _origins(config: Config, arrays: dict[str, np.ndarray], scheme: str, prefix: str, names: Container[str]) -> Table:
+    """Each weight with the array that it comes from; names: of all arrays."""
+    table = plain_table("weight", "shape", "norm", "from")
+    for name in shapes(config):
+        origin = "itself"
+        if place := schemes.SCHEMES[scheme].places.get(name):
+            part = f"part {place.part[0] + 1} of {place.part[1]}" if place.part else ""
+            origin = " ".join(filter(None, [f"{prefix}{place.name}", _AXES[place.axes], part]))
+            origin = origin if prefix + place.name in names else "zeros, no such array in the file"
+        table.add_row(name, str(arrays[name].shape), _norm(arrays[name]), origin)
+    return table

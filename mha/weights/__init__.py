@@ -1,0 +1,13 @@
+"""The weights of a layer as NumPy arrays, the same on every backend: drawn, saved, and read from safetensors files.
+
+A layer's weights are a flat dict of canonical arrays: kernels (in, out), applied as `x @ kernel + bias`. Columns of
+W_q, W_k and W_v and rows of W_o are head-major: head 0 first. `mha.config.shapes` has their names and shapes.
+"""
+
+from mha.weights.canonical import initial
+from mha.weights.checkpoints import choose, load, take
+from mha.weights.files import FileError
+from mha.weights.own_format import is_own, save
+from mha.weights.schemes import SCHEMES
+
+__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "take"]

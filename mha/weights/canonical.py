@@ -1,0 +1,21 @@
+"""Canonical weights of a new layer, drawn from a seed."""
+
+import numpy as np
+
+from mha.config import Config, numpy_dtype, shapes
+
+
+def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """Glorot-uniform kernels and zero biases, the same for a seed on every backend, bit for bit.
+
+    Source: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010), eq. 16.
+    """
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for name, shape in shapes(config).items():
+        if name.endswith(".kernel"):
+            limit = np.sqrt(6 / sum(shape))
+            arrays[name] = random.uniform(-limit, limit, shape).astype(numpy_dtype(config.dtype))
+        else:
+            arrays[name] = np.zeros(shape, numpy_dtype(config.dtype))
+    return arrays

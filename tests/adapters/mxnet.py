@@ -1,0 +1,76 @@
+"""MXNet, with Gluon's blocks, for the tests."""
+
+import contextlib
+
+import mxnet
+from mxnet import autograd, gluon
+
+import adapters
+
+
+class Adapter(adapters.Adapter):
+    """MXNet and Gluon."""
+
+    integers = ("uint8", "int8", "int32", "int64")
+
+    def seed(self, seed):
+        mxnet.random.seed(seed)
+
+    def compile_with_gradient(self, attention, callee):
+        # The layer is a Block that reads shapes as it goes, which MXNet's symbols do not have: hybridize() passes
+        # through it and compiles the dense layers in it.
+        attention.layer.hybridize()
+
+        def both(queries, keys, values, valid_lens, mask, causal):
+            if callee is attention.layer:  # Gluon takes no names
+                return self.pull_back(lambda X: callee(X, keys, values, valid_lens, mask, causal), queries)
+            return self.pull_back(lambda X: callee(X, keys, values, valid_lens, mask=mask, causal=causal), queries)
+
+        return both
+
+    def pull_back(self, function, X, cotangent=None):
+        X.attach_grad()
+        with autograd.record(train_mode=False):
+            output = function(X)
+        output.backward(output if cotangent is None else cotangent)
+        return output, X.grad
+
+    def gradient_by_kernel(self, attention, *inputs, cotangent):
+        with autograd.record():
+            loss = (attention(*inputs) * cotangent).sum()
+        loss.backward()
+        return attention.layer.W_q.weight.grad().T
+
+    def train(self, attention, inputs, target, steps, rate):
+        trainer = gluon.Trainer(attention.layer.collect_params(), "sgd", {"learning_rate": rate})
+        losses = []
+        for _ in range(steps):
+            with autograd.record():
+                loss = ((attention.layer(*inputs) - target) ** 2).sum() / target.size  # MXNet 2 takes means in float32
+            loss.backward()
+            trainer.step(1)
+            losses.append(loss.item())
+        return losses
+
+    def save(self, attention, other, folder):
+        attention.layer.save_parameters(str(folder / "weights.params"))
+        other.layer.load_parameters(str(folder / "weights.params"))
+
+    @contextlib.contextmanager
+    def training(self, layer):
+        with autograd.record():
+            yield
+            assert autograd.is_training()
+
+    def gather(self, layer, number):
+        for parameter in layer.collect_params().values():
+            parameter.grad()[:] = number
+        return lambda: [parameter.grad().asnumpy() for parameter in layer.collect_params().values()]
+
+    def freeze(self, layer):
+        for parameter in layer.collect_params().values():
+            parameter.grad_req = "null"
+
+    def named_arrays(self, layer):
+        parts, kinds = ("W_q", "W_k", "W_v", "W_o"), ("weight", "bias")
+        return {f"{name}.{kind}": getattr(getattr(layer, name), kind).data() for name in parts for kind in kinds}

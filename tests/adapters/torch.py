@@ -1,0 +1,85 @@
+"""PyTorch for the tests."""
+
+import contextlib
+
+import torch
+
+import adapters
+
+
+class Adapter(adapters.Adapter):
+    """PyTorch."""
+
+    def seed(self, seed):
+        torch.manual_seed(seed)
+
+    def compile(self, layer):
+        torch.compiler.reset()  # or the versions that earlier tests compiled count against torch's limit
+        return torch.compile(layer, backend="eager")  # which traces, and needs no C++ compiler
+
+    def compile_with_gradient(self, attention, callee):
+        torch.compiler.reset()
+        # "aot_eager" traces both passes as the default does, without a C++ compiler, which not every machine has. The
+        # layer is one graph; the mha layer looks at the values of lengths and masks, where a graph has to end.
+        compiled = torch.compile(callee, backend="aot_eager", fullgraph=callee is attention.layer)
+
+        def both(queries, keys, values, valid_lens, mask, causal):
+            return self.pull_back(lambda X: compiled(X, keys, values, valid_lens, mask=mask, causal=causal), queries)
+
+        return both
+
+    def map(self, function, *arrays):
+        return torch.func.vmap(function)(*arrays)
+
+    def pull_back(self, function, X, cotangent=None):
+        output = function(X.requires_grad_())
+        (gradient,) = torch.autograd.grad(output, X, output if cotangent is None else cotangent)
+        return output, gradient
+
+    def gradient_by_kernel(self, attention, *inputs, cotangent):
+        attention.layer.eval()  # no matter: a layer that evaluates still sends gradients
+        (attention(*inputs) * cotangent).sum().backward()
+        return attention.layer.W_q.weight.grad.T
+
+    def train(self, attention, inputs, target, steps, rate):
+        optimizer = torch.optim.SGD(attention.layer.parameters(), rate)
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(attention.layer(*inputs), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def save(self, attention, other, folder):
+        torch.save(attention.layer.state_dict(), folder / "weights.pt")
+        other.layer.load_state_dict(torch.load(folder / "weights.pt"))
+
+    @contextlib.contextmanager
+    def training(self, layer):
+        layer.train()
+        yield
+        assert layer.training
+        assert layer.attention.training
+
+    def evaluate(self, layer):
+        layer.eval()
+
+    def gather(self, layer, number):
+        for parameter in layer.parameters():
+            parameter.grad = torch.full_like(parameter, number)
+        return lambda: [parameter.grad.numpy() for parameter in layer.parameters()]
+
+    def freeze(self, layer):
+        layer.requires_grad_(False)
+
+    def without_gradients(self):
+        return [torch.no_grad(), torch.inference_mode()]
+
+    def precisions(self):
+        yield torch.autocast("cpu", dtype=torch.bfloat16)
+        yield adapters.reverting(torch.set_default_dtype, torch.float64, torch.float32)
+
+    def named_arrays(self, layer):
+        return layer.state_dict()

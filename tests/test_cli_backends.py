@@ -1,0 +1,36 @@
+"""`mha backends`: what is installed, what is missing and what is broken."""
+
+import pytest
+from commands import run
+
+from mha import dispatch
+
+
+def test_backends_shows_version_and_device(monkeypatch, backend):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    result = run("backends")
+    assert result.exit_code == 0
+    row = next(line for line in result.stdout.splitlines() if line.startswith(backend))
+    assert row.split()[:2] == [backend, dispatch.backends()[backend].version]
+    assert dispatch.load(backend).device() in row
+    assert row.rstrip().endswith("selected")
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == list(dispatch.FRAMEWORKS)
+
+
+@pytest.mark.parametrize(("selected", "code"), [("numpy", 0), ("jax", 1)])
+def test_backends_says_what_is_missing(monkeypatch, absent, selected, code):
+    monkeypatch.setenv("MHA_BACKEND", selected)
+    result = run("backends")
+    assert result.exit_code == code
+    row = next(line for line in result.stdout.splitlines() if line.startswith(absent))
+    assert "no_such_framework not installed: pip install 'mha[jax]'" in row
+
+
+@pytest.mark.parametrize(("selected", "code"), [("numpy", 0), ("jax", 1)])
+def test_backends_finishes_when_one_is_broken(monkeypatch, broken, selected, code):
+    monkeypatch.setenv("MHA_BACKEND", selected)
+    result = run("backends")
+    assert result.exit_code == code
+    row = next(line for line in result.stdout.splitlines() if line.startswith(broken))
+    assert "broken: OSError: libbroken.so: undefined symbol" in row
+    assert result.stdout.splitlines()[-1].startswith("mxnet")

@@ -1,0 +1,123 @@
+"""What compilers and maps of the frameworks do with a layer, and with the `mha` layer around it: the same numbers."""
+
+import adapters
+import numpy as np
+import pytest
+from layers import B, H, K, Q, agrees, draw, make
+
+import mha
+
+# MXNet compiles the dense layers of a layer alone.
+COMPILES = pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
+# A compiler that traces does not know the values of lengths, and so nothing checks them.
+TRACES = pytest.mark.backends("torch", "tensorflow", "jax")
+
+HIDING = {
+    "nothing": lambda rng, B, Q, K: (None, None, False),
+    "lengths": lambda rng, B, Q, K: (np.arange(B) * 2, None, False),
+    "lengths-of-queries": lambda rng, B, Q, K: (rng.integers(0, K + 2, (B, Q)), None, True),
+    "mask": lambda rng, B, Q, K: (None, rng.random((B, H, Q, K)) < 0.4, False),
+    "all": lambda rng, B, Q, K: (np.arange(B) * 2, rng.random((Q, K)) < 0.7, True),
+}
+
+
+@pytest.fixture(params=["layer", "mha"])
+def what(request):
+    """What is compiled or mapped: `attention.layer`, or `attention` itself."""
+    return request.param
+
+
+def part_of(attention, what):
+    return attention.layer if what == "layer" else attention
+
+
+def compiled_by(attention, what="layer"):
+    """A function of NumPy's queries, keys, values, lengths, mask and causal that calls the compiled layer.
+
+    It returns the output and the gradient by the queries of half the sum of its squares, as NumPy's too.
+    """
+    framework = adapters.of(attention.backend)
+    compiled = framework.compile_with_gradient(attention, part_of(attention, what))
+
+    def call(*arrays, causal=False):
+        arrays = [*arrays, *[None] * (5 - len(arrays))]
+        return [mha.to_numpy(X) for X in compiled(*framework.own(*arrays), causal)]
+
+    return call
+
+
+@COMPILES
+@pytest.mark.parametrize("hiding", HIDING)
+def test_compiled_results_are_unchanged(backend, rng, what, hiding):
+    attention = make(backend, pooling="additive" if hiding == "all" else "dot")
+    compiled = compiled_by(attention, what)
+    for sizes in ((B, Q, K), (B + 2, Q + 5, K + 6)):  # the second time with all sizes changed
+        inputs, (valid_lens, mask, causal) = draw(rng, sizes), HIDING[hiding](rng, *sizes)
+        output, by_queries = compiled(*inputs, valid_lens, mask, causal=causal)
+        expected = attention.to("numpy")(*inputs, valid_lens, mask=mask, causal=causal)
+        assert agrees(output, expected)
+        gradients = attention.to("numpy").gradients(*inputs, valid_lens, mask=mask, causal=causal, cotangent=expected)
+        assert agrees(by_queries, gradients["queries"], gradient=True)
+
+
+@COMPILES
+def test_compiled_padding_does_not_matter(backend, rng):
+    compiled = compiled_by(make(backend))
+    queries, keys, values = draw(rng)
+    valid_lens = np.array([3, 0, 1])
+    expected = compiled(queries, keys, values, valid_lens)
+    padding = np.arange(K) >= valid_lens[:, None]  # (B, K)
+    keys[padding], values[padding] = np.nan, np.inf
+    queries[1] = np.nan
+    for result, wanted in zip(compiled(queries, keys, values, valid_lens), expected, strict=True):
+        assert (result == wanted).all()
+
+
+@COMPILES
+def test_a_wrong_shape_is_told_under_compilation(backend, rng, what):
+    compiled = compiled_by(make(backend), what)
+    # Three axes are wrong even where a compiler does not know the sizes. Of a whole graph torch raises an error of its
+    # own, which quotes ours.
+    with pytest.raises(Exception, match=r"valid_lens has shape \(.*, .*, .*\), expected \(.*,\) or \(.*, .*\)"):
+        compiled(*draw(rng), np.ones((B, Q, K), "int64"))
+
+
+@TRACES
+def test_compiled_lengths_below_0_act_as_0(backend, rng, what):
+    compiled, inputs = compiled_by(make(backend), what), draw(rng)
+    negative, zero = (compiled(*inputs, np.array(lengths, "int32")) for lengths in ([-7, 2, -1], [0, 2, 0]))
+    for result, expected in zip(negative, zero, strict=True):
+        assert (result == expected).all()
+
+
+@pytest.mark.backends("mxnet")
+def test_lengths_below_0_are_refused_by_a_hybrid_layer(backend, rng, what):
+    compiled = compiled_by(make(backend), what)
+    with pytest.raises(ValueError, match="valid_lens holds -7, expected 0 or more"):
+        compiled(*draw(rng), np.array([-7, 2, -1], "int32"))
+
+
+@COMPILES
+def test_compiled_lengths_above_all_keys_act_as_all(backend, rng, what):
+    compiled, inputs = compiled_by(make(backend, dtype="float32"), what), draw(rng, dtype="float32")
+
+    def call(*lengths, dtype):
+        return compiled(*inputs, np.array(lengths, dtype))[0]
+
+    expected = call(K, 2, K, dtype="int32")
+    for dtype in adapters.of(backend).integers:
+        assert (call(np.iinfo(dtype).max, 2, np.iinfo(dtype).max - 1, dtype=dtype) == expected).all(), dtype
+
+
+@TRACES
+def test_mapped_over_samples(backend, rng, what):
+    attention, framework = make(backend), adapters.of(backend)
+    samples = [draw(rng) for _ in range(4)]
+    inputs = [np.stack(Xs) for Xs in zip(*samples, strict=True)]
+    valid_lens = rng.integers(0, K + 2, (4, B))
+    mapped = framework.map(part_of(attention, what), *framework.own(*inputs, valid_lens))
+    reference = attention.to("numpy")
+    for result, sample, lengths in zip(mha.to_numpy(mapped), samples, valid_lens, strict=True):
+        assert agrees(np.array(result), reference(*sample, lengths))
+    with pytest.raises(ValueError, match=r"valid_lens has shape \(4, 3\), expected \(3,\) or \(3, 2\)"):
+        framework.map(part_of(attention, what), *framework.own(*inputs, np.ones((4, 4, B), "int64")))

@@ -1,0 +1,95 @@
+"""`mha.from_native` of named arrays, flat or nested, and sources that it refuses."""
+
+import sys
+
+import numpy as np
+import pytest
+from test_schemes import SCHEMES, heads, layer, same, stored
+
+import mha
+from mha import dispatch
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_named_arrays_become_a_layer(scheme):
+    config, arrays = stored(scheme, "model.attn.")
+    others = {"model.norm.weight": np.array(["not", "looked", "at"])}
+    attention = mha.from_native(arrays | others, num_heads=heads(scheme))
+    assert attention.config == config
+    assert attention.backend == "numpy"
+    same(attention.weights, layer(scheme)[1])
+
+
+@pytest.mark.parametrize("separator", [".", "/", None], ids=["dots", "slashes", "tuples"])
+def test_flat_and_nested_names(separator):
+    config, arrays = stored("flax")
+    nested = {}
+    for name, X in arrays.items():
+        part, kind = name.split(".")
+        nested.setdefault(part, {})[kind] = X
+    joined = {
+        (part, kind) if separator is None else f"{part}{separator}{kind}": X
+        for part, kinds in nested.items()
+        for kind, X in kinds.items()
+    }
+    for source in (nested, joined, {"params": nested}, {"params": joined}, {"params": {"a": {0: nested}}, "other": {}}):
+        attention = mha.from_native(source, scheme="flax")
+        assert attention.config == config
+        same(attention.weights, layer("flax")[1])
+
+
+def test_a_layer_does_not_share_the_arrays_of_its_source():
+    _, arrays = stored("mha")
+    attention = mha.from_native(arrays, num_heads=3)
+    for X in arrays.values():
+        X[...] = 0
+    same(attention.weights, layer("mha")[1])
+
+
+def test_one_layer_of_several(rng):
+    layers = {f"layer.{number}.": stored("bert", f"layer.{number}.")[1] for number in range(2)}
+    arrays = layers["layer.0."] | {name: X + 1 for name, X in layers["layer.1."].items()}
+    attention = mha.from_native(arrays, prefix="layer.1", num_heads=3)
+    same(attention.weights, {name: X + 1 for name, X in layer("bert")[1].items()})
+    with pytest.raises(ValueError, match="2 attention layers are there"):
+        mha.from_native(arrays, num_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [([[1.0]], "list"), (None, "NoneType"), (np.ma.ones((15, 11)), "MaskedArray"), ("x", "str")]
+)
+def test_what_is_no_array_is_refused(value, kind):
+    _, arrays = stored("d2l")
+    with pytest.raises(TypeError, match=f"W_q.weight is a {kind}, expected a dense array"):
+        mha.from_native(arrays | {"W_q.weight": value}, num_heads=3)
+
+
+def test_two_arrays_of_one_name_are_refused():
+    _, arrays = stored("keras")
+    with pytest.raises(ValueError, match=r"two arrays are called query.kernel, expected different names"):
+        mha.from_native(arrays | {"query/kernel": arrays["query.kernel"]})
+
+
+@pytest.mark.parametrize("source", [None, 3, [1], np.ones((2, 2)), "bert", object()])
+def test_what_is_no_layer_is_refused(source):
+    with pytest.raises(
+        TypeError, match=r"source is a .*, expected named arrays, .* or exactly one of torch.nn.Multihead"
+    ):
+        mha.from_native(source)
+
+
+@pytest.mark.parametrize("kind", ["keras", "torch.nn.MultiHeadAttention", ""])
+def test_an_unknown_kind_lists_the_known_ones(kind):
+    with pytest.raises(
+        ValueError, match=r"kind is .*, expected one of torch.nn.MultiheadAttention, keras.layers.Multi"
+    ):
+        mha.MultiHeadAttention(6, 2).to_native(kind)
+    with pytest.raises(TypeError, match="kind is None"):
+        mha.MultiHeadAttention(6, 2).to_native(None)
+
+
+def test_a_missing_framework_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mha.backends.torch", raising=False)
+    monkeypatch.setattr(dispatch, "_missing", lambda name: ["torch"])
+    with pytest.raises(ModuleNotFoundError, match=r"backend 'torch' needs torch: pip install 'mha\[torch\]'"):
+        mha.MultiHeadAttention(6, 2, backend="numpy").to_native("torch.nn.MultiheadAttention")
