@@ -83,9 +83,11 @@ def run(function, layer, variables, arrays, *switches):
     fits = _fits(layer.config, *arrays[:2], causal)
     weights = [tf.convert_to_tensor(X.value) for X in variables]
     arrays = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
+    if arrays[4] is not None:
+        arrays[4] = tf.cast(arrays[4], tf.int32)  # none is above the number of keys
     sizes = tuple(X.shape for X in variables)
     given = tuple(None if X is None else (X.dtype, *_known(index, X.shape)) for index, X in enumerate(arrays))
-    kind = function.__name__, layer.config, sizes, given, switches, fits
+    kind = function.__name__, layer.config, sizes, given, switches, fits, blocks.SCORES
     with _lock:
         if kind not in _functions:
             _functions[kind] = _compile(function, layer, variables, given, switches, fits)
