@@ -17,6 +17,7 @@ from mha import blocks
 from mha.arguments import Checked
 
 MOST = 256  # functions, that are kept: each takes some MiB
+# What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
 METHODS = frozenset({"call", "attend", "output", "steps", "pool", "pool_block", "scores", "weigh", "drop"})
 
 _functions: collections.OrderedDict = collections.OrderedDict()  # by kind of call, the last used at the end
@@ -61,9 +62,7 @@ def variables(layer, kinds, *arrays):
         and type(pooling) is kinds[config.pooling]
         and pooling.dropout == pooling.dropping.rate == config.dropout
         and all(X is None or (isinstance(X, (tf.Tensor, np.ndarray)) and 0 not in X.shape) for X in arrays)
-        and all(
-            METHODS.isdisjoint(vars(part)) and part.activity_regularizer is None for part in (layer, pooling, *parts)
-        )
+        and all(map(_is_untouched, (layer, pooling, *parts)))
         and all(_is_plain(part, config.dtype) for part in parts)
     ):
         return [X for part in parts for X in (part.kernel, part.bias) if X is not None]
@@ -104,9 +103,8 @@ def _compile(function, layer, variables, given, switches, fits):
     def call(*tensors):
         tensors = iter(tensors)
         weights = [next(tensors) for _ in variables]
-        seed, queries, keys, values, valid_lens, mask, *more = (
-            None if known is None else next(tensors) for known in given
-        )
+        arrays = (None if known is None else next(tensors) for known in given)
+        seed, queries, keys, values, valid_lens, mask, *more = arrays
         with telling(seed=seed, fits=fits), keras.StatelessScope(zip(variables, weights, strict=True)):
             return function(layer, queries, keys, values, Checked(valid_lens, mask), None, *switches, *more)
 

@@ -154,14 +154,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         switches = causal, training, return_weights
         checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
         call = queries, keys, values, *checked
-        if self.built and training is not None and (variables := _compiles(self, *call)) is not None:
+        variables = _compiles(self, *call) if self.built and training is not None else None
+        if variables is not None:
             return _attend(self, variables, call, *switches)  # (B, Q, D)
         return super().__call__(queries, keys, values, checked, None, *switches)  # (B, Q, D)
 
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, compiled where it runs by itself, and by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
-        if (variables := _compiles(self, *call[:5])) is not None:
+        variables = _compiles(self, *call[:5])
+        if variables is not None:
             return _attend(self, variables, call[:5], causal, training, return_weights)  # (B, Q, D)
         (B, Q, _), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
         empty = any(isinstance(size, int) and size == 0 for size in (B, Q, K))
@@ -204,7 +206,8 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     """As the lesson's, compiled."""
     checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
     arrays = queries, keys, values, *checked
-    if (variables := _compiles(layer, *arrays)) is None:
+    variables = _compiles(layer, *arrays)
+    if variables is None:
         return lesson.gradients(layer, queries, keys, values, checked, None, causal, cotangent)
     found = compiled.run(lesson.gradients, layer, variables, (*arrays, cotangent), causal)
     return {name: found[name] for name in ("queries", "keys", "values", *shapes(layer.config))}
@@ -214,7 +217,8 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     """As the lesson's, compiled."""
     checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
     arrays = queries, keys, values, *checked
-    if (variables := _compiles(layer, *arrays)) is None:
+    variables = _compiles(layer, *arrays)
+    if variables is None:
         return lesson.trace(layer, queries, keys, values, checked, None, causal)
     return compiled.run(lesson.trace, layer, variables, arrays, causal)
 
