@@ -36,6 +36,10 @@ EXTRA = {
         "MultiHeadAttention.compute_mask": "Keras passes masks on by itself",
         "MultiHeadAttention.get_config": "Keras' saver makes layers from their options",
     },
+    "tensorflow/arrays.py": {
+        "refuse_masks": "Keras hangs masks of its own on arrays",
+        "must_fit": "a size may be learnt only in a call",
+    },
     "tensorflow/fast.py": {
         "AttentionPooling.drop": "a piece that is computed again has to drop the same",
         "MultiHeadAttention.__call__": "a compiled call needs nothing of Keras' own",

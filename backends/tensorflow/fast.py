@@ -14,6 +14,7 @@ from mha.config import shapes
 
 from . import compiled
 from . import layer as lesson
+from .arrays import must_fit, refuse_masks
 from .compiled import telling, told
 from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
 
@@ -32,7 +33,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
     limits = tf.fill((1, 1), K)  # (1, 1)
     if valid_lens is not None:
-        lesson._must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
+        must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
         limits = lesson._signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
     if causal:
         limits = tf.minimum(limits, tf.range(1, Q + 1))  # (B, Q)
@@ -150,7 +151,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
     ):
         """As the lesson's; without what Keras does around `call` where that is compiled and needs nothing of it."""
-        lesson._refuse_masks(keys, values)
+        refuse_masks(keys, values)
         switches = causal, training, return_weights
         checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
         call = queries, keys, values, *checked
@@ -177,8 +178,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
         """
         (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
-        lesson._must_fit("keys", keys, B)
-        lesson._must_fit("values", values, B, K)
+        must_fit("keys", keys, B)
+        must_fit("values", values, B, K)
         mask = _whole(blocks.part(None, mask)[1], B, H, Q, K)
         known = all(isinstance(size, int) for size in (B, Q, K))
         last = K if not causal else min(Q, K) if known else tf.minimum(Q, K)
