@@ -113,8 +113,7 @@ class AttentionPooling(keras.layers.Layer):
 
     def __init__(self, dropout):
         super().__init__(autocast=False)
-        self.dropout = dropout
-        self.dropping = keras.layers.Dropout(dropout, autocast=False)
+        self.dropout, self.dropping = dropout, keras.layers.Dropout(dropout, autocast=False)
 
     def call(self, queries, keys, values, visible=None, training=None):
         """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d); visible broadcasts against (B, Q, K).
@@ -223,10 +222,9 @@ class MultiHeadAttention(keras.layers.Layer):
     ):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
         refuse_masks(keys, values)
-        switches = causal, training, return_weights
-        valid_lens, mask = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
         options = {"causal": causal, "training": training, "return_weights": return_weights}
-        return super().__call__(queries, keys, values, valid_lens=valid_lens, mask=mask, **options)
+        checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, **options)
+        return super().__call__(queries, keys, values, **checked._asdict(), **options)
 
     def call(
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
