@@ -39,7 +39,16 @@ EXTRA = {
         "MultiHeadAttention.compute_mask": "Keras passes masks on by itself",
         "MultiHeadAttention.get_config": "Keras' saver makes layers from their options",
     },
-    "tensorflow/fast.py": {"AttentionPooling.drop": AGAIN} | dict.fromkeys(("attend", "gradients", "trace"), COMPILED),
+    "tensorflow/arrays.py": {
+        "refuse_masks": "Keras hangs masks of its own on arrays",
+        "must_fit": "a size may be learnt only in a call",
+    },
+    "tensorflow/fast.py": {
+        "AttentionPooling.drop": AGAIN,
+        "MultiHeadAttention.__call__": "a compiled call needs nothing of Keras' own",
+        "gradients": COMPILED,
+        "trace": COMPILED,
+    },
     "tensorflow/native.py": {"mixed": "Keras may compute in another dtype than that of the weights"},
     "tensorflow/book.py": {"MultiHeadAttention.__call__": "Keras wraps what `call` raises in words of its own"},
     "jax/fast.py": dict.fromkeys(("attend", "gradients", "trace"), COMPILED),
