@@ -178,7 +178,7 @@ _module = functools.cache(MultiHeadAttention)
 
 
 def _project(dense, X, num_heads):
-    """dense(X); where X is large by a kernel with an axis for the heads, for whose gradient XLA has a faster product."""
+    """dense(X); of a large X by a kernel with an axis for the heads, for whose gradient XLA has a faster product."""
     if X.size < FEW or type(dense) is not nn.Dense:
         return dense(X)
     module, variables = dense.unbind()
