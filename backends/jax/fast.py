@@ -18,6 +18,7 @@ from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible
 from .pieces import pool_pieces
 
 SHORT = 512  # keys of a sample, of which a quarter is a small product
+FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
 
 
 # 1. Which queries and keys count
@@ -181,15 +182,15 @@ _module = functools.cache(MultiHeadAttention)
 
 
 def _project(dense, X, num_heads):
-    """dense(X) by a kernel with an axis for the heads: XLA has faster products for the gradient of such a kernel."""
-    if type(dense) is not nn.Dense:
+    """dense(X); of a large X by a kernel with an axis for the heads, for whose gradient XLA has a faster product."""
+    if X.size < FEW or type(dense) is not nn.Dense:
         return dense(X)
     module, variables = dense.unbind()
     return module.clone(dot_general=functools.partial(_dot_by_head, num_heads)).apply(variables, X)
 
 
 def _dot_by_head(num_heads, X, kernel, dimensions, **options):
-    """The product of X (B, T, in) and a kernel (in, out), whose second axis is two while it is multiplied."""
+    """The product of X (B, T, in) and a kernel (in, out) that is (in, H, d) while it is multiplied: (B, T, out)."""
     split = kernel.reshape(len(kernel), math.gcd(num_heads, kernel.shape[1]), -1)  # (in, H, d)
     return jax.lax.dot_general(X, split, dimensions, **options).reshape(*X.shape[:2], -1)  # (B, T, out)
 
