@@ -65,5 +65,5 @@ def test_one_array_three_times_where_widths_are_one():
     attention = mha.MultiHeadAttention(12, 3, backend="numpy")
     for shape in ((2, 5, 7), (5, 12)):
         X = np.ones(shape, "float32")
-        with pytest.raises(ValueError, match="^queries has shape"):
+        with pytest.raises(ValueError, match=r"^queries has shape"):
             attention(X, X, X)
