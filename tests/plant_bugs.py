@@ -45,9 +45,9 @@ class Bug:
     replacements: tuple[tuple[str, str], ...]
     tests: tuple[str, ...]
 
-    def planted(self) -> dict[str, str]:
-        """The source of each file that the bug changes, with the bug in it."""
-        sources = {name: (ROOT / name).read_text(encoding="utf-8") for name in self.files}
+    def planted(self, root: Path) -> dict[str, str]:
+        """The source of each file in a checkout that the bug changes, with the bug in it."""
+        sources = {name: (root / name).read_text(encoding="utf-8") for name in self.files}
         changed = {}
         for pattern, replacement in self.replacements:
             found = {name: source for name, source in sources.items() if re.search(pattern, source)}
@@ -104,7 +104,8 @@ def try_bug(bug: Bug, copy: Path) -> str | None:
 
     Of one process, which tries many bugs and imports its framework but once: what is ours is imported anew.
     """
-    sources = bug.planted()
+    changed = bug.planted(copy)
+    before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
     ours = [name for name, module in sys.modules.items() if name.partition(".")[0] == "mha" or _is_in(copy, module)]
     for name in ours:
         del sys.modules[name]
@@ -115,12 +116,12 @@ def try_bug(bug: Bug, copy: Path) -> str | None:
     failure = FirstFailure()
     options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--backends", bug.backend]
     try:
-        for name, source in sources.items():
+        for name, source in changed.items():
             (copy / name).write_text(source, encoding="utf-8")
         code = pytest.main([*options, *(f"tests/{name}" for name in bug.tests)], [failure])
     finally:
-        for name in sources:
-            shutil.copy(ROOT / name, copy / name)
+        for name, source in before.items():
+            (copy / name).write_text(source, encoding="utf-8")
     if code != (pytest.ExitCode.TESTS_FAILED if failure.name else pytest.ExitCode.OK):
         raise RuntimeError(f"pytest ended with {code!r} for the bug {bug.name!r} of {bug.of}")
     return failure.name
@@ -152,7 +153,7 @@ def main(
     chosen = names.split(",")
     planned = [*(bug for name in chosen for bug in bugs_of(name)), *package_bugs()]
     for bug in planned:
-        bug.planted()  # each can be: that is seen now, not in a minute
+        bug.planted(ROOT)  # each can be: that is seen now, not in a minute
     print(f"each of {len(planned)} bugs can be planted")
     planned = [bug for bug in planned if re.search(only, bug.name)]
     if check:
