@@ -1,4 +1,4 @@
-"""Gradients of a layer whose weights are frozen: there are some, and the weights stay frozen, whatever happens."""
+"""Gradients of a layer with frozen weights: these have gradients too, and are as frozen as before, whatever happens."""
 
 import numpy as np
 import pytest

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from mha.tensors import numpy_dtype
 
 import mha
 from mha import parity
+from mha.config import numpy_dtype
 
 ROWS = 2053  # over which a bias adds its gradient up: in half precision, each addition would round
 
