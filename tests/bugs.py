@@ -13,7 +13,7 @@ PackageBugs = dict[str, tuple[str, str, str]]
 # 1. Bugs of backends, for whose replacements every file of the backend is searched, and mha/blocks.py.
 
 # Of what is computed without weights, in pieces.
-BLOCKS_TESTS = ["test_reference.py", "test_blocks.py"]
+BLOCKS_TESTS = ["test_reference.py", "test_loops.py", "test_blocks.py"]
 BLOCKS_BUGS: Bugs = {
     "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
     "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
@@ -73,7 +73,10 @@ OWN_BUGS: Bugs = {
 }
 
 # Of everything that a call computes.
-TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
+TESTS = [
+    "test_dropout.py", "test_reference.py", "test_loops.py", "test_own_layers.py", "test_layer.py", "test_calls.py",
+    "test_parity.py",
+]  # fmt: skip
 BUGS: Bugs = {
     "split without permuting": [
         (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, H, T, d\)", "X = RESHAPE(X, (B, num_heads, T, width // num_heads))"),
@@ -310,6 +313,17 @@ OTHER_BUGS: PackageBugs = {
     ),
 }
 
+# Of what is measured.
+BENCH_TESTS = ["test_bench.py"]
+BENCH_BUGS: PackageBugs = {
+    "the maximum of the rounds, not the median": ("bench/worker", r"1e3 \* statistics\.median\(", "1e3 * max("),
+    "the mean of the rounds, not the median": ("bench/worker", r"1e3 \* statistics\.median", "1e3 * statistics.mean"),
+    "the largest overhead, not the median": ("bench/worker", r"1e6 \* statistics\.median\(", "1e6 * max("),
+    "ratios the other way round": ("bench/worker", r"one\[name\] / one\[REFERENCE\]", "one[REFERENCE] / one[name]"),
+    "outputs are not compared": ("bench/worker", r"{} if results\.output is None else .*", "{}"),
+    "gradients are not compared": ("bench/worker", r"if results\.by_input else", "if False else"),
+}
+
 
 # 3. Which tests must notice which bugs.
 
@@ -318,4 +332,5 @@ PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
+    "mha bench": (BENCH_BUGS, BENCH_TESTS),
 }

@@ -116,7 +116,7 @@ def book(backend, native):
     """A call of the book's layer; NumPy has none."""
     if backend == "numpy":
         return lambda: None
-    tab = dispatch.load(backend)
+    module = dispatch.load(backend)
     attention = importlib.import_module(f"mha.d2l.{backend}").MultiHeadAttention(D, H, 0.5)
     if backend == "jax":
         import jax
@@ -127,7 +127,7 @@ def book(backend, native):
         attention.initialize()
 
     def call():
-        with tab.context("float32"):
+        with module.context("float32"):
             return attention(*native), attention.attention.attention_weights
 
     return call

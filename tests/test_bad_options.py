@@ -70,8 +70,7 @@ def test_bad_options_are_refused(backend, bad):
 def test_the_books_names_refuse_bad_options_too(backend, bad):
     options, error, words = BAD_BOOK_OPTIONS[bad]
     options = GOOD_OPTIONS | options
-    if backend == "mxnet":
-        options["use_bias"] = options.pop("bias")
+    options[adapters.of(backend).bias] = options.pop("bias")
     with refuses(error, words):
         importlib.import_module(f"mha.d2l.{backend}").MultiHeadAttention(**options)
 

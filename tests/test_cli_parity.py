@@ -24,11 +24,10 @@ def test_parity_passes_and_writes_json(few_cases, tmp_path, backend):
     assert "\x1b" not in result.output
     assert f"on {backend}, all within their bounds" in result.stdout
     report = json.loads(path.read_text(encoding="utf-8"))
-    tab = dispatch.load(backend)
     assert report["mha"] == mha.__version__
     assert set(report["backends"][backend]) == {*dispatch.FRAMEWORKS[backend].needs, "device"}
     assert report["passed"] is True
-    assert {one["dtype"] for one in report["results"]} == set(tab.DTYPES)
+    assert {one["dtype"] for one in report["results"]} == set(dispatch.load(backend).DTYPES)
     assert {one["case"] for one in report["results"]} == {case.name for case in FEW_CASES} | {""}
     checks = {one["check"] for one in report["results"]}
     assert checks == {"output and weights", "steps", "gradients", "hidden keys", "padding"} | {
@@ -42,15 +41,15 @@ def test_parity_passes_and_writes_json(few_cases, tmp_path, backend):
 
 
 def test_parity_fails_on_a_wrong_backend(monkeypatch, few_cases, backend):
-    tab = dispatch.load(backend)
-    attend = tab.attend
+    module = dispatch.load(backend)
+    attend = module.attend
 
     def wrong(*arguments, **options):
         result = attend(*arguments, **options)
         # The output alone, of which gradients are made, stays right.
         return (result[0] * 0.999, result[1]) if isinstance(result, tuple) else result
 
-    monkeypatch.setattr(tab, "attend", wrong)
+    monkeypatch.setattr(module, "attend", wrong)
     result = run("parity", "--backends", backend, "--json", "-")
     assert result.exit_code == 1
     failed = {one["check"] for one in json.loads(result.stdout)["results"] if not one["passed"]}

@@ -87,7 +87,7 @@ def test_the_books_script_runs_in_mxnet(capsys):
 
 
 def test_both_editions_make_the_same_layer(backend, d2l):
-    bias = {"use_bias" if backend == "mxnet" else "bias": True}
+    bias = {adapters.of(backend).bias: True}
     second = Config(D, H, 0.5, True)
     assert d2l.MultiHeadAttention(D, H, 0.5).config == Config(D, H, 0.5)
     assert d2l.MultiHeadAttention(D, H, 0.5, True).config == second
@@ -103,7 +103,7 @@ def test_both_editions_make_the_same_layer(backend, d2l):
 
 
 def test_arguments_of_no_edition_are_refused(backend, d2l):
-    other = {"bias" if backend == "mxnet" else "use_bias": True}
+    other = {"bias" if adapters.of(backend).bias == "use_bias" else "use_bias": True}
     for arguments, options in (((D, H, 0.5), other), ((D, H), {}), ((D, D, D, D, H), {}), ((D,) * 8, {})):
         with pytest.raises(TypeError, match=r"got MultiHeadAttention\(.*expected .*\(num_hiddens, num_heads, dropout"):
             d2l.MultiHeadAttention(*arguments, **options)

@@ -6,6 +6,7 @@ every sample and head is seen. Queries and keys of zeros make all weights equal.
 
 import math
 
+import adapters
 import numpy as np
 import pytest
 
@@ -58,7 +59,7 @@ def test_gradients_and_trace_have_none(backend, rng):
 @pytest.mark.parametrize("pooling", ["dot", "additive"])
 def test_rate_scale_and_independence_when_training(backend, pooling, dtype):
     attention, inputs = see_through(backend, pooling=pooling, dtype=dtype)
-    SEED[backend](5)
+    adapters.of(backend).seed(5)
     first, second = (by_head(attention(*inputs, training=True)) for _ in range(2))
     assert first.dtype == second.dtype == dtype
     kept, again = first != 0, second != 0
@@ -104,40 +105,10 @@ def test_weights_are_returned_before_dropout(backend):
     assert (output == 0).any()
 
 
-def seed_torch(seed):
-    import torch
-
-    torch.manual_seed(seed)
-
-
-def seed_tensorflow(seed):
-    import keras
-
-    keras.utils.set_random_seed(seed)
-
-
-def seed_mxnet(seed):
-    import mxnet
-
-    mxnet.random.seed(seed)
-
-
-def seed_by_argument(seed):
-    """On NumPy and JAX dropout is drawn from the seed that a layer is made with."""
-
-
-SEED = {
-    "numpy": seed_by_argument,
-    "torch": seed_torch,
-    "tensorflow": seed_tensorflow,
-    "jax": seed_by_argument,
-    "mxnet": seed_mxnet,
-}
-
-
 def test_the_same_seed_drops_the_same_weights(backend):
+    # On NumPy and JAX dropout is drawn from the seed that a layer is made with.
     def calls(seed):
-        SEED[backend](seed)
+        adapters.of(backend).seed(seed)
         attention, inputs = see_through(backend, seed=seed)
         return [attention(*inputs, training=True) for _ in range(2)]
 

@@ -8,21 +8,11 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from test_layer import make
+from calls import make, same_bits
 
 import mha
 from mha import dispatch, weights
 from mha.weights import files
-
-
-def same(left, right):
-    """Whether two dicts of arrays are the same bit for bit."""
-    return left.keys() == right.keys() and all(
-        (left[name].dtype, left[name].shape, left[name].tobytes())
-        == (right[name].dtype, right[name].shape, right[name].tobytes())
-        for name in left
-    )
-
 
 # Round trips
 
@@ -34,7 +24,7 @@ def test_save_and_load_are_exact(backend, tmp_path):
         loaded = mha.load(tmp_path / "layer.safetensors", backend=backend)
         assert loaded.config == attention.config
         assert loaded.backend == backend
-        assert same(loaded.weights, attention.weights)
+        assert same_bits(loaded.weights, attention.weights)
         assert mha.load(str(tmp_path / "layer.safetensors"), backend="numpy").backend == "numpy"
     assert [path.name for path in tmp_path.iterdir()] == ["layer.safetensors"]
 
@@ -55,7 +45,7 @@ WAYS = {
 }
 
 
-def draw(attention, rng):
+def draw_special(attention, rng):
     """Weights for a layer, with each kind of number that is finite."""
     drawn = {}
     for name, array in attention.weights.items():
@@ -70,23 +60,23 @@ def draw(attention, rng):
 def test_weights_come_back_bit_for_bit(backend, rng, tmp_path, way):
     for dtype in dispatch.load(backend).DTYPES:
         attention = make(backend, dtype=dtype, bias=True, pooling="additive")
-        expected = draw(attention, rng)
+        expected = draw_special(attention, rng)
         attention.weights = {name: WAYS[way](array) for name, array in expected.items()}
         attention.save(tmp_path / "layer.safetensors")
         for reader in (backend, "numpy"):
-            assert same(mha.load(tmp_path / "layer.safetensors", reader).weights, expected), dtype
+            assert same_bits(mha.load(tmp_path / "layer.safetensors", reader).weights, expected), dtype
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_arrays_are_saved_however_they_lie(rng, tmp_path, dtype, way):
     attention = make("numpy", dtype=dtype)
-    expected = draw(attention, rng)
+    expected = draw_special(attention, rng)
     weights.save(tmp_path / "file", attention.config, {name: WAYS[way](array) for name, array in expected.items()})
     config, arrays = weights.load(tmp_path / "file")
     assert config == attention.config
     assert list(arrays) == list(expected)
-    assert same(arrays, expected)
+    assert same_bits(arrays, expected)
 
 
 # Saving
@@ -154,7 +144,7 @@ def test_a_save_interrupted_before_any_line_leaves_the_old_file(tmp_path):
         finally:
             sys.settrace(tracing)
     assert number > 8  # lines of it
-    assert same(mha.load(path, "numpy").weights, attention.weights)
+    assert same_bits(mha.load(path, "numpy").weights, attention.weights)
 
 
 def test_a_saved_file_is_readable_by_others_and_stays_behind_its_link(tmp_path):
@@ -169,7 +159,7 @@ def test_a_saved_file_is_readable_by_others_and_stays_behind_its_link(tmp_path):
 def test_a_file_may_have_the_longest_name(tmp_path):
     attention, path = make("numpy"), tmp_path / ("x" * 255)
     attention.save(path)
-    assert same(mha.load(path, "numpy").weights, attention.weights)
+    assert same_bits(mha.load(path, "numpy").weights, attention.weights)
 
 
 # Each of these is the beginning of a program of its own, which kills processes that it forks.

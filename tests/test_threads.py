@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import functools
-import importlib
 import itertools
 import random
 import sys
@@ -11,9 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+import adapters
 import numpy as np
 import pytest
-from test_layer import B, H, K, Q, draw, make
+from calls import B, H, K, Q, bits, draw, make
 
 import mha
 from mha import dispatch
@@ -24,16 +23,6 @@ THREADS, ROUNDS = 8, 7
 OURS = str(Path(mha.__file__).parent)
 LAYERS = ("one", "each its own")
 OPTIONS = {"plain": {}, "other": {"bias": True, "pooling": "additive", "dtype": "float64"}}
-
-
-def bits(result):
-    """Whatever a call returns, to be compared bit for bit."""
-    if isinstance(result, dict):
-        return {name: bits(array) for name, array in result.items()}
-    if isinstance(result, tuple):
-        return tuple(map(bits, result))
-    result = mha.to_numpy(result)
-    return result.dtype.name, result.shape, result.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -101,41 +90,11 @@ def at_once(threads):
     sys.setswitchinterval(interval)
 
 
-# Calls of the framework's own layer, as code that has never heard of `mha` makes them.
-
-
-def native_call(attention, *arguments):
-    return attention.layer(*arguments)
-
-
-def native_call_in_mxnet(attention, *arguments):
-    from mxnet import npx
-
-    npx.set_np()  # holds in this thread alone
-    return attention.layer(*arguments)
-
-
-def native_call_in_jax(attention, *arguments):
-    import jax
-
-    module, variables = attention.layer.unbind()
-    with jax.enable_x64(attention.config.dtype == "float64"):
-        return module.apply(variables, *arguments)
-
-
-NATIVE_CALLS = {
-    "numpy": native_call,
-    "torch": native_call,
-    "tensorflow": native_call,
-    "jax": native_call_in_jax,
-    "mxnet": native_call_in_mxnet,
-}
-
-
 def native(attention, *arrays):
+    """Call the framework's own layer, as code that has never heard of `mha` does."""
     with dispatch.load(attention.backend).context(attention.config.dtype):
-        arrays = [mha.tensor(array, backend=attention.backend) for array in arrays]
-    return NATIVE_CALLS[attention.backend](attention, *arrays)
+        arrays = adapters.of(attention.backend).own(*arrays)
+    return adapters.of(attention.backend).call(attention, *arrays)
 
 
 CALLS = {
@@ -150,10 +109,6 @@ CALLS = {
     "native": lambda attention, *arrays: native(attention, *arrays, LENGTHS),
     "another": lambda attention, *arrays: make(attention.backend, seed=5).weights,
 }
-
-
-def test_the_calls_are_a_thousand():
-    assert len(LAYERS) * THREADS * ROUNDS * len(CALLS) >= 1000
 
 
 @pytest.mark.parametrize("layers", LAYERS)
@@ -184,76 +139,28 @@ def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, lay
 # Compiled, once before the threads start: frameworks compile one at a time anyway.
 
 
-def compiled_by_torch(attention):
-    import torch
-
-    return torch.compile(attention.layer, backend="eager")
-
-
-def compiled_by_tensorflow(attention):
-    import tensorflow as tf
-
-    return tf.function(attention.layer)
-
-
-def compiled_by_jax(attention):
-    import jax
-
-    module, variables = attention.layer.unbind()
-    return functools.partial(jax.jit(module.apply), variables)
-
-
-def hybridized_by_mxnet(attention):
-    attention.layer.hybridize()
-    return lambda *arguments: native_call_in_mxnet(attention, *arguments)
-
-
-COMPILED = {
-    "numpy": lambda attention: attention.layer,
-    "torch": compiled_by_torch,
-    "tensorflow": compiled_by_tensorflow,
-    "jax": compiled_by_jax,
-    "mxnet": hybridized_by_mxnet,
-}
-
-
+@pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
 def test_threads_share_a_compiled_layer(backend, rng, at_once, serial):
-    compiled = COMPILED[backend](make(backend))
-    inputs = [[mha.tensor(X, backend=backend) for X in (*draw(rng), LENGTHS)] for _ in range(THREADS)]
+    compiled = adapters.of(backend).compile(make(backend).layer)
+    inputs = [adapters.of(backend).own(*draw(rng), LENGTHS) for _ in range(THREADS)]
     works = [lambda X=X: bits(compiled(*X)) for X in inputs]
     one_by_one = serial(works)
     assert at_once(works) == [[expected] * ROUNDS for expected in one_by_one]
 
 
-# Frozen weights, thawed for the gradients alone.
-
-
-def freeze_in_mxnet(layer):
-    for parameter in layer.collect_params().values():
-        parameter.grad_req = "null"
-
-
-FREEZE = {
-    "numpy": lambda layer: None,  # nothing to freeze
-    "torch": lambda layer: layer.requires_grad_(False),
-    "tensorflow": lambda layer: setattr(layer, "trainable", False),
-    "jax": lambda layer: None,  # nothing to freeze
-    "mxnet": freeze_in_mxnet,
-}
+# Weights are frozen where a framework can do so, and thawed for the gradients alone.
 
 
 def test_threads_share_the_gradients_of_a_frozen_layer(backend, rng, at_once, serial):
     attention, inputs = make(backend), [draw(rng) for _ in range(THREADS)]
     works = [lambda X=X: bits(attention.gradients(*X)) for X in inputs]
     one_by_one = serial(works)
-    FREEZE[backend](attention.layer)
+    adapters.of(backend).freeze(attention.layer)
     assert at_once(works, 3 * ROUNDS) == [[expected] * 3 * ROUNDS for expected in one_by_one]
 
 
 # Weights assigned while others call. Flax replaces a layer's weights as a whole, and a call has taken the old or the
 # new; all others write them one after another into the memory from which a call may be reading.
-
-WHOLE = {"numpy": False, "torch": False, "tensorflow": False, "jax": True, "mxnet": False}
 
 
 def test_weights_assigned_while_others_call(backend, rng, at_once, serial):
@@ -273,7 +180,7 @@ def test_weights_assigned_while_others_call(backend, rng, at_once, serial):
         return bits(attention(*arrays)), bits(attention.weights)
 
     results = at_once([assign] + [call] * (THREADS - 1), 40)[1:]
-    if WHOLE[backend]:
+    if adapters.of(backend).replaces_weights:
         for output, held in itertools.chain(*results):
             assert output in whole
             assert held in map(bits, weights)
@@ -304,51 +211,12 @@ print(len(results), len(set(results)))
 """
 
 
-# TensorFlow may crash where its first operations in a process are several threads': the types that it has met are kept
-# without a lock. One thread makes a call of its own before the others.
-BEFORE = {"tensorflow": "import mha; mha.MultiHeadAttention(12, 3).gradients(*[mha.ones((2, 5, 12))] * 3, [3, 2])"}
-
-
 def test_threads_make_the_first_calls_of_a_process(backend, python):
-    assert python(BEFORE.get(backend, "") + FIRST_CALLS, MHA_BACKEND=backend).split() == ["8", "1"]
+    assert python(adapters.of(backend).before_threads + FIRST_CALLS, MHA_BACKEND=backend).split() == ["8", "1"]
 
 
-# The book's layers and poolings keep the attention weights of each thread's own call. JAX returns them; NumPy has no
-# tab, and there `mha` returns them.
+# The book's layers and poolings keep the attention weights of each thread's own call; those of JAX return them.
 
-
-def torch_book(d2l, made, inputs):
-    return lambda *arguments: (made(*arguments), keeper(made).attention_weights)
-
-
-def tensorflow_book(d2l, made, inputs):
-    made(*inputs, training=False)
-    return lambda *arguments: (made(*arguments, training=False), keeper(made).attention_weights)
-
-
-def jax_book(d2l, made, inputs):
-    import jax
-
-    return functools.partial(jax.jit(made.apply), made.init(d2l.get_key(), *inputs))
-
-
-def mxnet_book(d2l, made, inputs):
-    from mxnet import npx
-
-    made.initialize()
-
-    def call(*arguments):
-        npx.set_np()  # holds in this thread alone
-        return made(*arguments), keeper(made).attention_weights
-
-    return call
-
-
-def keeper(made):
-    return getattr(made, "attention", made)
-
-
-BOOKS = {"torch": torch_book, "tensorflow": tensorflow_book, "jax": jax_book, "mxnet": mxnet_book}
 BOOK = {
     "layer": lambda d2l: d2l.MultiHeadAttention(H * 4, H, 0.0),
     "pooling": lambda d2l: d2l.DotProductAttention(0.0),
@@ -356,14 +224,13 @@ BOOK = {
 
 
 @pytest.mark.parametrize("kind", BOOK)
-def test_threads_keep_their_own_attention_weights(backend, rng, at_once, serial, kind):
-    many = [rng.normal(size=(3, 2, 5, H * 4)).astype("float32") for _ in range(THREADS)]
-    inputs = [[mha.tensor(X, backend=backend) for X in (*arrays, LENGTHS)] for arrays in many]
-    if backend == "numpy":
-        call = functools.partial(mha.MultiHeadAttention(H * 4, H), return_weights=True)
-    else:
-        d2l = importlib.import_module(f"mha.d2l.{backend}")
-        call = BOOKS[backend](d2l, BOOK[kind](d2l), inputs[0])
+def test_threads_keep_their_own_attention_weights(backend, d2l, rng, at_once, serial, kind):
+    many, framework = (
+        [rng.normal(size=(3, 2, 5, H * 4)).astype("float32") for _ in range(THREADS)],
+        adapters.of(backend),
+    )
+    inputs = [framework.own(*arrays, LENGTHS) for arrays in many]
+    call = framework.call_book_in_threads(framework.start(BOOK[kind](d2l), *inputs[0]))
     works = [lambda X=X: bits(call(*X)) for X in inputs]
     one_by_one = serial(works)
     assert len(set(one_by_one)) == THREADS

@@ -12,6 +12,7 @@ import adapters
 class Adapter(adapters.Adapter):
     """MXNet and Gluon."""
 
+    bias = "use_bias"
     integers = ("uint8", "int8", "int32", "int64")
 
     def seed(self, seed):
