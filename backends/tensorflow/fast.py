@@ -166,11 +166,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         variables = _compiles(self, *call[:5])
         if variables is not None:
             return _attend(self, variables, call[:5], causal, training, return_weights)  # (B, Q, D)
-        (B, Q, _), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
-        empty = any(isinstance(size, int) and size == 0 for size in (B, Q, K))
-        if return_weights or empty or not isinstance(self.attention, AttentionPooling):  # it may have been replaced
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
+
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        sizes = *queries.shape[:2], keys.shape[1]  # None where it is learnt only in a call
+        return 0 in sizes or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
