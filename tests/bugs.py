@@ -55,7 +55,7 @@ MEMORY_BUGS: Bugs = {
 
 # Of single frameworks, and the tests that must notice them.
 OWN_TESTS = [
-    "test_blocks.py::test_a_replaced_pooling_is_used", "test_frozen.py", "test_half_precision.py",
+    "test_poolings.py", "test_frozen.py", "test_half_precision.py",
     "test_split_over_devices.py",
 ]  # fmt: skip
 OWN_BUGS: Bugs = {

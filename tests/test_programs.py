@@ -1,0 +1,67 @@
+"""How many programs the frameworks compile: for kinds of calls, not for each of their sizes or lengths."""
+
+import numpy as np
+import pytest
+
+import mha
+from mha import parity
+
+LENGTHS = range(1, 9)
+
+
+def check(called, layer, X, lengths):
+    """Whether the compiled call gives the numbers of the oracle."""
+    output = mha.to_numpy(called(X, lengths))
+    numpy = layer.to("numpy")
+    base, oracle = numpy(X, X, X, lengths), parity.in_dtype(numpy, "float64")(*3 * [X.astype("float64")], lengths)
+    assert parity.error(output, oracle) <= parity.bound("float32", oracle, base)
+
+
+@pytest.mark.backends("jax")
+def test_lengths_compile_nothing_new_in_jax(backend, rng):
+    import jax
+
+    attention = mha.MultiHeadAttention(12, 3, backend=backend)
+    X = rng.normal(size=(2, 8, 12)).astype("float32")
+    called = jax.jit(lambda X, lengths: attention.layer(X, X, X, lengths))
+    for longest in LENGTHS:
+        check(called, attention, X, np.array([longest, 3], "int32"))
+    assert called._cache_size() == 1
+
+
+@pytest.mark.backends("tensorflow")
+def test_sizes_compile_nothing_new_in_tensorflow(backend, rng):
+    import tensorflow as tf
+
+    attention = mha.MultiHeadAttention(12, 3, backend=backend)
+    signature = [tf.TensorSpec((None, None, 12)), tf.TensorSpec((None,), tf.int32)]
+    called = tf.function(lambda X, lengths: attention.layer(X, X, X, lengths), input_signature=signature)
+    for longest in LENGTHS:
+        check(
+            called, attention, rng.normal(size=(2, longest + 3, 12)).astype("float32"), np.array([longest, 3], "int32")
+        )
+    assert called.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("hiding", ["nothing", "lengths", "causal"])
+def test_any_sizes_are_three_programs_of_torch(backend, pooling, hiding):
+    """Whatever the sizes are: one program for the first, one for another length, one for another number of samples."""
+    import torch
+
+    programs = []
+
+    def kept(program, inputs):
+        programs.append(program)
+        return program
+
+    torch.compiler.reset()  # or the versions that earlier tests compiled count against torch's limit
+    layer = mha.MultiHeadAttention(12, 3, pooling=pooling, backend=backend).layer
+    compiled = torch.compile(layer, backend=kept)
+    for B, T in ((2, 5), (2, 7), (3, 7), (3, 11), (5, 13), (5, 4), (2, 31), (7, 19)):
+        X = torch.arange(B * T * 12, dtype=torch.float32).reshape(B, T, 12) / 100
+        lengths = torch.arange(B) % T if hiding == "lengths" else None
+        arguments = X, X, X, lengths, None, hiding == "causal"
+        assert (compiled(*arguments) == layer(*arguments)).all()
+    assert len(programs) <= 3
