@@ -51,17 +51,17 @@ def check(
     """
     if isinstance(valid_lens, Checked):
         return valid_lens
-    tab = dispatch.load(backend)
-    place = tab.place(layer, queries)
+    module = dispatch.load(backend)
+    place = module.place(layer, queries)
     given, valid_lens = valid_lens, known("valid_lens", valid_lens)
-    mask = mask if tab.is_own(mask) else known("mask", mask, "bool")
+    mask = mask if module.is_own(mask) else known("mask", mask, "bool")
     switches = causal, training, return_weights
-    checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=tab.is_own, place=place)
+    checks.inputs(layer.config, queries, keys, values, valid_lens, mask, *switches, is_own=module.is_own, place=place)
     limited = checks.lengths(valid_lens, keys.shape[1])
-    own = tab.is_own(given) and not isinstance(given, np.ndarray)
+    own = module.is_own(given) and not isinstance(given, np.ndarray)
     if limited is valid_lens and own and (place is None or given.device == place):
-        return Checked(given, native(tab, place, mask))  # to turn it back would cost a small call much of its time
-    return Checked(native(tab, place, limited), native(tab, place, mask))
+        return Checked(given, native(module, place, mask))  # to turn it back would cost a small call much of its time
+    return Checked(native(module, place, limited), native(module, place, mask))
 
 
 def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
@@ -69,11 +69,11 @@ def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: A
 
     As `check`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.
     """
-    tab = dispatch.load(backend)
-    place = tab.place(pooling, queries)
+    module = dispatch.load(backend)
+    place = module.place(pooling, queries)
     valid_lens = known("valid_lens", valid_lens)
-    checks.pooling_inputs(pooling, queries, keys, values, valid_lens, tab.DTYPES, is_own=tab.is_own, place=place)
-    return native(tab, place, checks.lengths(valid_lens, keys.shape[1]))
+    checks.pooling_inputs(pooling, queries, keys, values, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
+    return native(module, place, checks.lengths(valid_lens, keys.shape[1]))
 
 
 def known(name: str, value: Any, empty: str = "int64") -> Any:
@@ -88,11 +88,11 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
     backend = dispatch.backend_of(value)
     if backend is None:
         return value
-    tab = dispatch.load(backend)
-    array = tab.known(value) if tab.is_own(value) else None
+    module = dispatch.load(backend)
+    array = module.known(value) if module.is_own(value) else None
     return value if array is None else array
 
 
-def native(tab: Any, place: Any, value: Any) -> Any:
+def native(module: Any, place: Any, value: Any) -> Any:
     """A NumPy array as the backend's own; anything else as it is."""
-    return tab.tensor(checks.plain(value), place) if isinstance(value, np.ndarray) else value
+    return module.tensor(checks.plain(value), place) if isinstance(value, np.ndarray) else value

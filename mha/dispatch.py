@@ -104,11 +104,9 @@ def has_book(name: str) -> bool:
 
 def backend_of(array: Any) -> str | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
-    return _backend_of(type(array))
-
-
-@functools.lru_cache(1000)
-def _backend_of(kind: type) -> str | None:
+    kind = type(array)
+    if (root := kind.__module__.partition(".")[0]) in ARRAY_PACKAGES:  # as most are
+        return ARRAY_PACKAGES[root]
     roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
     return next((ARRAY_PACKAGES[root] for root in roots if root in ARRAY_PACKAGES), None)
 

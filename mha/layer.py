@@ -66,12 +66,12 @@ class MultiHeadAttention:
     def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int = 0) -> None:
         self.config = config
         self.backend = backend
-        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._tab.DTYPES)
-        with self._tab.context(config.dtype):
-            self.layer = self._tab.build(config, arrays, seed)
+        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._module.DTYPES)
+        with self._module.context(config.dtype):
+            self.layer = self._module.build(config, arrays, seed)
 
     @property
-    def _tab(self) -> Any:
+    def _module(self) -> Any:
         """The backend's module; no attribute, so that a layer can be copied."""
         return dispatch.load(self.backend)
 
@@ -113,7 +113,7 @@ class MultiHeadAttention:
             call, back = (queries, keys, values, valid_lens, mask), _same
         else:
             call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
-        module = self._tab
+        module = self._module
         with module.context(self.config.dtype):
             result = module.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
@@ -146,11 +146,11 @@ class MultiHeadAttention:
         if cotangent is not None:
             cotangent = self._array("cotangent", cotangent)
             kind: Any = dispatch.backend_of(cotangent)
-            tab = dispatch.load(kind)
-            checks.output(self.config, cotangent, call[0], is_own=tab.is_own, place=tab.place(self.layer))
-        with self._tab.context(self.config.dtype):
-            cotangent = arguments.native(self._tab, self._tab.place(self.layer), cotangent)
-            gradients = self._tab.gradients(self.layer, *call, bool(causal), cotangent)
+            module = dispatch.load(kind)
+            checks.output(self.config, cotangent, call[0], is_own=module.is_own, place=module.place(self.layer))
+        with self._module.context(self.config.dtype):
+            cotangent = arguments.native(self._module, self._module.place(self.layer), cotangent)
+            gradients = self._module.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -177,8 +177,8 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
-        with self._tab.context(self.config.dtype):
-            steps = self._tab.trace(self.layer, *call, bool(causal))
+        with self._module.context(self.config.dtype):
+            steps = self._module.trace(self.layer, *call, bool(causal))
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -188,9 +188,9 @@ class MultiHeadAttention:
         Assigning a dict of the same names, shapes and dtype sets them all; a dict that does not fit raises TypeError
         or ValueError and changes nothing. ValueError, too, if the layer itself has been changed and no longer fits.
         """
-        with self._tab.context(self.config.dtype):
+        with self._module.context(self.config.dtype):
             try:
-                arrays = self._tab.get_weights(self.layer)
+                arrays = self._module.get_weights(self.layer)
                 return checks.weights(shapes(self.config), self.config.dtype, arrays)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(
@@ -202,8 +202,8 @@ class MultiHeadAttention:
         arrays = checks.weights(shapes(self.config), self.config.dtype, arrays)
         arrays = {name: checks.plain(array) for name, array in arrays.items()}
         _ = self.weights  # a layer that no longer fits would be written half
-        with self._tab.context(self.config.dtype):
-            self.layer = self._tab.set_weights(self.layer, arrays)
+        with self._module.context(self.config.dtype):
+            self.layer = self._module.set_weights(self.layer, arrays)
 
     def to(self, backend: str) -> "MultiHeadAttention":
         """The same layer, configuration and weights, on another backend; this one stays as it is."""
@@ -255,7 +255,7 @@ class MultiHeadAttention:
         given: the backend of queries, keys and values; switches: causal, and where they matter training and
         return_weights.
         """
-        module = self._tab
+        module = self._module
         with module.context(self.config.dtype):
             checked = arguments.check(given, self.layer, queries, keys, values, valid_lens, mask, *switches)
             arrays = queries, keys, values, *checked

@@ -145,7 +145,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
-    """The arrays of a layer by name: those of its projections by ours, whose kernels it calls so, the others by its own."""
+    """The arrays of a layer: of its projections by our names, other ones by theirs; kernel: what it calls a kernel."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
     own = {name: X for name, X in own.items() if X is not None}

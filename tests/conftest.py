@@ -3,6 +3,7 @@
 A backend that is asked for and cannot be loaded is an error, never a skip.
 """
 
+import importlib
 import os
 import resource
 import subprocess
@@ -70,6 +71,8 @@ def pytest_collection_modifyitems(config, items):
 def belongs(item):
     """Whether a test belongs to a run with the backends that are asked for: each test runs once, where it says most."""
     backend, asked = backend_of(item), set(item.config.backends)
+    if "d2l" in item.fixturenames and backend and not dispatch.has_book(backend):
+        return False
     if item.get_closest_marker("all_backends"):
         return asked == set(dispatch.FRAMEWORKS)
     if markers := list(item.iter_markers("backends")):
@@ -98,6 +101,13 @@ def bounded():
 def rng():
     """Random numbers, the same in every run."""
     return np.random.default_rng(20170612)
+
+
+@pytest.fixture
+def d2l(backend):
+    """The module of the book's names for a backend; a test that asks for it is not collected with NumPy."""
+    with dispatch.load(backend).context("float32"):
+        yield importlib.import_module(f"mha.d2l.{backend}")
 
 
 @pytest.fixture(scope="session")

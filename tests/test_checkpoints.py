@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from test_schemes import SCHEMES, TOLD, WIDTHS, heads, same, stored
+from layers import assert_same_weights
+from stored import SCHEMES, TOLD, WIDTHS, heads, stored
 
 import mha
 from mha import dispatch
@@ -61,9 +62,11 @@ def test_a_layer_is_found_and_read(path, rng, scheme, bias, dtype):
     config, expected = checkpoint(path, rng, scheme, bias=bias, dtype=dtype)
     attention = mha.load(path, num_heads=heads(scheme), backend="numpy")
     assert attention.config == config
-    same(attention.weights, expected)
-    same(mha.load(str(path), scheme=scheme, prefix=PREFIX, num_heads=3, backend="numpy").weights, expected)
-    same(mha.load(path, prefix=PREFIX[:-1], num_heads=3, backend="numpy").weights, expected)
+    assert_same_weights(attention.weights, expected)
+    assert_same_weights(
+        mha.load(str(path), scheme=scheme, prefix=PREFIX, num_heads=3, backend="numpy").weights, expected
+    )
+    assert_same_weights(mha.load(path, prefix=PREFIX[:-1], num_heads=3, backend="numpy").weights, expected)
 
 
 @pytest.mark.parametrize("scheme", ["bert", "gpt2", "flax"])
@@ -91,7 +94,7 @@ def test_an_own_file_says_everything(path):
     for options in ({}, {"scheme": "mha", "prefix": ""}, {"num_heads": 3}):
         found = mha.load(path, **options, backend="numpy")
         assert found.config == attention.config
-        same(found.weights, attention.weights)
+        assert_same_weights(found.weights, attention.weights)
 
 
 def test_the_backend_is_the_chosen_one(path, rng, monkeypatch):
@@ -167,7 +170,7 @@ def test_names_of_ours_without_a_word_on_their_orientation_are_asked_about(path,
     refused(path, "does not say that mha wrote the file", "Are the kernels (in, out)", 'scheme="mha"')
     attention = mha.load(path, scheme="mha", num_heads=3, backend="numpy")
     assert attention.config == config
-    same(attention.weights, expected)
+    assert_same_weights(attention.weights, expected)
 
 
 def test_heads_that_nothing_tells_are_asked_for(path, rng):
@@ -272,7 +275,7 @@ def test_a_long_header_is_read(path, rng):
     path.write_bytes(malformed.join(json.dumps(header) + " " * 2**21, numbers))
     attention = mha.load(path, num_heads=3, backend="numpy")
     assert attention.config == config
-    same(attention.weights, expected)
+    assert_same_weights(attention.weights, expected)
 
 
 @pytest.mark.parametrize("by", [1, -1])

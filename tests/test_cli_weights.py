@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from commands import run
 from rich.console import Console
-from test_schemes import stored
+from stored import stored
 
 import mha
 from mha.cli import terminal

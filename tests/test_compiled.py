@@ -1,123 +1,290 @@
-"""What compilers and maps of the frameworks do with a layer, and with the `mha` layer around it: the same numbers."""
+"""TensorFlow's compiled calls: few functions for any sizes, which follow what changes in a layer and keep none."""
 
-import adapters
+import copy
+import gc
+import itertools
+import pickle
+import weakref
+
 import numpy as np
 import pytest
-from layers import B, H, K, Q, agrees, draw, make
 
 import mha
+from mha import blocks
 
-# MXNet compiles the dense layers of a layer alone.
-COMPILES = pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
-# A compiler that traces does not know the values of lengths, and so nothing checks them.
-TRACES = pytest.mark.backends("torch", "tensorflow", "jax")
+pytestmark = pytest.mark.backends("tensorflow")
+
+
+@pytest.fixture
+def tf():
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture
+def functions():
+    """The compiled functions, by kind of call; none at first."""
+    from mha.backends.tensorflow import compiled
+
+    compiled._functions.clear()
+    return compiled._functions
+
+
+def make(**options):
+    return mha.MultiHeadAttention(12, 3, **options, backend="tensorflow")
+
+
+def draw(rng, B=2, Q=5, K=7):
+    return tuple(rng.normal(size=(B, T, 12)).astype("float32") for T in (Q, K, K))
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
 
 HIDING = {
-    "nothing": lambda rng, B, Q, K: (None, None, False),
-    "lengths": lambda rng, B, Q, K: (np.arange(B) * 2, None, False),
-    "lengths-of-queries": lambda rng, B, Q, K: (rng.integers(0, K + 2, (B, Q)), None, True),
-    "mask": lambda rng, B, Q, K: (None, rng.random((B, H, Q, K)) < 0.4, False),
-    "all": lambda rng, B, Q, K: (np.arange(B) * 2, rng.random((Q, K)) < 0.7, True),
+    "nothing": lambda B, Q, K: {},
+    "lengths": lambda B, Q, K: {"valid_lens": np.arange(B) + 1},
+    "lengths per query": lambda B, Q, K: {"valid_lens": np.arange(B * Q).reshape(B, Q) % (K + 1)},
+    "mask": lambda B, Q, K: {"mask": np.arange(Q * K).reshape(Q, K) % 3 > 0},
+    "mask of every head": lambda B, Q, K: {"mask": np.arange(B * Q * K).reshape(B, 1, Q, K) % 3 > 0},
+    "causal": lambda B, Q, K: {"causal": True},
+}
+CALLS = {
+    "output": lambda attention, *arrays, **hiding: {"output": attention(*arrays, **hiding)},
+    "weights": lambda attention, *arrays, **hiding: {"w": attention(*arrays, **hiding, return_weights=True)[1]},
+    "gradients": lambda attention, *arrays, **hiding: attention.gradients(*arrays, **hiding),
+    "trace": lambda attention, *arrays, **hiding: attention.trace(*arrays, **hiding),
 }
 
 
-@pytest.fixture(params=["layer", "mha"])
-def what(request):
-    """What is compiled or mapped: `attention.layer`, or `attention` itself."""
-    return request.param
-
-
-def part_of(attention, what):
-    return attention.layer if what == "layer" else attention
-
-
-def compiled_by(attention, what="layer"):
-    """A function of NumPy's queries, keys, values, lengths, mask and causal that calls the compiled layer.
-
-    It returns the output and the gradient by the queries of half the sum of its squares, as NumPy's too.
-    """
-    framework = adapters.of(attention.backend)
-    compiled = framework.compile_with_gradient(attention, part_of(attention, what))
-
-    def call(*arrays, causal=False):
-        arrays = [*arrays, *[None] * (5 - len(arrays))]
-        return [mha.to_numpy(X) for X in compiled(*framework.own(*arrays), causal)]
-
-    return call
-
-
-@COMPILES
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("hiding", HIDING)
-def test_compiled_results_are_unchanged(backend, rng, what, hiding):
-    attention = make(backend, pooling="additive" if hiding == "all" else "dot")
-    compiled = compiled_by(attention, what)
-    for sizes in ((B, Q, K), (B + 2, Q + 5, K + 6)):  # the second time with all sizes changed
-        inputs, (valid_lens, mask, causal) = draw(rng, sizes), HIDING[hiding](rng, *sizes)
-        output, by_queries = compiled(*inputs, valid_lens, mask, causal=causal)
-        expected = attention.to("numpy")(*inputs, valid_lens, mask=mask, causal=causal)
-        assert agrees(output, expected)
-        gradients = attention.to("numpy").gradients(*inputs, valid_lens, mask=mask, causal=causal, cotangent=expected)
-        assert agrees(by_queries, gradients["queries"], gradient=True)
+def test_36_sizes_are_one_function(rng, functions, hiding, call):
+    attention = make(bias=True)
+    oracle = attention.to("numpy")
+    for B, Q, K in itertools.product((2, 3, 4), (2, 5, 8), (2, 3, 6, 9)):
+        arrays, hidden = draw(rng, B, Q, K), HIDING[hiding](B, Q, K)
+        found, expected = (CALLS[call](one, *arrays, **hidden) for one in (attention, oracle))
+        assert list(found) == list(expected)
+        for name, X in expected.items():
+            close(found[name], X)
+    assert len(functions) == 1
 
 
-@COMPILES
-def test_compiled_padding_does_not_matter(backend, rng):
-    compiled = compiled_by(make(backend))
-    queries, keys, values = draw(rng)
-    valid_lens = np.array([3, 0, 1])
-    expected = compiled(queries, keys, values, valid_lens)
-    padding = np.arange(K) >= valid_lens[:, None]  # (B, K)
-    keys[padding], values[padding] = np.nan, np.inf
-    queries[1] = np.nan
-    for result, wanted in zip(compiled(queries, keys, values, valid_lens), expected, strict=True):
-        assert (result == wanted).all()
+def test_every_kind_of_call_is_a_function(rng, functions):
+    """Two layers of one configuration share theirs; what takes pieces is another kind, and so is a mask's size of 1."""
+    arrays = draw(rng)
+    for attention in (make(), make(seed=1)):
+        for call, hiding in itertools.product(CALLS.values(), HIDING.values()):
+            call(attention, *arrays, **hiding(2, 5, 7))
+    assert len(functions) == len(CALLS) * len(HIDING)
+    make()(*arrays, mask=np.ones((1, 7), bool))
+    make()(*arrays, training=True)  # without dropout this is nothing else
+    assert len(functions) == len(CALLS) * len(HIDING) + 1
 
 
-@COMPILES
-def test_a_wrong_shape_is_told_under_compilation(backend, rng, what):
-    compiled = compiled_by(make(backend), what)
-    # Three axes are wrong even where a compiler does not know the sizes. Of a whole graph torch raises an error of its
-    # own, which quotes ours.
-    with pytest.raises(Exception, match=r"valid_lens has shape \(.*, .*, .*\), expected \(.*,\) or \(.*, .*\)"):
-        compiled(*draw(rng), np.ones((B, Q, K), "int64"))
+def test_calls_in_pieces_are_another_function(rng, functions, monkeypatch):
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    attention = make()
+    oracle = attention.to("numpy")
+    for Q in (1, 2, 5, 9, 17):  # 42 scores are one piece
+        arrays = draw(rng, 2, Q, 7)
+        close(attention(*arrays, [3, 7]), oracle(*arrays, [3, 7]))
+    assert len(functions) == 2
 
 
-@TRACES
-def test_compiled_lengths_below_0_act_as_0(backend, rng, what):
-    compiled, inputs = compiled_by(make(backend), what), draw(rng)
-    negative, zero = (compiled(*inputs, np.array(lengths, "int32")) for lengths in ([-7, 2, -1], [0, 2, 0]))
-    for result, expected in zip(negative, zero, strict=True):
-        assert (result == expected).all()
+def test_only_so_many_functions_are_kept(rng, functions, monkeypatch):
+    from mha.backends.tensorflow import compiled
+
+    monkeypatch.setattr(compiled, "MOST", 2)
+    attention, arrays = make(), draw(rng)
+    oracle = attention.to("numpy")
+    for hiding in (*HIDING.values(), *HIDING.values()):
+        close(attention(*arrays, **hiding(2, 5, 7)), oracle(*arrays, **hiding(2, 5, 7)))
+        assert len(functions) <= 2
 
 
-@pytest.mark.backends("mxnet")
-def test_lengths_below_0_are_refused_by_a_hybrid_layer(backend, rng, what):
-    compiled = compiled_by(make(backend), what)
-    with pytest.raises(ValueError, match="valid_lens holds -7, expected 0 or more"):
-        compiled(*draw(rng), np.array([-7, 2, -1], "int32"))
+@pytest.mark.parametrize("scores", [blocks.SCORES, 60], ids=["one piece", "pieces"])
+def test_a_layer_that_is_dropped_is_freed(rng, tf, functions, monkeypatch, scores):
+    monkeypatch.setattr(blocks, "SCORES", scores)
+    attention, arrays = make(bias=True), draw(rng)
+    with tf.GradientTape() as tape:
+        output = attention.layer(*arrays, [3, 7])
+    tape.gradient(output, [W.value for W in attention.layer.weights])
+    for call in CALLS.values():
+        call(attention, *arrays)
+    kept = [weakref.ref(X) for X in (attention.layer, *attention.layer.weights)]
+    del attention, tape, output
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * len(kept)
+    assert functions
 
 
-@COMPILES
-def test_compiled_lengths_above_all_keys_act_as_all(backend, rng, what):
-    compiled, inputs = compiled_by(make(backend, dtype="float32"), what), draw(rng, dtype="float32")
+def test_weights_that_are_assigned_count(rng, functions):
+    attention, arrays = make(), draw(rng)
+    before = attention(*arrays), attention.gradients(*arrays)["queries"]
+    attention.layer.W_v.kernel.assign(2 * attention.layer.W_v.kernel)
+    close(attention(*arrays), 2 * before[0])
+    close(attention.layer(*arrays), 2 * before[0])
+    close(attention.gradients(*arrays)["queries"], 2 * before[1])
+    attention.weights = attention.weights | {"W_o.kernel": 0 * attention.weights["W_o.kernel"]}
+    close(attention(*arrays), 0 * before[0])
+    assert len(functions) == 2
 
-    def call(*lengths, dtype):
-        return compiled(*inputs, np.array(lengths, dtype))[0]
 
-    expected = call(K, 2, K, dtype="int32")
-    for dtype in adapters.of(backend).integers:
-        assert (call(np.iinfo(dtype).max, 2, np.iinfo(dtype).max - 1, dtype=dtype) == expected).all(), dtype
+def replaced(attention):
+    layer = make(seed=1).layer
+    attention.layer.W_v = layer.W_v
 
 
-@TRACES
-def test_mapped_over_samples(backend, rng, what):
-    attention, framework = make(backend), adapters.of(backend)
-    samples = [draw(rng) for _ in range(4)]
-    inputs = [np.stack(Xs) for Xs in zip(*samples, strict=True)]
-    valid_lens = rng.integers(0, K + 2, (4, B))
-    mapped = framework.map(part_of(attention, what), *framework.own(*inputs, valid_lens))
-    reference = attention.to("numpy")
-    for result, sample, lengths in zip(mha.to_numpy(mapped), samples, valid_lens, strict=True):
-        assert agrees(np.array(result), reference(*sample, lengths))
-    with pytest.raises(ValueError, match=r"valid_lens has shape \(4, 3\), expected \(3,\) or \(3, 2\)"):
-        framework.map(part_of(attention, what), *framework.own(*inputs, np.ones((4, 4, B), "int64")))
+def activated(attention):
+    attention.layer.W_v.activation = abs
+
+
+def wrapped(attention):
+    part = attention.layer.W_v
+    part.call = lambda X, training=None, call=part.call: 2 * call(X)
+
+
+def adapted(attention):
+    attention.layer.W_v.enable_lora(2, b_initializer="ones")
+
+
+def pooled(attention):
+    pool = attention.layer.attention
+    pool.scores = lambda queries, keys, scores=pool.scores: 2 * scores(queries, keys)
+
+
+def subclassed(attention):
+    lesson = type(attention.layer.attention).__mro__[2]
+
+    class Doubled(lesson):
+        def scores(self, queries, keys):
+            return 2 * super().scores(queries, keys)
+
+    attention.layer.attention = Doubled(0.0)
+
+
+CHANGES = [replaced, activated, wrapped, pooled, subclassed]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, adapted])
+def test_a_part_that_is_changed_counts(rng, tf, functions, change):
+    attention, arrays = make(), draw(rng)
+    before = make()(*arrays)  # of the same configuration: the function is there
+    close(attention.trace(*arrays)["output"], before)
+    change(attention)
+    traced = tf.function(attention.layer, autograph=False)(*map(tf.constant, arrays))
+    assert np.abs(traced - before).max() > 0.01
+    for output in (attention(*arrays), attention.layer(*arrays), attention.trace(*arrays)["output"]):
+        close(output, traced)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_part_that_is_changed_counts_in_gradients(rng, tf, functions, change):
+    attention, arrays = make(), draw(rng)
+    before = make().gradients(*arrays)["values"]
+    change(attention)
+    with tf.GradientTape() as tape:
+        values = tf.Variable(arrays[2])
+        output = tf.function(attention.layer, autograph=False)(*arrays[:2], values)
+    expected = tape.gradient(output, values)
+    assert np.abs(expected - before).max() > 0.01
+    close(attention.gradients(*arrays)["values"], expected)
+
+
+def test_dropout_draws_anew_and_by_the_seed(rng, functions):
+    import keras
+
+    def calls(seed):
+        keras.utils.set_random_seed(seed)
+        attention = make(dropout=0.5)
+        return [attention(*arrays, training=True) for _ in range(3)] + [attention.layer(*arrays, training=True)]
+
+    arrays = draw(rng)
+    first, again, other = calls(1), calls(1), calls(2)
+    for one, two in itertools.combinations(first, 2):
+        assert (np.asarray(one) != np.asarray(two)).any()
+    for one, two, three in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(one, two)
+        assert (np.asarray(one) != np.asarray(three)).any()
+    assert len(functions) == 1
+
+
+def test_gradients_of_a_tape_around_the_call(rng, tf, functions):
+    attention, arrays = make(bias=True), [tf.constant(X) for X in draw(rng)]
+    layer = attention.layer
+    expected = attention.gradients(*arrays, [3, 7])
+    for call in (attention, layer):
+        with tf.GradientTape() as tape:
+            tape.watch(arrays)
+            output = call(*arrays, [3, 7], training=False)
+        found = tape.gradient(output, [*arrays, *(W.value for W in layer.weights)])
+        for one, two in zip(found, expected.values(), strict=True):
+            close(one, two)
+    layer.trainable = False
+    for name, gradient in attention.gradients(*arrays, [3, 7]).items():
+        close(gradient, expected[name])
+
+
+def test_gradients_of_gradients(rng, tf, functions):
+    attention, arrays = make(), [tf.constant(X) for X in draw(rng)]
+
+    def twice(call):
+        with tf.GradientTape() as outer:
+            outer.watch(arrays)
+            with tf.GradientTape() as inner:
+                inner.watch(arrays)
+                output = call(*arrays)
+            gradient = inner.gradient(output, arrays[0])
+        return outer.gradient(gradient, arrays)
+
+    for found, expected in zip(twice(attention.layer), tf.function(twice)(attention.layer), strict=True):
+        close(found, expected)
+
+
+def test_weights_of_a_stateless_call(rng, tf, functions):
+    attention, other, arrays = make(), make(seed=1), [tf.constant(X) for X in draw(rng)]
+    attention(*arrays)
+    weights = [W.value for W in other.layer.trainable_variables]
+    output, _ = attention.layer.stateless_call(weights, [], *arrays, training=False)
+    close(output, other(*arrays))
+
+
+def test_a_layer_around_it_with_another_precision(rng, tf, functions):
+    import keras
+
+    attention, arrays = make(), [tf.constant(X) for X in draw(rng)]
+
+    class Around(keras.layers.Layer):
+        def call(self, X):
+            return attention.layer(*arrays, training=False), attention(*arrays)
+
+    expected = attention(*arrays)
+    for output in Around(dtype="mixed_float16")(arrays[0]):
+        np.testing.assert_array_equal(output, expected)
+
+
+def test_functions_that_run_eagerly_are_not_compiled(rng, tf, functions):
+    attention, arrays = make(), draw(rng)
+    tf.config.run_functions_eagerly(True)
+    try:
+        found = attention(*arrays, [3, 7])
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert not functions
+    close(attention(*arrays, [3, 7]), found)
+    assert len(functions) == 1
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
+def test_copies_after_a_call(rng, functions):
+    attention, arrays = make(bias=True), draw(rng)
+    output = attention(*arrays)
+    for made in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        np.testing.assert_array_equal(made(*arrays), output)
+        made.layer.W_v.kernel.assign(0 * made.layer.W_v.kernel)
+        np.testing.assert_array_equal(attention(*arrays), output)
+    assert len(functions) == 1

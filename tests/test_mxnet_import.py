@@ -37,7 +37,7 @@ assert [finder for finder in finders_after if finder in finders] == finders
 ours = [finder for finder in finders_after if type(finder).__module__ == "mha.import_mxnet"]
 assert len(ours) == (numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0")
 for finder in ours:
-    assert finder.find_spec("numpy", None) is finder.find_spec("mxnetlike", None) is None
+    assert finder.find_spec("numpy", None) is None
 for module, names in modules.items():
     after = modules_after[module]
     assert all(after[name] is value for name, value in names.items()), module
@@ -133,14 +133,32 @@ if not hasattr(numpy, "PZERO"):
 
 def fake(tmp_path, files):
     """The PYTHONPATH that finds these files first."""
-    (tmp_path / "mxnet").mkdir()
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
 
 
 def test_only_mxnet_sees_the_stand_in(tmp_path, python):
     python(STAND_IN, PYTHONPATH=fake(tmp_path, FAKE))
+
+
+# Packages whose names begin as MXNet's does, and one inside of another package that has its name.
+NAMESAKES = ("mxnet_extras", "mxnetlike", "mxnets", "other.mxnet")
+OTHERS = """
+import importlib, sys
+import mha
+import numpy
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    assert module.seen is numpy, name
+    assert type(module.__loader__).__module__ != "mha.import_mxnet", name
+"""
+
+
+def test_packages_with_similar_names_do_not(tmp_path, python):
+    files = {f"{name.replace('.', '/')}/__init__.py": "import numpy as seen\n" for name in NAMESAKES}
+    python(OTHERS, *NAMESAKES, PYTHONPATH=fake(tmp_path, files | {"other/__init__.py": ""}))
 
 
 BROKEN = """

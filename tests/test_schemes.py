@@ -5,49 +5,11 @@ Letters: H heads, d and dv widths of a query or key head and of a value head, D 
 
 import numpy as np
 import pytest
+from layers import assert_same_weights
+from stored import SCHEMES, heads, layer, stored
 
-from mha.config import Config, numpy_dtype, shapes
+from mha.config import Config, shapes
 from mha.weights import schemes
-
-SCHEMES = sorted(schemes.SCHEMES)
-# Every size is a prime of its own, but for those that a scheme packs into one array.
-WIDTHS = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 7}
-PACKED = {"query_size": 11, "key_size": 11, "value_size": 11, "key_dim": 5, "value_dim": 5}
-NARROW = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 5}  # its biases are packed
-TOLD = ("keras", "flax")  # the schemes whose arrays show the heads
-
-
-def sizes(scheme):
-    packed = [name for name, place in schemes.SCHEMES[scheme].places.items() if place.part]
-    return PACKED if "W_q.kernel" in packed else NARROW if packed else WIDTHS
-
-
-def layer(scheme, bias=True, dtype="float32"):
-    """A configuration that a scheme can hold, and canonical weights, every number another."""
-    config = Config(19, 3, bias=bias, dtype=dtype, **sizes(scheme))
-    weights, count = {}, 0
-    for name, shape in shapes(config).items():
-        weights[name] = np.arange(count, count + np.prod(shape)).reshape(shape).astype(numpy_dtype(dtype))
-        count += np.prod(shape)
-    return config, weights
-
-
-def stored(scheme, prefix="", **options):
-    """The configuration and the arrays of a layer as a scheme stores it."""
-    config, weights = layer(scheme, **options)
-    return config, {prefix + name: X for name, X in schemes.from_canonical(config, weights, scheme).items()}
-
-
-def heads(scheme):
-    return None if scheme in TOLD else 3
-
-
-def same(weights, expected):
-    assert list(weights) == list(expected)
-    for name, X in weights.items():
-        assert X.dtype == expected[name].dtype, name
-        assert np.array_equal(X, expected[name]), name
-
 
 # 1. Both ways
 
@@ -60,7 +22,7 @@ def test_there_and_back(scheme, bias, dtype):
     arrays = schemes.from_canonical(config, weights, scheme)
     found, back = schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))
     assert found == config
-    same(back, weights)
+    assert_same_weights(back, weights)
     assert not any(np.shares_memory(X, array) for X in back.values() for array in arrays.values())
     assert all(X.flags.c_contiguous for X in back.values())
 
@@ -150,7 +112,7 @@ def test_square_kernels_are_turned_as_the_scheme_says(scheme):
     name, turned = TURNED[scheme]
     output = arrays[name].reshape(15, 15)
     assert np.array_equal(output.T if turned else output, weights["W_o.kernel"])
-    same(schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))[1], weights)
+    assert_same_weights(schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))[1], weights)
 
 
 @pytest.mark.parametrize("scheme", ["bert", "gpt2", "keras"])
@@ -159,7 +121,7 @@ def test_transposed_and_foreign_memory(scheme):
     odd = {name: np.asfortranarray(X).astype(X.dtype.newbyteorder()) for name, X in arrays.items()}
     found, weights = schemes.to_canonical(odd, scheme, num_heads=heads(scheme))
     assert found == config
-    same(weights, layer(scheme)[1])
+    assert_same_weights(weights, layer(scheme)[1])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +141,9 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     assert config.bias
     _, expected = layer(scheme)
     lacking = {"llama": ["W_o"], "opt": ["W_k"]}.get(scheme, ["W_q", "W_k", "W_v"])
-    same(weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking})
+    assert_same_weights(
+        weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking}
+    )
 
 
 # 2. Layers among many arrays

@@ -4,7 +4,8 @@ import sys
 
 import numpy as np
 import pytest
-from test_schemes import SCHEMES, heads, layer, same, stored
+from layers import assert_same_weights
+from stored import SCHEMES, heads, layer, stored
 
 import mha
 from mha import dispatch
@@ -17,7 +18,7 @@ def test_named_arrays_become_a_layer(scheme):
     attention = mha.from_native(arrays | others, num_heads=heads(scheme))
     assert attention.config == config
     assert attention.backend == "numpy"
-    same(attention.weights, layer(scheme)[1])
+    assert_same_weights(attention.weights, layer(scheme)[1])
 
 
 @pytest.mark.parametrize("separator", [".", "/", None], ids=["dots", "slashes", "tuples"])
@@ -35,7 +36,7 @@ def test_flat_and_nested_names(separator):
     for source in (nested, joined, {"params": nested}, {"params": joined}, {"params": {"a": {0: nested}}, "other": {}}):
         attention = mha.from_native(source, scheme="flax")
         assert attention.config == config
-        same(attention.weights, layer("flax")[1])
+        assert_same_weights(attention.weights, layer("flax")[1])
 
 
 def test_a_layer_does_not_share_the_arrays_of_its_source():
@@ -43,14 +44,14 @@ def test_a_layer_does_not_share_the_arrays_of_its_source():
     attention = mha.from_native(arrays, num_heads=3)
     for X in arrays.values():
         X[...] = 0
-    same(attention.weights, layer("mha")[1])
+    assert_same_weights(attention.weights, layer("mha")[1])
 
 
 def test_one_layer_of_several(rng):
     layers = {f"layer.{number}.": stored("bert", f"layer.{number}.")[1] for number in range(2)}
     arrays = layers["layer.0."] | {name: X + 1 for name, X in layers["layer.1."].items()}
     attention = mha.from_native(arrays, prefix="layer.1", num_heads=3)
-    same(attention.weights, {name: X + 1 for name, X in layer("bert")[1].items()})
+    assert_same_weights(attention.weights, {name: X + 1 for name, X in layer("bert")[1].items()})
     with pytest.raises(ValueError, match="2 attention layers are there"):
         mha.from_native(arrays, num_heads=3)
 

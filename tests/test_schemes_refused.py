@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from test_schemes import SCHEMES, heads, layer, same, stored
+from layers import assert_same_weights
+from stored import SCHEMES, heads, layer, stored
 
 import mha
 from mha.config import Config, shapes
@@ -118,7 +119,7 @@ def test_arrays_that_do_not_go_together(case):
         schemes.to_canonical(arrays | changed, scheme, num_heads=num_heads)
     with pytest.raises(error, match=message):
         mha.from_native(arrays | changed, num_heads=num_heads)
-    same(arrays, kept)
+    assert_same_weights(arrays, kept)
 
 
 def test_a_scheme_packs_equal_sizes_alone():

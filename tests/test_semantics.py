@@ -1,25 +1,14 @@
 """docs/semantics.md says what `mha` does: each of its rules is kept on each backend, and none has changed since."""
 
 import dataclasses
-import importlib.util
 import itertools
 from pathlib import Path
 
 import pytest
+from semantics import promises, rows, verdicts
 
-FOLDER = Path(__file__).parents[1] / "docs"
-PAGE = (FOLDER / "semantics.md").read_text(encoding="utf-8")
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-semantics = load("make_semantics")
-PROBES = [(table.title, probe) for table in semantics.TABLES for probe in table.probes]
+PAGE = (Path(__file__).parents[1] / "docs" / "semantics.md").read_text(encoding="utf-8")
+PROBES = [(table.title, probe) for table in rows.TABLES for probe in table.probes]
 
 
 def foreign(probe):
@@ -27,21 +16,21 @@ def foreign(probe):
     return callable(probe.call.queries) or callable(probe.call.valid_lens)
 
 
-@pytest.mark.parametrize("title", [table.title for table in semantics.TABLES])
+@pytest.mark.parametrize("title", [table.title for table in rows.TABLES])
 def test_every_rule_of_the_page_is_kept(backend, title):
     for probe in (probe for section, probe in PROBES if section == title and not foreign(probe)):
-        word, right = semantics.ask_mha(dataclasses.replace(probe, backends=(backend,)), probe.expected())
+        word, right = verdicts.ask_mha(dataclasses.replace(probe, backends=(backend,)), probe.expected())
         assert right, f"{probe.rule}: {word}"
 
 
-@pytest.mark.parametrize("promise", semantics.PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", promises.PROMISES, ids=lambda promise: promise.__name__)
 def test_every_promise_of_the_page_is_kept(backend, promise):
-    assert semantics.keeps(promise, backend)
+    assert promises.keeps(promise, backend)
 
 
 def test_the_page_has_every_rule_in_order():
     cells = [line.split(" | ")[0].removeprefix("| ") for line in PAGE.splitlines() if line.startswith("| ")]
-    rules = [probe.rule for _, probe in PROBES] + [promise.__doc__ for promise in semantics.PROMISES]
+    rules = [probe.rule for _, probe in PROBES] + [promise.__doc__ for promise in promises.PROMISES]
     headings = ["", "promise"]
     assert [cell.replace("\\|", "|") for cell in cells if cell.strip() not in headings] == rules
 
@@ -52,5 +41,5 @@ def test_no_two_readings_of_a_probe_are_the_same():
             continue
         known = {name: results for name, results in probe.expected().items() if not callable(results[0])}
         for (one, (exact, _)), (other, (wide, base)) in itertools.combinations(known.items(), 2):
-            same = semantics.agrees("output", exact["output"], wide, base, probe.call.dtype)
+            same = verdicts.agrees("output", exact["output"], wide, base, probe.call.dtype)
             assert not same, f"{section}, {probe.rule}: {one} is {other}"

@@ -96,11 +96,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
-        replaced = not isinstance(self.attention, AttentionPooling)
-        if return_weights or empty or replaced or self.is_initializing():  # which makes every parameter
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
+
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        # To initialise is to make every parameter, which a branch or a loop would not.
+        return empty or self.is_initializing() or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.

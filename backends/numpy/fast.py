@@ -120,6 +120,11 @@ class MultiHeadAttention(backward.MultiHeadAttention):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
 
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        return empty or not isinstance(self.attention, AttentionPooling)
+
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
 
@@ -170,11 +175,6 @@ class MultiHeadAttention(backward.MultiHeadAttention):
         by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
         by_all = by_inputs | by_weights | by_W_q
         return {name: by_all[name] for name in (*by_inputs, *shapes(self.config))}
-
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
-        return empty or not isinstance(self.attention, AttentionPooling)
 
 
 # 4. Calls

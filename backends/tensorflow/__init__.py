@@ -1,17 +1,15 @@
 """The TensorFlow backend: what `mha` calls, handed on from the files here."""
 
 from .arrays import DTYPES, context, device, is_own, known, place, tensor, to_numpy
-from .fast import MultiHeadAttention, build
+from .fast import MultiHeadAttention, build, gradients, trace
 from .layer import (
     AdditiveAttention,
     AttentionPooling,
     DotProductAttention,
     attend,
     get_weights,
-    gradients,
     masked_softmax,
     set_weights,
-    trace,
     transpose_output,
     transpose_qkv,
     visible_keys,

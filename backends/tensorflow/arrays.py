@@ -51,3 +51,20 @@ def place(layer, array=None):
 def device():
     """What the framework computes on, in words."""
     return ", ".join(sorted({device.device_type.lower() for device in tf.config.list_logical_devices()}))
+
+
+def refuse_masks(keys, values):
+    """Raise ValueError for a mask of Keras' own, as an Embedding with mask_zero gives: it would be overlooked."""
+    for name, X in {"keys": keys, "values": values}.items():
+        if getattr(X, "_keras_mask", None) is not None:
+            raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
+
+
+def must_fit(name, X, *sizes, or_one=False):
+    """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
+    if tf.executing_eagerly():
+        return  # they were known, and checked
+    for axis, size in enumerate(sizes):
+        given = tf.shape(X)[axis]
+        fits = tf.logical_or(tf.equal(given, size), tf.logical_and(or_one, tf.equal(given, 1)))
+        tf.debugging.Assert(fits, [f"axis {axis} of {name} has size", given, "but expected was", size])

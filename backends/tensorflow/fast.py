@@ -4,16 +4,18 @@ Letters as in layer.py. A piece is heads of one sample, or whole samples, or que
 together.
 """
 
-import contextlib
 import functools
-import threading
 
 import keras
 import tensorflow as tf
 
-from mha import blocks
+from mha import arguments, blocks
+from mha.config import shapes
 
+from . import compiled
 from . import layer as lesson
+from .arrays import must_fit, refuse_masks
+from .compiled import telling, told
 from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
 
 # 1. Which queries and keys count
@@ -31,7 +33,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
     limits = tf.fill((1, 1), K)  # (1, 1)
     if valid_lens is not None:
-        lesson._must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
+        must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
         limits = lesson._signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
     if causal:
         limits = tf.minimum(limits, tf.range(1, Q + 1))  # (B, Q)
@@ -45,9 +47,9 @@ class AttentionPooling(lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
     def drop(self, weights, training):
-        """As the lesson's; in a piece, from the piece's own seed."""
-        if training and _drawn.seed is not None:
-            return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=_drawn.seed)
+        """As the lesson's, from the seed that was told: a piece that is computed again has to drop the same."""
+        if training and self.dropout and told.seed is not None:
+            return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=told.seed)
         return super().drop(weights, training)
 
     def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
@@ -58,7 +60,7 @@ class AttentionPooling(lesson.AttentionPooling):
         """
         (BH, Q, d), (_, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
         of_head = _limited(self.scores_of_query(queries[:1], keys[:1]), 1)
-        if isinstance(BH * Q * of_head, int) and blocks.fits(BH * Q * of_head):
+        if _fits(BH * Q * of_head):
             return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
         # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
         heads = _heads(BH, num_heads, of_head, Q)
@@ -71,7 +73,9 @@ class AttentionPooling(lesson.AttentionPooling):
         queries = tf.reshape(queries, (groups * count, heads, size, d))  # (pieces, heads, size, d)
         keys, values = (tf.reshape(X, (groups, heads, K, X.shape[2])) for X in (keys, values))  # (groups, heads, K, d)
         keys, values = (tf.TensorArray(X.dtype, groups, clear_after_read=False).unstack(X) for X in (keys, values))
-        seed = self.dropping.seed_generator.next() if training and self.dropout else tf.zeros(2, tf.int32)
+        seed = told.seed
+        if seed is None:
+            seed = self.dropping.seed_generator.next() if training and self.dropout else tf.zeros(2, tf.int32)
         of_sample = isinstance(heads, int) and heads <= num_heads
         one_length = of_sample and valid_lens is not None and len(valid_lens.shape) == 1
 
@@ -90,7 +94,7 @@ class AttentionPooling(lesson.AttentionPooling):
                 seen = seen[:, head % num_heads :][:, :heads]  # all of them, where the piece has whole samples
             hiding = *blocks.part(lens, seen, keys=slice(last)), causal, first
             seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
-            with _drawing(seed_of_piece), keras.StatelessScope(zip(self.weights, weights, strict=True)):
+            with telling(seed=seed_of_piece), keras.StatelessScope(zip(self.weights, weights, strict=True)):
                 inputs = queries, keys[:, :last], values[:, :last], _limited(heads, 1, num_heads)
                 pooled = self.pool_block(*inputs, *hiding, training)  # (heads, size, dv)
             return tf.where(longest > 0, pooled, tf.zeros_like(pooled)) if one_length else pooled
@@ -130,7 +134,8 @@ class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
         return super().scores_of_query(queries, keys) * keys.shape[2]
 
 
-pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)
+POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}
+pooling = functools.partial(lesson.pooling, **POOLINGS)
 
 
 # 3. The layer
@@ -142,9 +147,25 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
+    def __call__(
+        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
+    ):
+        """As the lesson's; without what Keras does around `call` where that is compiled and needs nothing of it."""
+        refuse_masks(keys, values)
+        switches = causal, training, return_weights
+        checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
+        call = queries, keys, values, *checked
+        variables = _compiles(self, *call) if self.built and training is not None else None
+        if variables is not None:
+            return _attend(self, variables, call, *switches)  # (B, Q, D)
+        return super().__call__(queries, keys, values, checked, None, *switches)  # (B, Q, D)
+
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
-        """As the lesson's, by `output` where that is enough."""
+        """As the lesson's, compiled where it runs by itself, and by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
+        variables = _compiles(self, *call[:5])
+        if variables is not None:
+            return _attend(self, variables, call[:5], causal, training, return_weights)  # (B, Q, D)
         (B, Q, _), K = keras.ops.shape(queries), keras.ops.shape(keys)[1]
         empty = any(isinstance(size, int) and size == 0 for size in (B, Q, K))
         if return_weights or empty or not isinstance(self.attention, AttentionPooling):  # it may have been replaced
@@ -157,8 +178,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
         """
         (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
-        lesson._must_fit("keys", keys, B)
-        lesson._must_fit("values", values, B, K)
+        must_fit("keys", keys, B)
+        must_fit("values", values, B, K)
         mask = _whole(blocks.part(None, mask)[1], B, H, Q, K)
         known = all(isinstance(size, int) for size in (B, Q, K))
         last = K if not causal else min(Q, K) if known else tf.minimum(Q, K)
@@ -168,7 +189,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if mask is not None or valid_lens is not None:
             sees, seen = used(queries, keys, *hiding)  # (B, Q), (B, K)
             queries, keys, values = blank(queries, keys, values, sees, seen)
-        if valid_lens is None or (known and blocks.fits(B * H * Q * K)):
+        if valid_lens is None or _fits(B * H * Q * K):
             W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         else:
             W_q, W_k, W_v = self.W_q(queries), _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)
@@ -182,21 +203,42 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 build = functools.partial(lesson.build, kind=MultiHeadAttention)
 
 
-class _Drawn(threading.local):
-    seed = None
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """As the lesson's, compiled."""
+    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
+    arrays = queries, keys, values, *checked
+    variables = _compiles(layer, *arrays)
+    if variables is None:
+        return lesson.gradients(layer, queries, keys, values, checked, None, causal, cotangent)
+    found = compiled.run(lesson.gradients, layer, variables, (*arrays, cotangent), causal)
+    return {name: found[name] for name in ("queries", "keys", "values", *shapes(layer.config))}
 
 
-_drawn = _Drawn()
+def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+    """As the lesson's, compiled."""
+    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
+    arrays = queries, keys, values, *checked
+    variables = _compiles(layer, *arrays)
+    if variables is None:
+        return lesson.trace(layer, queries, keys, values, checked, None, causal)
+    return compiled.run(lesson.trace, layer, variables, arrays, causal)
 
 
-@contextlib.contextmanager
-def _drawing(seed):
-    """Dropout inside draws from this seed, (2,) integers: a block that is computed again has to drop the same."""
-    _drawn.seed = seed
-    try:
-        yield
-    finally:
-        _drawn.seed = None
+def _compiles(layer, *arrays):
+    """The variables of a layer that runs compiled on these arrays; None if it does not, as of a subclass."""
+    return compiled.variables(layer, POOLINGS, *arrays) if type(layer) is MultiHeadAttention else None
+
+
+def _attend(layer, variables, call, causal, training, return_weights):
+    """A call of the layer, compiled."""
+    return compiled.run(
+        lesson.attend, layer, variables, call, causal, bool(training and layer.config.dropout), return_weights
+    )
+
+
+def _fits(scores):
+    """Whether so many scores are one piece; the caller may have told it of those that only the call itself knows."""
+    return blocks.fits(scores) if isinstance(scores, int) else told.fits
 
 
 def _of_seen(dense, X, seen):

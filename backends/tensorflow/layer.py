@@ -21,6 +21,8 @@ import tensorflow as tf
 from mha import arguments
 from mha.config import Config, shapes
 
+from .arrays import must_fit, refuse_masks
+
 # 1. Masked softmax
 
 
@@ -39,13 +41,13 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, offset
     each_query = tf.cast(offset, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])  # (Q,)
     each_key = tf.range(tf.shape(keys, tf.int64)[1])  # (K,)
     if valid_lens is not None:
-        _must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
+        must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
         conditions.append(each_key < _signed(per_query, K)[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
         mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
         conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-        _must_fit("mask", tf.reduce_any(conditions[-1], 1), B, Q, K, or_one=True)
+        must_fit("mask", tf.reduce_any(conditions[-1], 1), B, Q, K, or_one=True)
     if ordered:
         order = each_key <= each_query[:, None]  # (Q, K)
         conditions.append(order[None, None])  # (1, 1, Q, K)
@@ -58,8 +60,8 @@ def blank_unused(queries, keys, values, visible):
     queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
     alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
     """
-    _must_fit("keys", keys, tf.shape(queries)[0])
-    _must_fit("values", values, *tf.unstack(tf.shape(keys))[:2])
+    must_fit("keys", keys, tf.shape(queries)[0])
+    must_fit("values", values, *tf.unstack(tf.shape(keys))[:2])
     if visible is None:
         return queries, keys, values
     return blank(queries, keys, values, tf.reduce_any(visible, 2), tf.reduce_any(visible, 1))
@@ -111,8 +113,7 @@ class AttentionPooling(keras.layers.Layer):
 
     def __init__(self, dropout):
         super().__init__(autocast=False)
-        self.dropout = dropout
-        self.dropping = keras.layers.Dropout(dropout, autocast=False)
+        self.dropout, self.dropping = dropout, keras.layers.Dropout(dropout, autocast=False)
 
     def call(self, queries, keys, values, visible=None, training=None):
         """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d); visible broadcasts against (B, Q, K).
@@ -220,13 +221,10 @@ class MultiHeadAttention(keras.layers.Layer):
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
     ):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
-        for name, X in {"keys": keys, "values": values}.items():
-            if getattr(X, "_keras_mask", None) is not None:  # of an Embedding with mask_zero, say
-                raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
-        switches = causal, training, return_weights
-        valid_lens, mask = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
+        refuse_masks(keys, values)
         options = {"causal": causal, "training": training, "return_weights": return_weights}
-        return super().__call__(queries, keys, values, valid_lens=valid_lens, mask=mask, **options)
+        checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, **options)
+        return super().__call__(queries, keys, values, **checked._asdict(), **options)
 
     def call(
         self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
@@ -317,7 +315,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     inputs = [tf.identity(X) for X in (queries, keys, values)]
     parameters = {name: X.value for name, X in _parameters(layer).items()}
     with tf.GradientTape() as tape:
-        tape.watch(inputs)
+        tape.watch([*inputs, *parameters.values()])
         output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
     cotangent = tf.ones_like(output) if cotangent is None else cotangent
     by_all = tape.gradient(output, [*inputs, *parameters.values()], cotangent)
@@ -329,16 +327,6 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     valid_lens, mask = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
-
-
-def _must_fit(name, X, *sizes, or_one=False):
-    """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
-    if tf.executing_eagerly():
-        return  # they were known, and checked
-    for axis, size in enumerate(sizes):
-        given = tf.shape(X)[axis]
-        fits = tf.logical_or(tf.equal(given, size), tf.logical_and(or_one, tf.equal(given, 1)))
-        tf.debugging.Assert(fits, [f"axis {axis} of {name} has size", given, "but expected was", size])
 
 
 def _signed(valid_lens, num_keys):

@@ -96,7 +96,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def has_kernel(self, training):
-        """Whether the framework's own kernel computes the same: without dropout, and of the scores of this very class."""
+        """Whether the framework's own kernel computes the same: without dropout, and scores of this very class."""
         training = self.training if training is None else training
         return type(self) is DotProductAttention and not (training and self.dropout)
 
@@ -123,10 +123,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
         call = queries, keys, values, valid_lens, mask, causal, training
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
-        if return_weights or empty or not isinstance(self.attention, AttentionPooling):  # it may have been replaced
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(*call, return_weights)
         return self.output(*call)  # (B, Q, D)
+
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        return empty or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.

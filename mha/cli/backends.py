@@ -65,5 +65,5 @@ def chosen_all(backends: str | None) -> list[str]:
 
 def device_of(name: str) -> str:
     """Where a backend computes, in its framework's own words; its framework is imported."""
-    tab: Any = dispatch.load(name)
-    return tab.device()
+    module: Any = dispatch.load(name)
+    return module.device()

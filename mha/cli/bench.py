@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mha import checks
-from mha.benchmarks import cases, report, run
+from mha.bench import cases, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
 
@@ -38,11 +38,15 @@ def bench(
 ) -> None:
     """Measure how fast the backends are, and how much memory they take.
 
-    Each backend's layer as it is called (fast), the same with return_weights (readable), the framework's own layers
-    and its fused kernel with the same weights, and what the matrix products alone would take. Inference is a forward
-    pass, training the forward pass and all gradients; on the processor, in float32, compiled where the framework
-    compiles. The implementations of a backend take turns, and their outputs are compared before they are timed: "fast
-    is x times as fast" is the median of the turns, and its quartiles. Memory is what one call takes at its peak.
+    attention.layer is a backend's own layer, inside jax.jit or tf.function where the framework compiles. Beside it are
+    the calls that users make, attention(...) on the framework's own arrays and on NumPy's; the layer with
+    return_weights (readable); the framework's own layers and its fused kernel with the same weights; and what the
+    matrix products alone would take. Inference is a forward pass, training is a forward pass and all gradients. All
+    run on the processor, in float32.
+
+    The implementations of a backend give the same numbers, which is checked first, and are timed in turns. "The layer
+    is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds a user's call
+    takes more than the layer, also the median of the turns. Memory is what one call takes at its peak.
 
     \b
     The shapes, self-attention with lengths of 3/4 of T:
@@ -54,8 +58,8 @@ def bench(
       R        16   512  512      8  any lengths from 1 to T
       C         1  4096  512      8  the causal order, no lengths
 
-    All of it takes an hour, and so does --plot. There, an implementation ends at the T after which half of the free
-    memory may not be enough for it, whatever --no-memory says of the tables.
+    All of it takes over an hour, and so does --plot. There, an implementation ends at the T after which half of the
+    free memory may not be enough for it, whatever --no-memory says of the tables.
 
     \b
     Examples:
@@ -94,8 +98,10 @@ def _measure(
     """All measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
         # Each is shown as it begins, and counted as the next one does.
-        task = progress.add_task("", total=run.steps(backends, kinds, shapes, memory, sweep), completed=-1)
+        task = progress.add_task("", total=None)
         runner = run.Runner(seconds, lambda now: progress.update(task, description=now, advance=1))
+        total = runner.steps(backends, kinds, shapes, memory, sweep)
+        progress.update(task, total=total, completed=-1)
         for backend, kind in itertools.product(backends, kinds):
             for shape in shapes:
                 runner.table(backend, kind, shape, memory)

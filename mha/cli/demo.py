@@ -94,11 +94,13 @@ def show(console: Console) -> None:
 
 def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
     """Every step with its shape in letters and numbers, and where the backend's module computes it."""
-    tab: Any = dispatch.load(backend)
-    scores = tab.AdditiveAttention if config.pooling == "additive" else tab.DotProductAttention
-    projections = tab.MultiHeadAttention.steps
+    module: Any = dispatch.load(backend)
+    scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
+    projections = module.MultiHeadAttention.steps
     # The frameworks differ in what a layer's method for a call is named.
-    pool = next(method for name in ("forward", "call", "__call__") if (method := vars(tab.AttentionPooling).get(name)))
+    pool = next(
+        method for name in ("forward", "call", "__call__") if (method := vars(module.AttentionPooling).get(name))
+    )
     known: dict[str, tuple[str, Callable | None]] = {
         "queries": ("(B, Q, D)", None),
         "keys": ("(B, K, D)", None),
@@ -106,13 +108,13 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
         "W_q": ("(B, Q, H*d)", projections),
         "W_k": ("(B, K, H*d)", projections),
         "W_v": ("(B, K, H*dv)", projections),
-        "split_q": ("(B*H, Q, d)", tab.transpose_qkv),
-        "split_k": ("(B*H, K, d)", tab.transpose_qkv),
-        "split_v": ("(B*H, K, dv)", tab.transpose_qkv),
+        "split_q": ("(B*H, Q, d)", module.transpose_qkv),
+        "split_k": ("(B*H, K, d)", module.transpose_qkv),
+        "split_v": ("(B*H, K, dv)", module.transpose_qkv),
         "scores": ("(B*H, Q, K)", scores.scores),
-        "weights": ("(B*H, Q, K)", tab.visible_softmax),
+        "weights": ("(B*H, Q, K)", module.visible_softmax),
         "pooled": ("(B*H, Q, dv)", pool),
-        "merged": ("(B, Q, H*dv)", tab.transpose_output),
+        "merged": ("(B, Q, H*dv)", module.transpose_output),
         "output": ("(B, Q, D)", projections),
     }
     table = plain_table("step", "shape", "here", "code")

@@ -105,6 +105,6 @@ def _report(names: list[str], results: list[Result]) -> dict[str, Any]:
 
 
 def _versions(name: str) -> dict[str, str]:
-    tab: Any = dispatch.load(name)
+    module: Any = dispatch.load(name)
     versions = {module: importlib.import_module(module).__version__ for module in dispatch.FRAMEWORKS[name].needs}
-    return versions | {"device": tab.device()}
+    return versions | {"device": module.device()}

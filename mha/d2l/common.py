@@ -1,4 +1,4 @@
-"""What the book's four tabs share: the argument orders of its editions, the weights kept, and its heat maps."""
+"""What the book's names share on every framework: argument orders of its editions, the weights kept, heat maps."""
 
 import inspect
 import threading
@@ -17,7 +17,7 @@ ADDITIVE_FIRST = ("key_size", "query_size", *ADDITIVE)
 def layer_config(arguments: tuple, options: dict[str, Any], bias: str = "bias") -> Config:
     """The configuration that the arguments of `d2l.MultiHeadAttention` ask for, in the order of either edition.
 
-    `bias` is the tab's own name for the switch of the biases, which is off unless given.
+    `bias` is what the book calls the switch of the biases in this framework; it is off unless given.
     Raises TypeError if the arguments are of neither edition, TypeError or ValueError if one is not as in `Config`.
     """
     settings = _bind("MultiHeadAttention", (LAYER, LAYER_FIRST), {bias: False}, arguments, options)

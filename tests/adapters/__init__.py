@@ -1,6 +1,7 @@
 """What the tests ask of a framework, the same of each: `adapters.of("torch")`. A framework is imported on use."""
 
 import contextlib
+import copy
 import functools
 import importlib
 
@@ -14,13 +15,17 @@ def of(backend):
 
 
 class Adapter:
-    """One framework as its users know it. What is here holds for NumPy, and for each framework that says nothing else.
+    """One framework as its users know it. What is here holds for NumPy, and for those that say nothing else.
 
-    attention: an `mha.MultiHeadAttention` on this backend; layer: its `attention.layer`. Arrays are the framework's own.
+    attention: an `mha.MultiHeadAttention` on this backend; layer: its `attention.layer`; arrays: the framework's own.
     """
 
     # The dtypes that lengths may have.
     integers = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "uint64")
+    # Whether new weights replace a layer's as a whole; elsewhere one after another, where a call may be reading them.
+    replaces_weights = False
+    # Code that a process runs before several threads make their first calls.
+    before_threads = ""
 
     def __init__(self, backend):
         self.backend = backend
@@ -29,12 +34,24 @@ class Adapter:
         """NumPy arrays as the framework's own, in a list; None stays None."""
         return [None if X is None else mha.tensor(X, backend=self.backend) for X in arrays]
 
+    def convert(self, X):
+        """A NumPy array as the framework's own, as it makes it without `mha`; its own error for a dtype it lacks."""
+        raise NotImplementedError
+
+    def not_dense(self, X):
+        """Arrays of the framework's that are made of X, and are not dense or do not lie in memory."""
+        return []
+
     # Random numbers
 
     def seed(self, seed):
         """Seed the framework's global random numbers; NumPy's and JAX' layers have a seed of their own instead."""
 
     # Calls
+
+    def call(self, attention, *inputs):
+        """Call `attention.layer`, in any thread, as code does that has never heard of `mha`."""
+        return attention.layer(*inputs)
 
     def compile(self, layer):
         """The layer as a compiled function of queries, keys, values and lengths."""
@@ -63,7 +80,7 @@ class Adapter:
         raise NotImplementedError
 
     def train(self, attention, inputs, target, steps, rate):
-        """Steps of gradient descent on the mean squared error, by the framework's loop; returns the loss before each."""
+        """Gradient descent on the mean squared error, by the framework's loop; returns the loss before each step."""
         raise NotImplementedError
 
     def save(self, attention, other, folder):
@@ -94,11 +111,63 @@ class Adapter:
         """Contexts that change the framework's own state of precision; to be entered one after another."""
         return []
 
+    def changed(self, layer):
+        """The layer after its user has changed it so that it no longer fits its configuration."""
+        raise NotImplementedError
+
     # Names
 
     def named_arrays(self, layer):
         """The parameters of a layer, by the framework's names or in its own mappings."""
         raise NotImplementedError
+
+    def numbers(self, layer):
+        """The parameters of a layer as NumPy arrays, in a list."""
+        return [mha.to_numpy(X) for X in self.named_arrays(layer).values() if X is not None]
+
+    # The book's layers and poolings; d2l: the module of their names
+
+    def start(self, layer, *inputs):
+        """A layer or pooling with initial weights, ready to be called with such inputs."""
+        self.call_book(layer, *inputs)
+        return layer
+
+    def call_book(self, layer, *inputs, training=False):
+        """The output and the attention weights of one that is started."""
+        raise NotImplementedError
+
+    def call_without_start(self, layer, *inputs):
+        """Call one that is not started: what does not fit is found before any weights are asked for."""
+        return layer(*inputs)
+
+    def call_book_in_threads(self, layer):
+        """A function of the inputs that any thread may call: output and attention weights."""
+        return functools.partial(self.call_book, layer)
+
+    def compile_book(self, layer):
+        """A compiled function of the inputs: output and attention weights."""
+        raise NotImplementedError
+
+    def make_again(self, d2l, attention, folder):
+        """A layer made of `d2l.MultiHeadAttention(num_hiddens, num_heads, dropout)`, by what the framework saves."""
+        raise NotImplementedError
+
+    def copies(self, layer, folder):
+        """Copies of a layer, in each of the ways that the framework has."""
+        yield copy.deepcopy(layer)
+
+    def kernel(self, pooling, name):
+        """A kernel of an additive pooling, (in, out)."""
+        raise NotImplementedError
+
+    def normal(self, d2l, *shape):
+        """Random numbers of the book's helper, in the framework's order of arguments."""
+        return d2l.normal(0, 1, shape)
+
+
+def attention_weights(layer):
+    """The attention weights that a layer or pooling of the book's has kept for this thread."""
+    return getattr(layer, "attention", layer).attention_weights
 
 
 @contextlib.contextmanager

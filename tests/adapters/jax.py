@@ -3,8 +3,10 @@
 import functools
 
 import jax
+import numpy as np
 import optax
 from flax import serialization
+from jax.experimental import sparse
 
 import adapters
 from mha import dispatch
@@ -13,7 +15,20 @@ from mha import dispatch
 class Adapter(adapters.Adapter):
     """JAX and Flax."""
 
+    replaces_weights = True
     integers = ("uint8", "int8", "uint16", "int16", "uint32", "int32")  # those of 64 bits need x64
+
+    def convert(self, X):
+        return jax.numpy.asarray(X)
+
+    def not_dense(self, X):
+        yield sparse.BCOO.fromdense(X)
+        yield jax.random.split(jax.random.key(0), X.shape)
+
+    def call(self, attention, *inputs):
+        module, variables = attention.layer.unbind()
+        with jax.enable_x64(attention.config.dtype == "float64"):
+            return module.apply(variables, *inputs)
 
     def compile(self, layer):
         module, variables = layer.unbind()
@@ -79,5 +94,38 @@ class Adapter(adapters.Adapter):
         yield jax.default_matmul_precision("bfloat16")
         yield jax.enable_x64(True)
 
+    def changed(self, layer):
+        module, variables = layer.unbind()
+        del variables["params"]["W_v"]
+        return module.bind(variables)
+
     def named_arrays(self, layer):
         return layer.variables
+
+    def numbers(self, layer):
+        return [np.asarray(X) for X in jax.tree.leaves(layer.variables)]
+
+    def start(self, layer, *inputs):
+        keys = {"params": jax.random.PRNGKey(0), "dropout": jax.random.PRNGKey(1)}
+        return layer.bind(layer.init(keys, *inputs), rngs=keys)
+
+    def call_book(self, layer, *inputs, training=False):
+        return layer(*inputs, training=training)
+
+    def call_without_start(self, layer, *inputs):
+        return layer.apply({}, *inputs)
+
+    def call_book_in_threads(self, layer):
+        return self.compile_book(layer)
+
+    def compile_book(self, layer):
+        return self.compile(layer)
+
+    def make_again(self, d2l, attention, folder):
+        return attention.clone(name="again").bind(attention.variables)
+
+    def kernel(self, pooling, name):
+        return pooling.variables["params"][name]["kernel"]
+
+    def normal(self, d2l, *shape):
+        return d2l.normal(d2l.get_key(), shape)

@@ -1,9 +1,10 @@
 """MXNet, with Gluon's blocks, for the tests."""
 
 import contextlib
+import functools
 
 import mxnet
-from mxnet import autograd, gluon
+from mxnet import autograd, gluon, npx
 
 import adapters
 
@@ -15,6 +16,26 @@ class Adapter(adapters.Adapter):
 
     def seed(self, seed):
         mxnet.random.seed(seed)
+
+    def convert(self, X):
+        return mxnet.np.array(X, dtype=X.dtype)
+
+    def not_dense(self, X):
+        yield X.as_nd_ndarray()
+        yield X.as_nd_ndarray().reshape(len(X), -1).tostype("csr")
+
+    def call(self, attention, *inputs):
+        npx.set_np()  # holds in this thread alone
+        return attention.layer(*inputs)
+
+    def compile(self, layer):
+        layer.hybridize()
+
+        def compiled(*inputs):
+            npx.set_np()  # holds in this thread alone
+            return layer(*inputs)
+
+        return compiled
 
     def compile_with_gradient(self, attention, callee):
         # The layer is a Block that reads shapes as it goes, which MXNet's symbols do not have: hybridize() passes
@@ -71,6 +92,42 @@ class Adapter(adapters.Adapter):
         for parameter in layer.collect_params().values():
             parameter.grad_req = "null"
 
+    def changed(self, layer):
+        layer.cast("float64")
+        return layer
+
     def named_arrays(self, layer):
         parts, kinds = ("W_q", "W_k", "W_v", "W_o"), ("weight", "bias")
         return {f"{name}.{kind}": getattr(getattr(layer, name), kind).data() for name in parts for kind in kinds}
+
+    def numbers(self, layer):
+        return [parameter.data().asnumpy() for parameter in layer.collect_params().values()]
+
+    def start(self, layer, *inputs):
+        layer.initialize()
+        return super().start(layer, *inputs)
+
+    def call_book(self, layer, *inputs, training=False):
+        with autograd.record() if training else contextlib.nullcontext():
+            return layer(*inputs), adapters.attention_weights(layer)
+
+    def call_book_in_threads(self, layer):
+        def call(*inputs):
+            npx.set_np()  # holds in this thread alone
+            return self.call_book(layer, *inputs)
+
+        return call
+
+    def compile_book(self, layer):
+        layer.hybridize()
+        return functools.partial(self.call_book, layer)
+
+    def make_again(self, d2l, attention, folder):
+        attention.save_parameters(str(folder / "attention.params"))
+        config = attention.config
+        again = d2l.MultiHeadAttention(config.num_hiddens, config.num_heads, config.dropout)
+        again.load_parameters(str(folder / "attention.params"))
+        return again
+
+    def kernel(self, pooling, name):
+        return getattr(pooling, name).weight.data().T

@@ -8,6 +8,13 @@ import adapters
 class Adapter(adapters.Adapter):
     """NumPy."""
 
+    def convert(self, X):
+        return X
+
+    def changed(self, layer):
+        layer.W_v.kernel = layer.W_v.kernel.astype("float64")
+        return layer
+
     def train(self, attention, inputs, target, steps, rate):
         losses = []
         for _ in range(steps):

@@ -1,6 +1,8 @@
 """TensorFlow, with Keras' layers, for the tests."""
 
+import copy
 import functools
+import pickle
 
 import keras
 import tensorflow as tf
@@ -10,6 +12,18 @@ import adapters
 
 class Adapter(adapters.Adapter):
     """TensorFlow and Keras."""
+
+    # TensorFlow may crash where its first operations in a process are several threads': the types that it has met are
+    # kept without a lock.
+    before_threads = "import mha; mha.MultiHeadAttention(12, 3).gradients(*[mha.ones((2, 5, 12))] * 3, [3, 2])"
+
+    def convert(self, X):
+        return tf.constant(X)
+
+    def not_dense(self, X):
+        yield tf.sparse.from_dense(X)
+        yield tf.RaggedTensor.from_tensor(X)
+        yield tf.IndexedSlices(X, tf.range(len(X)))
 
     def seed(self, seed):
         keras.utils.set_random_seed(seed)
@@ -75,9 +89,38 @@ class Adapter(adapters.Adapter):
     def freeze(self, layer):
         layer.trainable = False
 
+    def changed(self, layer):
+        layer.W_v = keras.layers.Dense(24)
+        layer.W_v.build((None, 19))
+        return layer
+
     def precisions(self):
         yield adapters.reverting(keras.config.set_dtype_policy, "mixed_bfloat16", "float32")
         yield adapters.reverting(keras.config.set_floatx, "float64", "float32")
 
     def named_arrays(self, layer):
         return {X.path: X for X in layer.weights}
+
+    def numbers(self, layer):
+        return [X.numpy() for X in layer.weights]
+
+    def call_book(self, layer, *inputs, training=False):
+        return layer(*inputs, training=training), adapters.attention_weights(layer)
+
+    def compile_book(self, layer):
+        return tf.function(lambda *inputs: (layer(*inputs), adapters.attention_weights(layer)))
+
+    def make_again(self, d2l, attention, folder):
+        again = type(attention).from_config(attention.get_config())
+        again.set_weights(attention.get_weights())
+        return again
+
+    def copies(self, layer, folder):  # both by Keras' own saver
+        yield copy.deepcopy(layer)
+        yield pickle.loads(pickle.dumps(layer))
+
+    def kernel(self, pooling, name):
+        return getattr(pooling, name).kernel.value
+
+    def normal(self, d2l, *shape):
+        return d2l.normal(shape, 0, 1)

@@ -1,6 +1,8 @@
 """PyTorch for the tests."""
 
 import contextlib
+import copy
+import pickle
 
 import torch
 
@@ -9,6 +11,17 @@ import adapters
 
 class Adapter(adapters.Adapter):
     """PyTorch."""
+
+    def convert(self, X):
+        return torch.from_numpy(X)
+
+    def not_dense(self, X):
+        yield X.to_sparse()
+        yield X.to_mkldnn()
+        yield torch.nested.nested_tensor(list(X))
+        yield torch.nested.nested_tensor(list(X), layout=torch.jagged)
+        yield torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
+        yield X.to("meta")
 
     def seed(self, seed):
         torch.manual_seed(seed)
@@ -74,6 +87,10 @@ class Adapter(adapters.Adapter):
     def freeze(self, layer):
         layer.requires_grad_(False)
 
+    def changed(self, layer):
+        layer.W_v.double()
+        return layer
+
     def without_gradients(self):
         return [torch.no_grad(), torch.inference_mode()]
 
@@ -83,3 +100,26 @@ class Adapter(adapters.Adapter):
 
     def named_arrays(self, layer):
         return layer.state_dict()
+
+    def call_book(self, layer, *inputs, training=False):
+        layer.train(training)
+        return layer(*inputs), adapters.attention_weights(layer)
+
+    def compile_book(self, layer):
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        return lambda *inputs: (compiled(*inputs), adapters.attention_weights(layer))
+
+    def make_again(self, d2l, attention, folder):
+        config = attention.config
+        again = d2l.MultiHeadAttention(config.num_hiddens, config.num_heads, config.dropout)
+        again.load_state_dict(attention.state_dict())
+        return again
+
+    def copies(self, layer, folder):
+        yield copy.deepcopy(layer)
+        torch.save(layer, folder / "layer.pt")
+        yield torch.load(folder / "layer.pt", weights_only=False)
+        yield pickle.loads(pickle.dumps(layer))
+
+    def kernel(self, pooling, name):
+        return getattr(pooling, name).weight.T

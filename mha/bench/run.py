@@ -13,26 +13,30 @@ from typing import Any
 
 import mha
 from mha import dispatch
-from mha.benchmarks import cases
-from mha.benchmarks.cases import Shape
+from mha.bench import cases
+from mha.bench.cases import Shape
 
 
 @dataclasses.dataclass
 class Row:
     """What was measured of one implementation; None = it was not.
 
-    milliseconds: the median of a call; rounds: how many samples that is of; ratios: lower quartile, median and upper
-    quartile of its time by that of `fast` in the same round; mebibytes: the memory of one call at its peak, beside
-    inputs and weights; floor: the milliseconds that the products take at the rate, in GFLOP/s, of the framework's own.
+    role: what the implementation is to its backend; milliseconds: the median of a call; rounds: how many samples that
+    is of; ratios: lower quartile, median and upper quartile of its time by that of `attention.layer` in the same round;
+    overhead: the median of what it takes more than that, in microseconds; mebibytes: the memory of one call at its
+    peak, beside inputs and weights; floor: the milliseconds that the products take at the rate, in GFLOP/s, of the
+    framework's own.
     """
 
     backend: str
     kind: str
     shape: str
     implementation: str
+    role: str
     milliseconds: float | None = None
     rounds: int | None = None
     ratios: list[float] | None = None
+    overhead: float | None = None
     mebibytes: float | None = None
     floor: float | None = None
     rate: float | None = None
@@ -55,10 +59,23 @@ class Runner:
         self.report = Report()
         self.seconds = seconds
         self.progress = progress
+        self._known: dict[tuple[str, str], dict[str, str]] = {}
+
+    def roles(self, backend: str, kind: str) -> dict[str, str]:
+        """What each implementation is to its backend, by name; a worker is asked, once. Empty if that failed."""
+        if (backend, kind) not in self._known:
+            result = self._run("implementations", f"{backend}, {kind}", "implementations", backend=backend, kind=kind)
+            self._known[backend, kind] = result.get("roles", {})
+        return self._known[backend, kind]
+
+    def steps(self, backends: list[str], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool) -> int:
+        """How many measurements there will be at most."""
+        counts = [len(self.roles(backend, kind)) for backend in backends for kind in kinds]
+        return sum(len(shapes) * (1 + count * memory) + sweep * len(cases.SWEEP) * (1 + count) for count in counts)
 
     def table(self, backend: str, kind: str, shape: Shape, memory: bool) -> None:
         """Measure one shape, without the memory if that is not wanted."""
-        rows = [Row(backend, kind, shape.name, name) for name in cases.implementations(backend, kind)]
+        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind).items()]
         self.report.rows += rows
         if memory:
             # What fails alone would end the others with it.
@@ -68,15 +85,15 @@ class Runner:
     def sweep(self, backend: str, kind: str) -> None:
         """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
         free, (*_, last) = available(), cases.SWEEP.values()
-        names = cases.implementations(backend, kind)
+        roles = self.roles(backend, kind)
         for shape in cases.SWEEP.values():
-            rows = [Row(backend, kind, shape.name, name) for name in names]
+            rows = [Row(backend, kind, shape.name, name, role) for name, role in roles.items()]
             self.report.sweep += rows
             rows = [row for row in rows if self._memory(row)]
             self._times(rows, shape)
             # Twice the T takes at most four times the memory.
             large = [row for row in rows if 4 * (row.mebibytes or 0) > free / 2]
-            names = [row.implementation for row in rows if row not in large]
+            roles = {row.implementation: row.role for row in rows if row not in large}
             if shape != last:
                 self.report.left_out += [
                     f"{backend}, {kind}: {row.implementation} beyond T = {shape.T}, where it took {row.mebibytes:,.0f} "
@@ -86,7 +103,7 @@ class Runner:
 
     def _memory(self, row: Row) -> bool:
         """Measure the memory of an implementation, and say whether that went well."""
-        result = self._run("memory", row, row.implementation, name=row.implementation)
+        result = self._measure("memory", row, row.implementation, name=row.implementation)
         row.mebibytes = result.get("mebibytes")
         return row.mebibytes is not None
 
@@ -94,20 +111,24 @@ class Runner:
         if not rows:
             return
         names = [row.implementation for row in rows]
-        result = self._run("times", rows[0], "times", names=names, seconds=self.seconds)
+        result = self._measure("times", rows[0], "times", names=names, seconds=self.seconds)
         if not result:
             return
         for row in rows:
             row.milliseconds = result["milliseconds"][row.implementation]
             row.ratios = result["ratios"].get(row.implementation)
+            row.overhead = result["overheads"].get(row.implementation)
             row.rounds, row.rate = result["rounds"], result["rate"]
             row.floor = shape.floor(row.kind, result["rate"])
 
-    def _run(self, what: str, row: Row, shown: str, **arguments: Any) -> dict[str, Any]:
+    def _measure(self, what: str, row: Row, shown: str, **arguments: Any) -> dict[str, Any]:
+        place = {"backend": row.backend, "kind": row.kind, "shape": row.shape}
+        return self._run(what, ", ".join(place.values()), shown, **place, **arguments)
+
+    def _run(self, what: str, place: str, shown: str, **arguments: Any) -> dict[str, Any]:
         """What a worker printed; empty if it failed, which the report then says."""
-        place = f"{row.backend}, {row.kind}, {row.shape}"
         self.progress(f"{place}: {shown}")
-        result = work(what, backend=row.backend, kind=row.kind, shape=row.shape, **arguments)
+        result = work(what, **arguments)
         if "error" in result:
             self.report.failed.append(f"{place}, {shown}: {result['error']}")
             return {}
@@ -116,7 +137,7 @@ class Runner:
 
 def work(what: str, **arguments: Any) -> dict[str, Any]:
     """What a worker prints of one measurement, or {"error": ...} if it ended without; it ends with this process."""
-    command = [sys.executable, "-m", "mha.benchmarks.worker", what, json.dumps(arguments)]
+    command = [sys.executable, "-m", "mha.bench.worker", what, json.dumps(arguments)]
     # The processor alone, whose memory can be measured, for all frameworks alike.
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
@@ -127,16 +148,6 @@ def work(what: str, **arguments: Any) -> dict[str, Any]:
             why = "; 9 may mean that memory ran out" if ended.returncode == -9 else ""
             return {"error": f"the process was ended by signal {-ended.returncode}{why}"}
         return {"error": (ended.stderr.strip().splitlines() or [f"the process ended with {ended.returncode}"])[-1]}
-
-
-def steps(backends: list[str], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool) -> int:
-    """How many measurements there will be at most."""
-    found = 0
-    for backend in backends:
-        for kind in kinds:
-            names = len(cases.implementations(backend, kind))
-            found += len(shapes) * (1 + names * memory) + sweep * len(cases.SWEEP) * (1 + names)
-    return found
 
 
 def available() -> float:
@@ -161,9 +172,9 @@ def machine(backends: list[str]) -> dict[str, Any]:
 
 
 def _versions(backend: str) -> dict[str, str]:
-    """Versions of a framework and of what brings its own layers."""
-    others = {"tensorflow": ["keras"], "jax": ["flax"]}.get(backend, [])
-    return {backend: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}
+    """Versions of what a backend needs; TensorFlow's layers are those of Keras."""
+    first, *others = dispatch.FRAMEWORKS[backend].needs + ("keras",) * (backend == "tensorflow")
+    return {first: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}
 
 
 def _processor() -> str:

@@ -1,12 +1,8 @@
-"""What is measured: shapes, kinds and implementations, their inputs, and the arithmetic that none of them can avoid."""
+"""What is measured: shapes and kinds, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-
-Step = Callable[[], list[Any]]  # one call, which has ended when it returns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,31 +59,6 @@ SHAPES = {
 }
 SWEEP = {f"T{T}": Shape(f"T{T}", 1, T, 512, 8) for T in (128, 256, 512, 1024, 2048, 4096, 8192)}
 KINDS = ("inference", "training")
-
-# The implementations of each backend, and what they are to it.
-IMPLEMENTATIONS = {
-    "numpy": {"fast": "fast", "readable": "readable"},
-    "torch": {
-        "fast": "fast",
-        "readable": "readable",
-        "nn.MultiheadAttention": "layer",
-        "F.scaled_dot_product_attention": "kernel",
-    },
-    "tensorflow": {"fast": "fast", "readable": "readable", "keras.layers.MultiHeadAttention": "layer"},
-    "jax": {
-        "fast": "fast",
-        "readable": "readable",
-        "linen.MultiHeadDotProductAttention": "layer",
-        "nnx.MultiHeadAttention": "second layer",
-        "jax.nn.dot_product_attention": "kernel",
-    },
-    "mxnet": {"fast": "fast", "readable": "readable"},
-}
-
-
-def implementations(backend: str, kind: str) -> list[str]:
-    """The names of what is compared; NumPy's gradients are computed in one way alone."""
-    return ["fast"] if (backend, kind) == ("numpy", "training") else list(IMPLEMENTATIONS[backend])
 
 
 def find(name: str) -> Shape:

@@ -9,19 +9,22 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 import mha
-from mha.benchmarks.cases import Shape, Step
+from mha.bench import steps
+from mha.bench.cases import Shape
+from mha.bench.steps import Implementation, Results, Step
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
-    """What makes the step of each implementation, by name.
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
 
-    A step returns the output (B, T, D), in training also the gradients by the input (B, T, D) and by every weight.
+    In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     module, variables = attention.layer.unbind()
     theirs, their_variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
-    graph, state, others = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+    parts: Any = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+    graph, state, others = parts
 
-    def fast(variables: Any, X: Any, lengths: Any) -> Any:
+    def ours(variables: Any, X: Any, lengths: Any) -> Any:
         return module.apply(variables, X, X, X, lengths, causal=shape.causal)
 
     def readable(variables: Any, X: Any, lengths: Any) -> Any:
@@ -44,37 +47,55 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H, d)
         options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal}
         pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
-        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]
+        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
 
     step = _training if kind == "training" else _inference
-    return {
-        "fast": functools.partial(step, variables, fast, shape),
-        "readable": functools.partial(step, variables, readable, shape),
-        "linen.MultiHeadDotProductAttention": functools.partial(step, their_variables, native, shape),
-        "nnx.MultiHeadAttention": functools.partial(step, state, newer, shape),
-        "jax.nn.dot_product_attention": functools.partial(step, variables, fused, shape),
+    made = {
+        "attention.layer": Implementation("layer", functools.partial(step, variables, ours, shape)),
+        "readable": Implementation("readable", functools.partial(step, variables, readable, shape)),
+        "linen.MultiHeadDotProductAttention": Implementation(
+            "native", functools.partial(step, their_variables, native, shape)
+        ),
+        "nnx.MultiHeadAttention": Implementation("second native", functools.partial(step, state, newer, shape)),
+        "jax.nn.dot_product_attention": Implementation("kernel", functools.partial(step, variables, fused, shape)),
+    }
+    if kind == "training":
+        called = functools.partial(_called, steps.gradients, attention, shape, jnp.asarray)
+        return made | {"attention.gradients(...), own arrays": Implementation("call", called)}
+    called = functools.partial(_called, steps.call, attention, shape, jnp.asarray)
+    from_numpy = functools.partial(_called, steps.call, attention, shape)
+    return made | {
+        "attention(...), own arrays": Implementation("call", called),
+        "attention(...), NumPy arrays": Implementation("NumPy call", from_numpy),
     }
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
-    return _compiled(lambda A: [A @ A], A)
+    return _compiled(lambda A: A @ A, A)
 
 
 def _inference(variables: Any, call: Callable, shape: Shape) -> Step:
-    def step(variables: Any, X: Any, lengths: Any) -> list[Any]:
-        return [call(variables, X, lengths)]
+    def step(variables: Any, X: Any, lengths: Any) -> Results:
+        return Results(call(variables, X, lengths))
 
     return _compiled(step, variables, shape.inputs(), shape.lengths())
 
 
 def _training(variables: Any, call: Callable, shape: Shape) -> Step:
-    def step(variables: Any, X: Any, lengths: Any, cotangent: Any) -> list[Any]:
+    def step(variables: Any, X: Any, lengths: Any, cotangent: Any) -> Results:
         output, pull_back = jax.vjp(lambda variables, X: call(variables, X, lengths), variables, X)
         by_variables, by_input = pull_back(cotangent)
-        return [output, by_input, *jax.tree.leaves(by_variables)]
+        return Results(output, (by_input,), tuple(jax.tree.leaves(by_variables)))
 
     return _compiled(step, variables, shape.inputs(), shape.lengths(), shape.cotangent())
+
+
+def _called(step_of: Callable, *arguments: Any) -> Step:
+    """A step of a user's call, whose first call is over: that one compiles."""
+    step = step_of(*arguments)
+    step()
+    return lambda: jax.block_until_ready(step())
 
 
 def _compiled(function: Callable, *arrays: Any) -> Step:

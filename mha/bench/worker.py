@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m mha.benchmarks.worker times '{"backend": "torch", ...}'`.
+"""One measurement in a process of its own: `python -m mha.bench.worker times '{"backend": "torch", ...}'`.
 
 Prints one JSON object, of which {"error": ...} says in one line what went wrong.
 """
@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha import dispatch, parity
-from mha.benchmarks import cases
-from mha.benchmarks.cases import Shape, Step
+from mha import parity
+from mha.bench import cases
+from mha.bench.cases import Shape
+from mha.bench.steps import REFERENCE, Implementation, Results, Step
 
 SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample of them lasts as long
 ROUNDS = 5  # at least, even if they take longer than they may
@@ -30,17 +31,20 @@ SIZE = 1024  # of the square matrices whose product tells the framework's rate
 DIFFERENCE = 1e-4  # of the largest number: far more than float32 rounds here, far less than any other result
 
 
+def implementations(backend: str, kind: str) -> dict[str, Any]:
+    """What there is to measure: the "roles" of the implementations by name, ours first."""
+    return {"roles": {name: one.role for name, one in _implementations(backend, cases.SHAPES["S"], kind).items()}}
+
+
 def times(backend: str, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
     """Time implementations in turns, for so many seconds.
 
-    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", for each name its median "milliseconds",
-    and for each but `fast` the "ratios": quartiles of its time by that of `fast` in the same round.
+    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", and what `summary` makes of these.
     """
-    tab: Any = dispatch.load(backend)
-    makers = _makers(backend, cases.find(shape), kind)
-    steps = {name: makers[name]() for name in names}
-    check_agreement(steps, tab.to_numpy)
-    product = importlib.import_module(f"mha.benchmarks.{backend}").product(np.ones((SIZE, SIZE), "float32"))
+    known = _implementations(backend, cases.find(shape), kind)
+    steps = {name: known[name].make() for name in names}
+    check_agreement(steps)
+    product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
     rounds: list[dict[str, float]] = []
@@ -49,47 +53,67 @@ def times(backend: str, shape: str, kind: str, names: list[str], seconds: float)
         first = len(rounds) % len(names)  # each goes first in turn: what comes before may leave the caches cold
         rounds.append({name: _seconds(steps[name], calls[name]) for name in names[first:] + names[:first]})
     products += [_seconds(product) for _ in range(5)]
-    ratios = {
-        name: statistics.quantiles([one[name] / one["fast"] for one in rounds], method="inclusive")
-        for name in names
-        if "fast" in names and name != "fast"
-    }
+    return {"rate": 2 * SIZE**3 / min(products) / 1e9, "rounds": len(rounds)} | summary(rounds)
+
+
+def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """What the seconds of each implementation in each round come to.
+
+    Returns for each name its median "milliseconds". For each name but the reference, beside the reference in the same
+    round: the quartiles of the times by its times as "ratios", and the median of what they take more, in microseconds,
+    as "overheads".
+    """
+    others = [name for name in rounds[0] if name != REFERENCE] if REFERENCE in rounds[0] else []
+    ratios = {name: [one[name] / one[REFERENCE] for one in rounds] for name in others}
     return {
-        "rate": 2 * SIZE**3 / min(products) / 1e9,
-        "rounds": len(rounds),
-        "milliseconds": {name: 1e3 * statistics.median(one[name] for one in rounds) for name in names},
-        "ratios": ratios,
+        "milliseconds": {name: 1e3 * statistics.median(one[name] for one in rounds) for name in rounds[0]},
+        "ratios": {name: statistics.quantiles(found, method="inclusive") for name, found in ratios.items()},
+        "overheads": {name: 1e6 * statistics.median(one[name] - one[REFERENCE] for one in rounds) for name in others},
     }
 
 
 def memory(backend: str, shape: str, kind: str, name: str) -> dict[str, Any]:
     """The memory that one call of an implementation takes at its peak, beside inputs and weights: "mebibytes"."""
     # A call of another layer, so that what loads or starts once is there before.
-    _makers(backend, cases.SHAPES["S"], kind)[name]()()
-    step = _makers(backend, cases.find(shape), kind)[name]()
+    _implementations(backend, cases.SHAPES["S"], kind)[name].make()()
+    step = _implementations(backend, cases.find(shape), kind)[name].make()
     gc.collect()
     before = _reset_peak()
     step()
     return {"mebibytes": max(0.0, _peak() - before) / 2**20}
 
 
-def check_agreement(steps: dict[str, Step], to_numpy: Callable[[Any], np.ndarray]) -> None:
+def check_agreement(steps: dict[str, Step]) -> None:
     """Raise ValueError, naming it, if an implementation gives another output or gradient by the input than the first.
 
-    to_numpy makes a NumPy array of one of the framework's.
+    What either of the two does not give is not compared.
     """
     (first, step), *others = steps.items()
-    expected = [to_numpy(X) for X in step()[:2]]
+    expected = _parts(step())
     for name, step in others:
-        for found, array in zip(map(to_numpy, step()[:2]), expected, strict=True):
-            error, largest = parity.error(found, array), parity.largest(array)
-            if error > DIFFERENCE * largest:
-                raise ValueError(f"{name} differs by {error:.1e} from {first}, whose largest number is {largest:.1e}")
+        for part, found in _parts(step()).items():
+            if part in expected:
+                error, largest = parity.error(found, expected[part]), parity.largest(expected[part])
+                if error > DIFFERENCE * largest:
+                    raise ValueError(
+                        f"{name} differs by {error:.1e} from {first} in {part}, whose largest number is {largest:.1e}"
+                    )
 
 
-def _makers(backend: str, shape: Shape, kind: str) -> dict[str, Callable[[], Step]]:
+def _parts(results: Results) -> dict[str, Any]:
+    """The output and the gradient by the input, as far as they are given."""
+    found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
+    return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
+
+
+def _implementations(backend: str, shape: Shape, kind: str) -> dict[str, Implementation]:
     attention = mha.MultiHeadAttention(shape.D, shape.H, backend=backend)
-    return importlib.import_module(f"mha.benchmarks.{backend}").implementations(attention, shape, kind)
+    return _module(backend).implementations(attention, shape, kind)
+
+
+def _module(backend: str) -> Any:
+    """The benchmarks of a backend."""
+    return importlib.import_module(f"mha.backends.{backend}.bench")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:
@@ -130,8 +154,8 @@ def _status(field: str) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the arguments say, `times` or `memory` and their own arguments in JSON, and print the result."""
-    known: dict[str, Callable[..., dict[str, Any]]] = {"times": times, "memory": memory}
+    """Call the function that is named first with the arguments that follow as JSON, and print what it returns."""
+    known: dict[str, Callable[..., dict[str, Any]]] = {one.__name__: one for one in (implementations, times, memory)}
     try:
         result = known[arguments[0]](**json.loads(arguments[1]))
     except Exception as error:

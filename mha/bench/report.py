@@ -6,18 +6,23 @@ from typing import Any
 
 from rich.table import Table
 
-from mha.benchmarks import cases
-from mha.benchmarks.run import Row
+from mha.bench import cases
+from mha.bench.run import Row
 from mha.tables import plain_table
 
 # Colours of Okabe and Ito, which the colour-blind tell apart; the marks do so in print.
 LOOKS = {
-    "fast": ("#0072B2", "o"),
+    "layer": ("#0072B2", "o"),
+    "eager layer": ("#56B4E9", "o"),
     "readable": ("#E69F00", "s"),
-    "layer": ("#009E73", "^"),
-    "second layer": ("#CC79A7", "v"),
+    "native": ("#009E73", "^"),
+    "eager native": ("#009E73", "<"),
+    "second native": ("#CC79A7", "v"),
     "kernel": ("#D55E00", "D"),
+    "call": ("#000000", "P"),
+    "NumPy call": ("#000000", "x"),
 }
+CALLS = ("call", "NumPy call")  # the roles of what users call: what they take more than the layer is shown
 AXES = {"milliseconds": "ms", "mebibytes": "peak memory, MiB"}
 
 
@@ -32,7 +37,7 @@ def about(machine: dict[str, Any]) -> str:
 
 def table(rows: list[Row]) -> Table:
     """The rows of one backend and kind, shape by shape."""
-    found = plain_table("shape", "implementation", "ms", "fast is x times as fast", "MiB")
+    found = plain_table("shape", "implementation", "ms", "the layer is x times as fast", "us more", "MiB")
     found.title, found.title_justify, found.title_style = f"{rows[0].backend}, {rows[0].kind}", "left", "bold"
     for column in found.columns[2:]:
         column.justify = "right"
@@ -40,10 +45,11 @@ def table(rows: list[Row]) -> Table:
         listed = list(several)
         for row in listed:
             ratios = "" if row.ratios is None else "{1:.2f}  ({0:.2f} to {2:.2f})".format(*row.ratios)
+            overhead = "" if row.overhead is None or row.role not in CALLS else f"{row.overhead:,.0f}"
             memory = "" if row.mebibytes is None else f"{row.mebibytes:,.1f}"
-            found.add_row(shape, row.implementation, _time(row.milliseconds), ratios, memory)
+            found.add_row(shape, row.implementation, _time(row.milliseconds), ratios, overhead, memory)
         floor = next((row.floor for row in listed if row.floor is not None), None)
-        found.add_row(shape, "matrix products alone", _time(floor), "", "", end_section=True)
+        found.add_row(shape, "matrix products alone", _time(floor), "", "", "", end_section=True)
     return found
 
 
@@ -67,12 +73,12 @@ def picture(rows: list[Row], suffix: str) -> bytes:
     for (kind, value), line in zip(lines, panels, strict=True):
         line[0].set_ylabel(f"{kind}\n{AXES[value]}")
         for backend, panel in zip(backends, line, strict=True):
-            for name, role in cases.IMPLEMENTATIONS[backend].items():
+            there = [row for row in rows if (row.backend, row.kind) == (backend, kind)]
+            for name, role in {row.implementation: row.role for row in there}.items():
                 points = [
                     (cases.SWEEP[row.shape].T, number)
-                    for row in rows
-                    if (row.backend, row.kind, row.implementation) == (backend, kind, name)
-                    and (number := getattr(row, value))
+                    for row in there
+                    if row.implementation == name and (number := getattr(row, value))
                 ]
                 colour, mark = LOOKS[role]
                 if points:

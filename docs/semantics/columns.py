@@ -1,0 +1,94 @@
+"""The columns of the page: `mha` itself, and whatever it is compared with. Each takes a call and returns arrays."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import adapters
+import numpy as np
+import peers
+
+import mha
+from mha import dispatch
+from semantics.calls import Call, D, H
+
+Results = dict[str, np.ndarray]  # output; weights and gradients where the call asks for them
+
+
+def ask(call: Call, backend: str) -> Results:
+    """What `mha` gives on a backend."""
+    attention = mha.MultiHeadAttention(**call.options, backend=backend)
+    if (weights := call.weights()) is not None:
+        attention.weights = weights
+    *inputs, lengths = [X(backend) if callable(X) else X for X in (*call.inputs, call.valid_lens)]
+    hiding = {"valid_lens": lengths, "mask": call.mask, "causal": call.causal}
+    result = attention(*inputs, **hiding, training=call.training, return_weights=call.return_weights)
+    found = dict(zip(("output", "weights"), result if call.return_weights else (result,), strict=False))
+    if call.cotangent is not None:
+        found |= attention.gradients(*inputs, **hiding, cotangent=call.cotangent.astype(inputs[0].dtype))
+    return parts({name: X if isinstance(X, np.ndarray) else mha.to_numpy(X) for name, X in found.items()})
+
+
+def ask_peer_of(name: str, backend: str, run: str, call: Call) -> Results:
+    """What a peer gives with the same weights; backend: of its framework; run: the function that calls it."""
+    adapters.of(backend).seed(0)
+    peer = peers.of(name)
+    with dispatch.load(backend).context(call.dtype):
+        return parts(getattr(peer, run)(peer.make(call.options, call.weights(), call), call))
+
+
+def ask_keras(call: Call) -> Results:
+    """What Keras' layer gives, which asks for the width of a head and not of all."""
+    width = D // (D if call.options["num_heads"] == D else H)
+    return ask_peer_of("keras", "tensorflow", "run", call.but({"key_dim": width} | call.options))
+
+
+def ask_compiled(backend: str, call: Call) -> Results:
+    """What `mha`'s own layer gives, compiled by its framework."""
+    attention = mha.MultiHeadAttention(**call.options, backend=backend)
+    attention.weights = call.weights()
+    compiled = adapters.of(backend).compile(attention.layer)
+    inputs = (peers.own(backend, X) for X in (*call.inputs, call.valid_lens))
+    return {"output": mha.to_numpy(compiled(*inputs))}
+
+
+def parts(found: Results) -> Results:
+    """Output and weights as they are, and the gradients by queries, keys and values in one array."""
+    gradients = [found[name].ravel() for name in peers.INPUTS if name in found]
+    kept = {name: X for name, X in found.items() if name in ("output", "weights")}
+    return kept | ({"gradients": np.concatenate(gradients)} if gradients else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """Something to compare with: its title on the page, what answers a call, and the arguments that it lacks."""
+
+    title: str
+    ask: Callable[[Call], Results]
+    lacks: frozenset[str] = frozenset()
+
+
+def peer(title: str, lacks: str, name: str, backend: str, run: str = "run") -> Peer:
+    """A peer by its name in tests/peers; lacks: arguments, with blanks between."""
+    return Peer(title, functools.partial(ask_peer_of, name, backend, run), frozenset(lacks.split()))
+
+
+WIDTHS = "key_dim value_dim pooling"
+PEERS = {
+    "book": peer("the book", f"mask causal {WIDTHS}", "book", "torch"),
+    "torch": peer("PyTorch `nn.MultiheadAttention`", WIDTHS, "torch", "torch"),
+    "sdpa": peer("PyTorch `scaled_dot_product_attention`", f"training {WIDTHS}", "torch_kernel", "torch"),
+    "keras": Peer("Keras `MultiHeadAttention`", ask_keras, frozenset({"pooling"})),
+    "flax": peer("Flax `MultiHeadDotProductAttention`", f"causal {WIDTHS}", "linen", "jax"),
+    "mxnet": peer("MXNet `npx.softmax(length)`", "mask causal training pooling", "mxnet", "mxnet"),
+    "mxnet_mask": peer("MXNet `npx.sequence_mask`", "mask causal training pooling", "mxnet", "mxnet", "run_masked"),
+    "torch.compile": Peer("`torch.compile`", functools.partial(ask_compiled, "torch")),
+    "tf.function": Peer("`tf.function`", functools.partial(ask_compiled, "tensorflow")),
+    "jax.jit": Peer("`jax.jit`", functools.partial(ask_compiled, "jax")),
+}
+# The columns of a table.
+ALL = ("book", "torch", "sdpa", "keras", "flax", "mxnet")
+LAYERS = ("book", "torch", "keras", "flax")
+MASKED = ("torch", "sdpa", "keras", "flax")
+WITH_LENGTHS = ("book", "mxnet_mask", "mxnet")
+OPERATORS = ("sdpa", "mxnet")  # no layers: what is asked of a layer would reach our projections

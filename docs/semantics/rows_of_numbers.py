@@ -1,0 +1,174 @@
+"""Rows about what is computed: the rule itself, hidden keys, odd numbers, odd sizes, compilers."""
+
+import numpy as np
+
+from semantics.calls import (
+    COTANGENT,
+    EACH_QUERY,
+    HALF_ZERO,
+    LARGE,
+    MASK,
+    ONE_EMPTY,
+    PLAIN,
+    SHORT,
+    ZERO,
+    D,
+    K,
+    changed,
+    each,
+    in_dtype,
+    lens,
+    padded,
+    scaled,
+)
+from semantics.columns import ALL, LAYERS, ask
+from semantics.verdicts import Probe, Table, uniform
+
+
+def after_dropout(part: str, X: np.ndarray) -> bool:
+    """Whether these are the attention weights of the plain call, some dropped and the others doubled."""
+    plain = 2 * ask(PLAIN, "numpy")["weights"]
+    return part == "weights" and np.allclose(X, np.where(X == 0, 0, plain), rtol=1e-5)
+
+
+COMPUTED = Table(
+    "What is computed",
+    """For head i, `h_i = f(W_q^i q, W_k^i k, W_v^i v)`; the H heads side by side, times `W_o`, are the output.
+Columns of `W_q`, `W_k`, `W_v` and rows of `W_o` are head-major, head 0 first, so that all heads are one product.
+PyTorch packs its first three kernels into one and stores transposes; Keras and Flax keep an axis for the heads. Given
+the same weights, all compute the same. Keras takes values before keys, and its `key_dim` is the width of one head.
+PyTorch's layer takes `is_causal` as a hint about a mask that it wants too; Flax' layer and MXNet's operators have no
+such argument. Gradients are compared in the rows on lengths.
+(*Dive into Deep Learning*, sections "Attention Scoring Functions" and "Multi-Head Attention".)""",
+    ALL,
+    (
+        Probe("No lengths, no mask: softmax(q kᵀ / √d) v in each head", PLAIN),
+        Probe(
+            "`key_size=29, value_size=31`: keys and values have widths of their own",
+            PLAIN.but({"key_size": 29, "value_size": 31}, keys=PLAIN.keys[..., :29], values=PLAIN.values[..., :31]),
+        ),
+        Probe("`key_dim=5, value_dim=13`: so have the heads", PLAIN.but({"key_dim": 5, "value_dim": 13})),
+        Probe(
+            "`pooling='additive'`: softmax(w_vᵀ tanh(W_q q + W_k k)) v in each head",
+            PLAIN.but({"pooling": "additive"}),
+        ),
+        Probe(
+            "`valid_lens` (B,): a query of sample b sees key j iff j < valid_lens[b]",
+            SHORT.but(cotangent=COTANGENT),
+        ),
+        Probe(
+            "`valid_lens` (B, Q): query i of sample b sees key j iff j < valid_lens[b, i]",
+            EACH_QUERY.but(cotangent=COTANGENT),
+        ),
+        Probe("`causal=True`, Q < K: query i sees key j iff j <= i, counted from the first", PLAIN.but(causal=True)),
+        Probe(
+            "Lengths, mask and causal order together: a key is seen iff all three allow it",
+            EACH_QUERY.but(mask=MASK, causal=True),
+            without=("flax",),
+        ),
+    ),
+)
+
+
+NO_KEYS = Table(
+    "A query that may see no key",
+    """It gets weights 0 and pooled value 0, so that `W_o`'s bias alone is its output, and sends no gradient: one
+rule on every backend, dtype and path, as in the operator `Attention` of ONNX and in PyTorch's fused kernel. The book's
+-1e6 makes the row uniform over padding, and is minus infinity in float16. The layers of PyTorch and Keras change the
+output with whether weights are asked for.""",
+    ALL,
+    (
+        Probe("A length of 0, weights asked for", ZERO, readings=uniform(ZERO)),
+        Probe(
+            "A length of 0, weights not asked for: the same output",
+            ZERO.but(return_weights=False),
+            readings=uniform(ZERO),
+        ),
+        Probe(
+            "A length of 0, gradients by queries, keys and values: 0",
+            ZERO.but(cotangent=COTANGENT),
+            parts=("gradients",),
+        ),
+        Probe("A length of 0 for one query of a sample", ONE_EMPTY, readings=uniform(ONE_EMPTY)),
+        Probe(
+            "A length of 0 in float16 (MXNet multiplies none on the CPU)",
+            HALF_ZERO,
+            readings=uniform(HALF_ZERO),
+        ),
+    ),
+)
+
+
+PADDING = Table(
+    "Padding and extreme values",
+    """A key-value position that no query may see has no influence on any output or gradient, whatever it holds;
+hidden keys weigh exactly 0 at any scale of the scores. A weight of 0 alone does not do that, since 0 times NaN is NaN.
+What a position that is seen holds is the caller's affair, but NaN stays in its sample, or in its query's row.
+`trace` shows scores before masking, and projections of what padding holds; nothing after them does.""",
+    ALL,
+    (
+        Probe("NaN in padded keys and values: no influence", padded(np.nan).but(cotangent=COTANGENT), SHORT),
+        Probe("Infinity there", padded(np.inf).but(cotangent=COTANGENT), SHORT),
+        Probe("1e30 there", padded(1e30).but(cotangent=COTANGENT), SHORT),
+        Probe("All inputs times 1e4: the padding still has no weight", LARGE),
+        Probe(
+            "NaN in a value that is seen: NaN in its sample alone",
+            SHORT.but(values=changed(SHORT.values, (0, 1), np.nan)),
+            parts=("output",),
+        ),
+        Probe(
+            "NaN in a query: NaN in its row alone",
+            SHORT.but(queries=changed(SHORT.queries, (0, 1), np.nan)),
+            parts=("output",),
+        ),
+        Probe("float16, scores beyond its largest number 65504: finite", in_dtype(scaled(SHORT, 250), "float16")),
+    ),
+)
+
+
+DROPOUT = Table(
+    "Dropout",
+    """Inverted dropout on the attention weights, only when training. Those that are returned are as before it.""",
+    LAYERS,
+    (
+        Probe("`dropout=0.5`, not training: no effect", PLAIN.but({"dropout": 0.5})),
+        Probe(
+            "`dropout=0.5`, training: the weights that are returned",
+            PLAIN.but({"dropout": 0.5}, training=True),
+            readings={"after dropout": after_dropout},
+            parts=("weights",),
+        ),
+    ),
+)
+
+
+EMPTY = Table(
+    "Empty and single",
+    """Without samples or queries there is nothing to compute; without keys every query sees none.""",
+    ALL,
+    (
+        Probe("B = 0", each(lambda X: X[:0])),
+        Probe("Q = 0", each(lambda X: X[:, :0], "queries")),
+        Probe("K = 0", each(lambda X: X[:, :0], "keys", "values")),
+        Probe("Q = K = 1", each(lambda X: X[:, :1])),
+        Probe("d = 1", PLAIN.but({"num_heads": D})),
+    ),
+)
+
+
+COMPILED = Table(
+    "Compiled",
+    """`attention.layer`, compiled by its framework, beside `mha` as it is called without a compiler. Shapes and
+dtypes are known while a compiler traces, and are checked as ever. Values of lengths are not known: there is no check
+of them, a length below 0 acts as 0 and one above K as K.""",
+    ("torch.compile", "tf.function", "jax.jit"),
+    (
+        Probe("Lengths as they should be", SHORT, parts=("output",)),
+        Probe("A length of 0", ZERO, parts=("output",)),
+        Probe("A length above K", lens(K + 2, 3), parts=("output",)),
+        Probe("A length of -1", lens(-1, 3), error=ValueError, readings={"as 0": lens(0, 3)}, parts=("output",)),
+        Probe("Lengths (B, Q, 1)", lens(*EACH_QUERY.valid_lens[..., None]), error=ValueError),
+        Probe("Fewer keys than values", SHORT.but(keys=SHORT.keys[:, 2:]), error=ValueError),
+        Probe("float16 keys beside float32 queries", SHORT.but(keys=SHORT.keys.astype("float16")), error=TypeError),
+    ),
+)

@@ -1,0 +1,181 @@
+"""What a call came to, in a word: beside the float64 oracle, by the rule of `mha/parity.py`."""
+
+import contextlib
+import dataclasses
+import io
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mha.tensors import numpy_dtype
+
+from mha import dispatch, parity
+from semantics.calls import B, Call, H, K, Q
+from semantics.columns import PEERS, Results, ask
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One row: a call, the rule of `mha` for it in words, and what this rule means as another call, or the error.
+
+    rule: what is given, and what `mha` does; readings: other things that a peer may make of it, by name, as calls of
+    `mha` or as functions that know them from the output and `mha`'s own; without: peers to which it does not apply;
+    instead: verdicts of peers that are found in another way; backends: those of `mha` that it can be asked of;
+    parts: of the results, those that it is about; alone: peers that may crash, and are asked in a process of their own.
+    """
+
+    rule: str
+    call: Call
+    means: Call | None = None
+    error: type[Exception] | None = None
+    readings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    instead: dict[str, Callable[[Call], str]] = dataclasses.field(default_factory=dict)
+    backends: tuple[str, ...] = tuple(dispatch.FRAMEWORKS)
+    parts: tuple[str, ...] = ("output", "weights", "gradients")
+    alone: tuple[str, ...] = ()
+
+    def expected(self) -> dict[str, tuple[Any, Any]]:
+        """By reading: the float64 oracle's results and those of plain NumPy in the layer's dtype, `same` first."""
+        own = {} if self.error else {"same": self.means or self.call}
+        return {name: oracle(call, self.call.cotangent) for name, call in (own | self.readings).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A section of the page: title, text above the table, the peers in its columns, its rows."""
+
+    title: str
+    text: str
+    peers: tuple[str, ...]
+    probes: tuple[Probe, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """A call of which a query without keys weighs all of them alike."""
+
+    call: Call
+
+
+def uniform(call: Call) -> dict[str, Any]:
+    """The reading that a query without keys weighs all of them alike."""
+    return {"uniform over padding": Uniform(call)}
+
+
+def oracle(call: Any, cotangent: Any) -> tuple[Any, Any]:
+    """What a call means in float64, and what plain NumPy makes of it in the layer's dtype."""
+    if isinstance(call, Uniform):
+        # Keys of zeros, all seen, weigh the same.
+        plain = call.call
+        alike = plain.but(keys=np.zeros_like(plain.keys), valid_lens=None)
+        empty = ~np.broadcast_to(plain.seen(), (B, H, Q, K)).any(3)  # (B, H, Q)
+        rows = {"output": empty.all(1)[..., None], "weights": empty[..., None]}
+        pairs = zip(oracle(plain, None), oracle(alike, None), strict=True)
+        exact, base = (
+            {part: np.where(row, even[part], own[part]) for part, row in rows.items()} for own, even in pairs
+        )
+        return exact, base
+    if not isinstance(call, Call):
+        return call, None
+    call = call.but(return_weights=True, cotangent=cotangent)
+    return ask(call.widened(), "numpy"), ask(call, "numpy")
+
+
+Outcome = Results | Exception
+
+
+def outcome(run: Callable[..., Results], *arguments: Any) -> Outcome:
+    """What a call came to: arrays by name, or the exception."""
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            return run(*arguments)
+        except Exception as problem:
+            return problem
+        finally:
+            if "mxnet" in sys.modules:  # it computes later, and would raise what went wrong once more at the end
+                with contextlib.suppress(Exception):
+                    sys.modules["mxnet"].nd.waitall()
+
+
+def verdict(found: Outcome, probe: Probe, expected: dict[str, tuple[Any, Any]]) -> str:
+    """In a word what a call came to; output, weights and gradients one by one where they differ."""
+    if isinstance(found, Exception):
+        return f"`{type(found).__name__}`"
+    parts = {part: part_verdict(part, X, probe, expected) for part, X in found.items() if part in probe.parts}
+    first, *others = parts.items()
+    return "; ".join([first[1], *(f"{part} {word}" for part, word in others if word != first[1])])
+
+
+def part_verdict(part: str, X: np.ndarray, probe: Probe, expected: dict[str, tuple[Any, Any]]) -> str:
+    """In a word what one array is."""
+    dtype = probe.call.dtype
+    if X.dtype != numpy_dtype(dtype):
+        return f"returns {X.dtype}"
+    for reading, (exact, base) in expected.items():
+        if callable(exact):
+            if exact(part, X):
+                return reading
+            continue
+        if agrees(part, X, exact, base, dtype):
+            return reading
+        if dtype == "float64" and agrees(part, X, exact, {part: exact[part].astype("float32")}, "float32"):
+            return f"{reading}, in float32 precision"
+    if not expected:
+        return "takes it"
+    shape = next((exact[part].shape for exact, _ in expected.values() if not callable(exact)), X.shape)
+    if X.shape != shape:
+        return f"shape {X.shape}"
+    X = X.astype("float64")
+    return "NaN" if np.isnan(X).any() else "Inf" if np.isinf(X).any() else "other numbers"
+
+
+def agrees(part: str, X: np.ndarray, exact: dict, base: dict, dtype: str) -> bool:
+    """Whether an array is what a reading says, by the rule of `mha/parity.py`."""
+    limit = parity.bound(dtype, exact[part], base[part], gradient=part == "gradients")
+    return parity.error(X, exact[part]) <= limit
+
+
+MAIN = Path(__file__).parents[1] / "make_semantics.py"
+
+
+def ask_mha(probe: Probe, expected: dict[str, tuple[Any, Any]]) -> tuple[str, bool]:
+    """The verdict on `mha`, on all backends where they agree, and whether it is what the rule says."""
+    words: dict[str, list[str]] = {}  # backends by what came
+    texts, right = set(), True
+    for backend in probe.backends:
+        found = outcome(ask, probe.call, backend)
+        word = verdict(found, probe, expected)
+        lacking = probe.error is None and probe.call.dtype not in dispatch.load(backend).DTYPES
+        error = ValueError if lacking else probe.error
+        right = right and (type(found) is error if error else word == "same")
+        if isinstance(found, Exception) and not lacking and not callable(probe.call.queries):
+            texts.add(str(found).replace(repr(backend), "its own"))
+        words.setdefault(word, []).append(backend)
+    most = max(words, key=lambda word: len(words[word]))
+    rest = [f"{', '.join(backends)}: {word}" for word, backends in words.items() if word != most]
+    differ = ["in other words on each backend"] if len(texts) > 1 else []
+    return "; ".join([most, *rest, *differ]), right and not differ
+
+
+def ask_peer(name: str, probe: Probe, expected: dict[str, tuple[Any, Any]], by_itself: bool = False) -> str:
+    """The verdict on a peer; a dash where it has no counterpart of what the probe is about."""
+    call, peer = probe.call, PEERS[name]
+    if name in probe.alone and not by_itself:
+        command = [sys.executable, MAIN, "--one", name, probe.rule]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode > 0:
+            raise RuntimeError(process.stderr)
+        return "crashes" if process.returncode < 0 else process.stdout.strip()
+    if name in probe.instead:
+        return probe.instead[name](call)
+    given = {"mask": call.mask is not None, "causal": call.causal, "training": call.training}
+    used = {name for name, is_given in given.items() if is_given} | set(call.options)
+    if name in probe.without or used & peer.lacks:
+        return "—"
+    return verdict(outcome(peer.ask, call), probe, expected)

@@ -1,0 +1,321 @@
+"""The bugs that `plant_bugs.py` plants, as replacements in the source, and the tests that must notice them.
+
+A pattern is a regular expression. Of a backend's bug, replacements are the same for every backend where the line is,
+else by backend; a replacement's words in capitals are written each backend's way.
+"""
+
+from mha import dispatch
+
+Replacements = list[tuple[str, str]]
+Bugs = dict[str, Replacements | dict[str, Replacements]]
+PackageBugs = dict[str, tuple[str, str, str]]
+
+# 1. Bugs of backends, for whose replacements every file of the backend is searched, and mha/blocks.py.
+
+# Of what is computed without weights, in pieces.
+BLOCKS_TESTS = ["test_reference.py", "test_blocks.py"]
+BLOCKS_BUGS: Bugs = {
+    "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
+    "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
+    "unseen positions keep what they hold": [
+        (r"queries, keys, values = blank\(queries, keys, values, (sees, seen|\*used\(.*\))\)", "pass"),
+    ],
+    "lengths of the first queries in every block": {
+        **{
+            name: [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")]
+            for name in ("numpy", "torch", "tensorflow", "mxnet")
+        },
+        "jax": [(r"(X\.reshape\(X\.shape\[0\], count, -1, .*swapaxes\(0, 1\))", r"jnp.stack(count * [\1[0]])")],
+    },
+    "causal order ends before the block does": {
+        "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
+        "torch": [(r"first \+ size if causal", "first + 1 if causal")],
+        "mxnet": [(r"min\(K, first \+ size\)", "min(K, first + 1)")],
+        "tensorflow": [(r"tf\.minimum\(longest, first \+ size\)", "tf.minimum(longest, first + 1)")],
+        "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
+    },
+}
+
+# Of what those gradients keep in memory.
+MEMORY_TESTS = ["test_memory.py"]
+MEMORY_BUGS: Bugs = {
+    "scores are kept for the backward pass": {
+        "numpy": [(r"(?s)(def pool_backward.*?size = )blocks\.queries\(.*?\n", r"\1Q\n")],
+        "torch": [(r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)")],
+        "tensorflow": [(r" +@tf\.recompute_grad\n", "")],
+        "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
+        "mxnet": [
+            (r"return _Recomputed\.call\(.*",
+             "starts = range(0, Q, size); inputs = keys, values\n"
+             "        return np.concatenate([pool_some(i, queries[:, i : i + size], *inputs) for i in starts], 1)"),
+        ],
+    },
+    "a kernel that keeps the scores is taken": {"torch": [(r"one_width = .*", "one_width = True")]},
+}  # fmt: skip
+
+# Of single frameworks, and the tests that must notice them.
+OWN_TESTS = [
+    "test_blocks.py::test_a_replaced_pooling_is_used", "test_frozen.py", "test_half_precision.py",
+    "test_split_over_devices.py",
+]  # fmt: skip
+OWN_BUGS: Bugs = {
+    "the scores of a replaced pooling are ignored": {
+        "torch": [(r"type\(self\) is DotProductAttention", "isinstance(self, DotProductAttention)")],
+    },
+    "heads that were split over devices are taken": {"torch": [(r"if X\.shape\[-1\] != width:", "if False:")]},
+    "frozen weights stay thawed": {"mxnet": [(r'parameter\.grad_req = "null"', "pass")]},
+    "frozen weights stay thawed after an error": {
+        "mxnet": [(r"try:\n( +yield\n) +finally:\n", r"if True:\n\1")],
+    },
+    "gradients of biases are summed in half precision": {
+        "numpy": [(r"widen\(by_output\)\.sum\(axes\)", "by_output.sum(axes)")],
+    },
+}
+
+# Of everything that a call computes.
+TESTS = ["test_dropout.py", "test_reference.py", "test_layer.py", "test_parity.py"]
+BUGS: Bugs = {
+    "split without permuting": [
+        (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, H, T, d\)", "X = RESHAPE(X, (B, num_heads, T, width // num_heads))"),
+    ],
+    "merge without permuting": [
+        (r"X = .*\(.*0, 2, 1, 3\)+  # \(B, T, H, d\)", "X = RESHAPE(X, (BH // num_heads, T, num_heads, d))"),
+    ],
+    "lengths tiled over heads, not repeated": [
+        (r"(visible = \S*broadcast_to\(.*\))  # \(B, H, Q, K\)", r"\1; visible = SWAP(visible)"),
+    ],
+    "length counts one key too many": [(r"each_key < ", "each_key <= ")],
+    "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
+    "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
+    "causal forgotten where there are lengths": [(r"= causal or ", "= causal and valid_lens is None or ")],
+    "causal order ends at the last key": [
+        (r"each_key <= each_query\[:, None\]",
+         "each_key <= each_query[:, None] + (keys.shape[1] - queries.shape[1])"),
+    ],
+    "length of the first sample for all": [(r"\[:, None, :, None\]\)", "[:1, None, :, None])")],
+    "mask means hide": [
+        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
+         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask) == False)"),
+    ],
+    "mask of the first head for all": [
+        (r"if len\(mask\.shape\) == 3 else mask\)", "if len(mask.shape) == 3 else mask[:, :1])"),
+    ],
+    "mask of the first sample for all": [
+        (r"mask\[:, None\] if len\(mask\.shape\) == 3", "mask[:1, None] if len(mask.shape) == 3"),
+    ],
+    "mask of the first query for all": [
+        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
+         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask)[:, :, :1])"),
+    ],
+    "no scale": [(r" / math\.sqrt\(d\)", "")],
+    "scale by d, not its root": [(r"math\.sqrt\(d\)", "d")],
+    "scale by the number of keys": [(r"math\.sqrt\(d\)", "math.sqrt(keys.shape[1])")],
+    "square kernels not transposed": {
+        "numpy": [(r"arrays\[name\]", "(ARRAY)")], "torch": [(r"arrays\[name\]", "(ARRAY)")],
+        "tensorflow": [(r"arrays\[name\]", "(ARRAY)")], "mxnet": [(r"arrays\[name\]", "(ARRAY)")],
+        "jax": [(r"tensor\(array\) for name", "tensor(array.T if len(set(array.shape)) == 1 else array) for name")],
+    },
+    "keys projected in place of values": [
+        (r"self\.W_v\(values\)", "self.W_v(values if keys.shape != values.shape else keys)"),
+    ],
+    "bias of the values dropped": [(r"self\.W_v\(values\)", "self.W_v(values) - self.W_v(values * 0)")],
+    "bias of the output dropped": [
+        (r"output = self\.W_o\(merged\)", "output = self.W_o(merged) - self.W_o(merged * 0)"),
+    ],
+    "dropout when not training": {
+        "numpy": [(r"if not training or self\.dropout == 0", "if self.dropout == 0")],
+        "torch": [(r"self\.dropout, training\)", "self.dropout, True)")],
+        "tensorflow": [(r"self\.dropping\(weights, training=training\)", "self.dropping(weights, training=True)")],
+        "jax": [(r"deterministic=not training", "deterministic=False"), (r"if training and layer", "if layer")],
+        "mxnet": [(r"if training else weights", "if True else weights")],
+    },
+    "dropout without growing the kept": [
+        (r"self\.drop\(weights, training\)", "self.drop(weights, training) * (1 - self.dropout)"),
+    ],
+    "weights returned after dropout": [
+        (r"( +)(weights = visible_softmax\(scores, visible\).*)", r"\1\2\n\1weights = self.drop(weights, training)"),
+    ],
+    "weak mask fill": [(r"hidden = .*", "hidden = FILL(-10.0)")],
+    "fill of float16 in every dtype": [(r"hidden = .*", "hidden = FILL(-65504.0)")],
+    "the book's fill, empty rows uniform": [
+        (r"hidden = .*", "hidden = FILL(-1e6)"),
+        (r"    return \S*where\(visible, weights, .*", "    return weights"),
+    ],
+    "fill of minus infinity, empty rows NaN": [
+        (r"hidden = .*", 'hidden = FILL(-float("inf"))'),
+        (r"    return \S*where\(visible, weights, .*", "    return weights"),
+    ],
+    "empty rows uniform": [(r"    return \S*where\(visible, weights, .*", "    return weights")],
+    "softmax over the queries": {
+        "numpy": [(r"exponentials\.sum\(-1", "exponentials.sum(-2")],
+        "torch": [(r"(torch\.softmax\(.*), -1\)", r"\1, -2)")],
+        "tensorflow": [(r"(tf\.nn\.softmax\(.*), -1\)", r"\1, -2)")],
+        "jax": [(r"(jax\.nn\.softmax\(.*), -1\)", r"\1, -2)")],
+        "mxnet": [(r"(npx\.softmax\(.*)\)", r"\1, axis=-2)")],
+    },
+    "padding not blanked": [(r"if visible is None:(\n +return queries, keys, values)", r"if True:\1")],
+    "queries without keys not blanked": [(r"queries = \S*where\(sees, queries, .*", "queries = queries")],
+    "unseen values not blanked": [(r"values = \S*where\(seen, values, .*", "values = values")],
+    "additive scores without tanh": [(r"\w+\.tanh\(", "(")],
+    "scores in float32 whatever the dtype": {
+        "numpy": [(r"np\.promote_types\(X\.dtype, np\.float32\)", "np.float32")],
+        "torch": [(r"torch\.promote_types\(X\.dtype, torch\.float32\)", "torch.float32")],
+        "tensorflow": [(r"tf\.cast\(X, tf\.float32\) if .*", "tf.cast(X, tf.float32)")],
+        "jax": [(r"jnp\.promote_types\(X\.dtype, jnp\.float32\)", "jnp.float32")],
+        "mxnet": [(r"onp\.promote_types\(X\.dtype, onp\.float32\)", '"float32"')],
+    },
+    "no gradient through the weights": {
+        "numpy": [(r"by_scores = weights \*", "by_scores = 0 * weights *")],
+        "torch": [(r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)")],
+        "tensorflow": [(r"self\.drop\(weights, training\)", "self.drop(tf.stop_gradient(weights), training)")],
+        "jax": [(r"self\.drop\(weights, training\)", "self.drop(jax.lax.stop_gradient(weights), training)")],
+        "mxnet": [(r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)")],
+    },
+}  # fmt: skip
+
+# How each backend writes what the replacements above leave open.
+WAYS = {
+    "RESHAPE(X, ": {"tensorflow": "tf.reshape(X, "} | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "X.reshape("),
+    "SWAP(visible)": {"tensorflow": "tf.transpose(visible, (1, 0, 2, 3))"}
+    | dict.fromkeys(("numpy", "torch", "jax", "mxnet"), "visible.swapaxes(0, 1)"),
+    "FILL": {
+        "numpy": "scores.dtype.type",
+        "torch": "scores.new_tensor",
+        "tensorflow": "(lambda fill: tf.constant(fill, scores.dtype))",
+        "jax": "scores.dtype.type",
+        "mxnet": "(lambda fill: np.full_like(scores, fill))",
+    },
+    "ARRAY": dict.fromkeys(
+        dispatch.FRAMEWORKS, "arrays[name].T if len(set(arrays[name].shape)) == 1 else arrays[name]"
+    ),
+}
+
+
+# 2. Bugs of mha itself: module, pattern, replacement.
+
+# Of what reads and writes weights.
+WEIGHTS_TESTS = [
+    "test_schemes.py", "test_schemes_refused.py", "test_schemes_named.py", "test_checkpoints.py", "test_files.py",
+    "test_files_malformed.py",
+]  # fmt: skip
+WEIGHTS_BUGS: PackageBugs = {
+    "kernels (out, in) are not turned": ("weights/schemes", r"return array\.T  # \(in, out\)", "return array"),
+    "GPT-2's kernels are turned": ("weights/schemes", r'"c_proj", "io"\)', '"c_proj", "oi")'),
+    "packed parts are values, keys, queries": (
+        "weights/schemes",
+        r"part, count = place\.part",
+        r"\g<0>; part = 2 - part",
+    ),
+    "packed parts are taken along the inputs": (
+        "weights/schemes",
+        r'np\.split\(array, count, place\.axes\.index\("o"\)\)',
+        'np.split(array, count, array.ndim - 1 - place.axes.index("o"))',
+    ),
+    "heads and their widths are swapped": (
+        "weights/schemes",
+        r"array\.reshape\(len\(array\), -1\)",
+        "array.swapaxes(1, 2).reshape(len(array), -1)",
+    ),
+    "heads and their widths are swapped in W_o": (
+        "weights/schemes",
+        r"array\.reshape\(-1, array\.shape\[2\]\)",
+        "array.swapaxes(0, 1).reshape(-1, array.shape[2])",
+    ),
+    "any bias may be missing": ("weights/schemes", r"if biased not in .*:", "if False:"),
+    "arrays beside the projections are passed over": ("weights/schemes", r"    if foreign:", "    if False:"),
+    "groups of queries are taken": ("weights/schemes", r"if keys != queries:", "if False:"),
+    "NaN is taken": ("weights/schemes", r"            checks\.finite\(name, arrays\[name\]\)\n", ""),
+    "the source's memory is shared": ("weights/schemes", r"(none\[weight\]\)\))\.copy\(\)", r"\1"),
+    "a prefix may end anywhere": ("weights/schemes", r'prefix\.endswith\("\."\)', "True"),
+    "arrays may lie on each other": ("weights/safetensors_reader", r"if entry\.start != end:", "if False:"),
+    "a file may go on after its arrays": ("weights/safetensors_reader", r"if size != end:", "if size < end:"),
+    "a name may come twice": ("weights/safetensors_reader", r"if count > 1:", "if False:"),
+    "any length of the header is believed": (
+        "weights/safetensors_reader",
+        r"if header_size > min\(LIMIT, size - 8\):",
+        "if False:",
+    ),
+    "a cut is not noticed": ("weights/safetensors_reader", r"if len\(data\) != length:", "if False:"),
+    "a shape may claim what it likes": ("weights/safetensors_reader", r"if dtype in _BYTES and .*:", "if False:"),
+    "nobody is asked which way round kernels are": (
+        "weights/checkpoints",
+        r"if \(chosen, scheme\) == .*:",
+        "if False:",
+    ),
+    "arrays may have several dtypes": (
+        "weights/checkpoints",
+        r"if len\(dtypes := (.*)\) > 1:",
+        r"if len(dtypes := \1) < 0:",
+    ),
+    "any layout is taken": ("weights/own_format", r" if layout == LAYOUT:", ":"),
+    "a header of ours may have any length": ("weights/own_format", r"if source\.header_size > .*:", "if False:"),
+    "an interrupted save leaves its temporary file": ("weights/files", r"except BaseException:", "except Exception:"),
+    "every array is read": ("weights/checkpoints", r"for name in track\(names\)", "for name in source.entries"),
+}
+
+# Of what all other tests measure by.
+RULES_TESTS = ["test_rules.py"]
+RULES_BUGS: PackageBugs = {
+    "16 units made 1,600": ("parity/rules", r"\+ 16 \* UNIT", "+ 1600 * UNIT"),
+    "a unit twice as large": ("parity/rules", r'"bfloat16": 2\.0\*\*-8', '"bfloat16": 2.0**-7'),
+    "1e-12 made 1e-9": ("parity/rules", "1e-12", "1e-9"),
+    "1e-10 of gradients made 1e-7": ("parity/rules", "1e-10", "1e-7"),
+    "the factor 8 made 400": ("parity/rules", r"else 8\)", "else 400)"),
+    "the factor 16 of gradients made 800": ("parity/rules", r"\(16 if gradient", "(800 if gradient"),
+    "every result judged as a gradient": ("parity/suite", r"gradient = compute is gradients", "gradient = True"),
+    "every gradient measured against the largest": ("parity/rules", r' if name == "W_k\.bias" else 0\.0', ""),
+    "a bound of NaN passes": (
+        "parity/suite",
+        r"return self\.error <= self\.bound < np\.inf",
+        "return not (self.error > self.bound or self.bound == np.inf)",
+    ),
+    "a bound without end passes": ("parity/suite", r"self\.bound < np\.inf", "self.bound"),
+    "a bound that says nothing hides behind the others": ("parity/rules", r"if not bound < math\.inf:", "if False:"),
+    "padding checked without NaN": (
+        "parity/suite",
+        r"= np\.nan, np\.nan, np\.inf",
+        "= 1e3, 1e3, 1e3",
+    ),
+    "padding of keys checked without NaN": ("parity/suite", r"= np\.nan, np\.nan, np\.inf", "= np.nan, 1e3, np.inf"),
+    "padding not checked in gradients": (
+        "parity/suite",
+        r"outputs\(attention\(\), hiding, \*X\) \| gradients\(.*\*X\) for",
+        "outputs(attention(), hiding, *X) for",
+    ),
+    "half precision left out of the cases": ("parity/cases", r", dtypes=DTYPES\)", ")"),
+    "half precision left out of the plan": ("parity/suite", r"if dtype in known\]", "if dtype in known[:2]]"),
+    "half precision left out of what is exact": ("parity/suite", r"for dtype in known\]", "for dtype in known[:2]]"),
+    "hidden keys not checked": ("parity/suite", r'"hidden keys": hidden, ', ""),
+    "weights of hidden keys not checked": ("parity/suite", r' +found\["weights"\] = weights\[~visible\]\n', ""),
+    "output alone not checked": ("parity/suite", r', "output alone": alone', ', "output alone": output'),
+    "the answer by hand not checked": ("parity/suite", r", 16 \* UNIT\[dtype\]\)", ", 1600 * UNIT[dtype])"),
+}
+
+# Of the short cuts of checks, of initial weights, and of what lets MXNet be imported.
+OTHER_TESTS = ["test_checks.py", "test_initial_weights.py", "test_mxnet_import.py"]
+OTHER_BUGS: PackageBugs = {
+    "the longest of the first lengths": ("checks", r"valid_lens\.max\(\)", "valid_lens.ravel()[:FEW].max()"),
+    "the shortest of the last lengths": ("checks", r"valid_lens\.min\(\)", "valid_lens.ravel()[-FEW:].min()"),
+    "one array three times fits if the queries do": ("checks", r" and len\(set\(widths\)\) == 1", ""),
+    "Glorot by fan-in alone": ("weights/canonical", r"6 / sum\(shape\)", "3 / shape[0]"),
+    "packages named mxnet... see MXNet's NumPy": (
+        "import_mxnet",
+        r'fullname\.partition\("\."\)\[0\] != "mxnet"',
+        'not fullname.startswith("mxnet")',
+    ),
+    "parts named mxnet of other packages see MXNet's NumPy": (
+        "import_mxnet",
+        r'fullname\.partition\("\."\)\[0\] != "mxnet"',
+        '"mxnet" not in fullname.split(".")',
+    ),
+}
+
+
+# 3. Which tests must notice which bugs.
+
+BACKEND_GROUPS = [(BLOCKS_BUGS, BLOCKS_TESTS), (MEMORY_BUGS, MEMORY_TESTS), (OWN_BUGS, OWN_TESTS), (BUGS, TESTS)]
+PACKAGE_GROUPS = {
+    "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
+    "rules": (RULES_BUGS, RULES_TESTS),
+    "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
+}

@@ -1,0 +1,40 @@
+"""Layers as each naming scheme stores them, every number another, for the tests of schemes and of checkpoints."""
+
+import numpy as np
+
+from mha.config import Config, numpy_dtype, shapes
+from mha.weights import schemes
+
+SCHEMES = sorted(schemes.SCHEMES)
+# Every size is a prime of its own, but for those that a scheme packs into one array.
+WIDTHS = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 7}
+PACKED = {"query_size": 11, "key_size": 11, "value_size": 11, "key_dim": 5, "value_dim": 5}
+NARROW = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 5}  # its biases are packed
+TOLD = ("keras", "flax")  # the schemes whose arrays show the heads
+
+
+def sizes(scheme):
+    """Sizes of a layer that the scheme can hold."""
+    packed = [name for name, place in schemes.SCHEMES[scheme].places.items() if place.part]
+    return PACKED if "W_q.kernel" in packed else NARROW if packed else WIDTHS
+
+
+def layer(scheme, bias=True, dtype="float32"):
+    """A configuration that a scheme can hold, and canonical weights, every number another."""
+    config = Config(19, 3, bias=bias, dtype=dtype, **sizes(scheme))
+    weights, count = {}, 0
+    for name, shape in shapes(config).items():
+        weights[name] = np.arange(count, count + np.prod(shape)).reshape(shape).astype(numpy_dtype(dtype))
+        count += np.prod(shape)
+    return config, weights
+
+
+def stored(scheme, prefix="", **options):
+    """The configuration and the arrays of a layer as a scheme stores it."""
+    config, weights = layer(scheme, **options)
+    return config, {prefix + name: X for name, X in schemes.from_canonical(config, weights, scheme).items()}
+
+
+def heads(scheme):
+    """The number of heads to pass, which is None where the arrays tell it."""
+    return None if scheme in TOLD else 3

@@ -1,0 +1,188 @@
+"""Layers that cannot be made, weights that do not fit, and what the functions on arrays refuse, on every backend."""
+
+import importlib
+
+import adapters
+import numpy as np
+import pytest
+from calls import HAS_BOOK, draw, make, own
+from paths import refuses
+
+import mha
+from mha import dispatch
+
+# Layers. What the book's names take too comes first.
+
+BAD_BOOK_OPTIONS = {
+    "heads that do not divide": ({"num_heads": 5}, ValueError, "num_hiddens is 12, expected a multiple of num_heads ="),
+    "more heads than hiddens": ({"num_heads": 24}, ValueError, "num_hiddens is 12, expected a multiple of num_heads ="),
+    "no heads": ({"num_heads": 0}, ValueError, "num_heads is 0, expected at least 1"),
+    "negative heads": ({"num_heads": -2}, ValueError, "num_heads is -2, expected at least 1"),
+    "float heads": ({"num_heads": 2.0}, TypeError, "num_heads is 2.0 (float), expected a positive int"),
+    "text heads": ({"num_heads": "2"}, TypeError, "num_heads is '2' (str), expected a positive int"),
+    "true heads": ({"num_heads": True}, TypeError, "num_heads is True (bool), expected a positive int"),
+    "NumPy's true": ({"num_heads": np.True_}, TypeError, "num_heads is *True* (bool*), expected a positive int"),
+    "no heads at all": ({"num_heads": None}, TypeError, "num_heads is None (NoneType), expected a positive int"),
+    "a list of heads": ({"num_heads": [2]}, TypeError, "num_heads is [2] (list), expected a positive int"),
+    "no hiddens": ({"num_hiddens": 0}, ValueError, "num_hiddens is 0, expected at least 1"),
+    "infinite hiddens": ({"num_hiddens": float("inf")}, TypeError, "num_hiddens is inf (float), expected a positive i"),
+    "negative size": ({"key_size": -1}, ValueError, "key_size is -1, expected at least 1"),
+    "float size": ({"query_size": 13.0}, TypeError, "query_size is 13.0 (float), expected a positive int"),
+    "zero size": ({"value_size": 0}, ValueError, "value_size is 0, expected at least 1"),
+    "full dropout": ({"dropout": 1.0}, ValueError, "dropout is 1.0, expected a float in [0, 1)"),
+    "dropout above 1": ({"dropout": 1.5}, ValueError, "dropout is 1.5, expected a float in [0, 1)"),
+    "negative dropout": ({"dropout": -0.1}, ValueError, "dropout is -0.1, expected a float in [0, 1)"),
+    "dropout NaN": ({"dropout": float("nan")}, ValueError, "dropout is nan, expected a float in [0, 1)"),
+    "text dropout": ({"dropout": "0.1"}, TypeError, "dropout is '0.1' (str), expected a float in [0, 1)"),
+    "dropout true": ({"dropout": True}, TypeError, "dropout is True (bool), expected a float in [0, 1)"),
+    "dropout none": ({"dropout": None}, TypeError, "dropout is None (NoneType), expected a float in [0, 1)"),
+    "bias 1": ({"bias": 1}, TypeError, "bias is 1 (int), expected True or False"),
+    "bias none": ({"bias": None}, TypeError, "bias is None (NoneType), expected True or False"),
+    "bias text": ({"bias": "no"}, TypeError, "bias is 'no' (str), expected True or False"),
+}  # fmt: skip
+BAD_OPTIONS = BAD_BOOK_OPTIONS | {
+    "head width": ({"value_dim": 1.5}, TypeError, "value_dim is 1.5 (float), expected a positive int"),
+    "unknown option": ({"use_bias": True}, TypeError, "*use_bias"),
+    "unknown pooling": ({"pooling": "max"}, ValueError, "pooling is 'max', expected one of dot, additive"),
+    "no pooling": ({"pooling": None}, TypeError, "pooling is None (NoneType), expected one of dot, additive"),
+    "unknown dtype": ({"dtype": "int32"}, ValueError, "dtype is 'int32', expected one of float32, float64, float16, b"),
+    "odd dtype": ({"dtype": 32}, ValueError, "dtype is '32', expected one of float32, float64, float16, bfloat16"),
+    "negative seed": ({"seed": -1}, ValueError, "seed is -1, expected at least 0"),
+    "float seed": ({"seed": 1.0}, TypeError, "seed is 1.0 (float), expected an int of at least 0"),
+    "unknown backend": ({"backend": "keras"}, ValueError, "backend is 'keras', expected one of numpy, torch, tensorf"),
+    "backend as module": ({"backend": np}, TypeError, "backend is *, expected one of numpy, torch, tensorflow, jax, m"),
+}  # fmt: skip
+GOOD_OPTIONS = {
+    "num_hiddens": 12, "num_heads": 3, "dropout": 0.0, "bias": False,
+    "query_size": 13, "key_size": 17, "value_size": 19,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_OPTIONS)
+def test_bad_options_are_refused(backend, bad):
+    options, error, words = BAD_OPTIONS[bad]
+    with refuses(error, words):
+        mha.MultiHeadAttention(**({"backend": backend} | GOOD_OPTIONS | options))
+
+
+@HAS_BOOK
+@pytest.mark.parametrize("bad", BAD_BOOK_OPTIONS)
+def test_the_books_names_refuse_bad_options_too(backend, bad):
+    options, error, words = BAD_BOOK_OPTIONS[bad]
+    options = GOOD_OPTIONS | options
+    if backend == "mxnet":
+        options["use_bias"] = options.pop("bias")
+    with refuses(error, words):
+        importlib.import_module(f"mha.d2l.{backend}").MultiHeadAttention(**options)
+
+
+def test_integers_of_frameworks_are_no_sizes(backend):
+    for value in (mha.tensor(True, backend=backend), mha.tensor([3], backend=backend), np.array([3])):
+        with pytest.raises(TypeError, match=r"^num_heads is .*, expected a positive int"):
+            mha.MultiHeadAttention(12, value)
+        with pytest.raises(TypeError, match=r"^seed is .*, expected an int of at least 0"):
+            mha.MultiHeadAttention(12, 3, seed=value)
+    assert mha.MultiHeadAttention(12, np.int16(3)).config.num_heads == 3
+
+
+# Weights
+
+
+def test_weights_of_other_kinds_are_refused_and_change_nothing(backend):
+    attention = make(backend)
+    before = attention.weights
+    others = {name: X + 1 for name, X in before.items()}
+    last = before["W_o.kernel"]
+    bad = [
+        np.ma.masked_array(last),
+        last.astype(object),
+        last.astype("float64"),
+        last.tolist(),
+        last[:, 0],
+        None,
+        "W_o",
+    ]
+    for wrong in bad:
+        with pytest.raises((TypeError, ValueError), match=r"^weights\['W_o.kernel'\] (is|has) .*, expected "):
+            attention.weights = others | {"W_o.kernel": wrong}
+        assert all(np.array_equal(X, before[name]) for name, X in attention.weights.items())
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_weights_of_any_memory_order_are_taken(backend):
+    attention = make(backend)
+    new = {name: X + 1 for name, X in attention.weights.items()}
+    for change in (lambda X: X.astype(X.dtype.newbyteorder()), lambda X: X[::-1].copy()[::-1], np.matrix):
+        attention.weights = {name: X - 1 for name, X in new.items()}
+        attention.weights = {name: change(X) for name, X in new.items()}
+        assert all(np.array_equal(X, new[name]) for name, X in attention.weights.items())
+
+
+def test_a_layer_changed_behind_its_back_is_neither_saved_nor_written(backend, tmp_path):
+    attention, other, framework = make(backend), make("numpy", seed=1), adapters.of(backend)
+    attention.layer = framework.changed(attention.layer)
+    held = [X.tobytes() for X in framework.numbers(attention.layer)]
+    assert len(held) >= 3
+    words = "the layer has been changed and no longer fits its configuration: "
+    with refuses(ValueError, words):
+        attention.save(tmp_path / "layer.safetensors")
+    with refuses(ValueError, words):
+        attention.to("numpy")
+    with refuses(ValueError, words):
+        mha.sync(other, attention)
+    assert not list(tmp_path.iterdir())
+    assert [X.tobytes() for X in framework.numbers(attention.layer)] == held
+
+
+# Functions on arrays
+
+BAD_CALLS = {
+    "ragged": (lambda: mha.tensor([[1], [1, 2]]), ValueError, "data is a nested list that is no array: "),
+    "nothing": (lambda: mha.tensor(None), TypeError, "data has dtype object, expected numbers or booleans"),
+    "texts": (lambda: mha.tensor(["a"]), TypeError, "data has dtype str32, expected numbers or booleans"),
+    "complex": (lambda: mha.tensor([1j]), TypeError, "data has dtype complex128, expected numbers or booleans"),
+    "masked": (lambda: mha.tensor(np.ma.masked_array([1])), TypeError, "data is a MaskedArray, expected numbers, nest"),
+    "unknown dtype": (lambda: mha.tensor([1], "int128"), ValueError, "dtype is 'int128', expected one of float32, "),
+    "too large": (lambda: mha.tensor([1e60]), ValueError, "data holds 1e+60, expected numbers that float32 can hold"),
+    "too large for half": (lambda: mha.tensor([1e6], "float16"), ValueError, "data holds 1000000.0, expected numbers"),
+    "fraction": (lambda: mha.tensor([2.5], "int32"), ValueError, "data holds 2.5, expected numbers that int32 can hol"),
+    "no number": (lambda: mha.tensor([np.nan], "int32"), ValueError, "data holds nan, expected numbers that int32 can"),
+    "negative": (lambda: mha.tensor([-1], "uint8"), ValueError, "data holds -1, expected numbers that uint8 can hold"),
+    "negative shape": (lambda: mha.ones((2, -1)), ValueError, "shape is (2, -1) (tuple), expected ints of at least 0"),
+    "fractional shape": (lambda: mha.zeros(2.5), TypeError, "shape is 2.5 (float), expected a tuple of ints of at lea"),
+    "no shape": (lambda: mha.normal(0, 1, None), TypeError, "shape is None (NoneType), expected a tuple of ints of at"),
+    "negative spread": (lambda: mha.normal(0, -1, (2,)), ValueError, "std is -1, expected a finite number of at least"),
+    "text as mean": (lambda: mha.normal("0", 1, (2,)), TypeError, "mean is '0' (str), expected a number"),
+    "no array": (lambda: mha.check_shape(None, (2,)), TypeError, "X is a NoneType, expected an array of numpy, torch,"),
+    "other shape": (lambda: mha.check_shape(mha.ones((2, 3)), (3, 2)), ValueError, "array has shape (2, 3), expected"),
+    "list": (lambda: mha.to_numpy([1.0]), TypeError, "X is a list, expected an array of numpy, torch, tensorflow, jax"),
+    "list to split": (lambda: mha.transpose_qkv([[[1.0]]], 1), TypeError, "X is a list, expected an array of numpy, t"),
+    "no heads": (lambda: mha.transpose_output(mha.ones((2, 3, 4)), 0), ValueError, "num_heads is 0, expected at least"),
+    "whole scores": (lambda: mha.masked_softmax(mha.ones((2, 3, 4), "int32")), TypeError, "X has dtype int32, expecte"),
+    "negative length": (lambda: mha.masked_softmax(mha.ones((2, 3, 4)), [-1, 2]), ValueError, "valid_lens holds -1, e"),
+    "long lengths": (lambda: mha.masked_softmax(mha.ones((2, 3, 4)), [1, 2, 3]), ValueError, "valid_lens has shape (3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_CALLS)
+def test_functions_on_arrays_refuse_what_does_not_fit(backend, monkeypatch, bad):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    call, error, words = BAD_CALLS[bad]
+    if bad == "too large for half" and "float16" not in dispatch.load(backend).DTYPES:
+        error, words = ValueError, "data holds 1000000.0"
+    with refuses(error, words):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel")
+def test_what_is_no_dense_array_is_refused_by_functions(backend, rng):
+    others = adapters.of(backend).not_dense(own(backend, draw(rng)[0]))
+    for other in (*others, np.ma.masked_array([1.0]), np.random.default_rng(), make(backend).layer, None):
+        if str(getattr(other, "device", None)) == "meta":
+            continue  # an array, but of nothing: what is done with it is on `meta` too
+        with pytest.raises(TypeError, match=r"^X (is a|has dtype) .*, expected "):
+            mha.to_numpy(other)
+        if not dispatch.load(backend).is_own(other):
+            with pytest.raises(TypeError, match=r"^X is a .*, expected "):
+                mha.check_shape(other, (2, 5, 13))

@@ -1,0 +1,69 @@
+"""What is checked of a call's arguments, where a short cut is taken: many lengths, and one array three times."""
+
+import numpy as np
+import pytest
+
+import mha
+from mha import blocks, checks
+
+MANY = checks.FEW + 20
+
+
+@pytest.mark.parametrize("place", [0, MANY // 2, MANY - 1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("size", [3, checks.FEW, checks.FEW + 1, MANY])
+def test_extremes_may_be_anywhere(place, size):
+    lengths = np.full(size, 5)
+    lengths[min(place, size - 1)] = 9
+    assert checks.extremes(lengths) == (5, 9)
+    lengths[min(place, size - 1)] = -2
+    assert checks.extremes(lengths) == (-2, 5)
+    assert checks.extremes(lengths[:, None]) == (-2, 5)
+    assert checks.extremes(lengths[:0]) == (0, 0)
+
+
+@pytest.mark.parametrize("place", [0, MANY - 1], ids=["first", "last"])
+def test_one_of_many_lengths_is_negative(place):
+    attention = mha.MultiHeadAttention(4, 2, backend="numpy")
+    X = np.ones((MANY, 3, 4), "float32")
+    lengths = np.full(MANY, 2)
+    lengths[place] = -1
+    with pytest.raises(ValueError, match="valid_lens holds -1, expected 0 or more"):
+        attention(X, X, X, lengths)
+
+
+@pytest.mark.parametrize("place", [0, MANY - 1], ids=["first", "last"])
+def test_one_of_many_lengths_is_the_longest(place):
+    """Keys beyond the longest are left out; those of the longest are not."""
+    attention = mha.MultiHeadAttention(4, 2, backend="numpy")
+    X = np.random.default_rng(0).normal(size=(MANY, 6, 4)).astype("float32")
+    lengths = np.full(MANY, 2)
+    lengths[place] = 5
+    assert next(blocks.groups(MANY, 2, 6, 6, lengths)) == (slice(0, MANY), 5, True)
+    output = attention(X, X, X, lengths)
+    alone = attention(*3 * [X[place : place + 1]], [5])
+    np.testing.assert_allclose(output[place : place + 1], alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, MANY - 1], ids=["first", "last"])
+def test_one_of_many_lengths_is_above_the_keys(place):
+    lengths = np.full(MANY, 2)
+    lengths[place] = 2**40
+    limited = checks.lengths(lengths, 6)
+    assert limited.tolist() == [6 if i == place else 2 for i in range(MANY)]
+
+
+@pytest.mark.parametrize(("size", "name"), [("query_size", "queries"), ("key_size", "keys"), ("value_size", "values")])
+def test_one_array_three_times_where_widths_differ(size, name):
+    """The one that does not fit is named, though all three are the same."""
+    attention = mha.MultiHeadAttention(12, 3, **{size: 7}, backend="numpy")
+    X = np.ones((2, 5, 12), "float32")
+    with pytest.raises(ValueError, match=rf"^{name} has shape \(2, 5, 12\), expected \(batch, [a-z-]+(?: pairs)?, 7\)"):
+        attention(X, X, X)
+
+
+def test_one_array_three_times_where_widths_are_one():
+    attention = mha.MultiHeadAttention(12, 3, backend="numpy")
+    for shape in ((2, 5, 7), (5, 12)):
+        X = np.ones(shape, "float32")
+        with pytest.raises(ValueError, match=r"^queries has shape"):
+            attention(X, X, X)

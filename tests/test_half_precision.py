@@ -1,0 +1,33 @@
+"""Half precision on NumPy, which is the yardstick of the other backends there and so is measured by itself here."""
+
+import numpy as np
+import pytest
+
+import mha
+from mha import parity
+from mha.config import numpy_dtype
+
+ROWS = 2053  # over which a bias adds its gradient up: in half precision, each addition would round
+
+
+@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_many_rows_are_rounded_once(dtype, pooling):
+    """Each step of a backward pass is rounded to half precision, and a sum is one step: its terms are not."""
+    rng = np.random.default_rng(6)
+    options = {"num_hiddens": 6, "num_heads": 2, "bias": True, "pooling": pooling, "backend": "numpy"}
+    attention = mha.MultiHeadAttention(**options, dtype=dtype)
+    oracle = parity.in_dtype(attention, "float64")
+    shapes = {"queries": (1, ROWS, 6), "keys": (1, 3, 6), "values": (1, 3, 6)}
+    inputs = [rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes.values()]
+    cotangent = (1 + 0.1 * rng.normal(size=(1, ROWS, 6))).astype(numpy_dtype(dtype))
+    found = attention.gradients(*inputs, cotangent=cotangent)
+    wide = [X.astype(np.float64) for X in (*inputs, cotangent)]
+    expected = oracle.gradients(*wide[:3], cotangent=wide[3])
+    worst = {}
+    for name, X in expected.items():
+        scale = parity.gradient_scale(name, expected)
+        bound = parity.bound(dtype, X, X, gradient=True, scale=scale)  # the bound of one whose base is without error
+        worst[name] = parity.error(found[name], X) / bound
+    assert max(worst.values()) <= 1, worst
+    assert worst["W_o.bias"] <= 1 / 16 + 1e-6  # a sum of the cotangent alone: rounded once, by half a unit at most

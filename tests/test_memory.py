@@ -1,0 +1,95 @@
+"""Gradients keep no array of all scores where nobody asks for attention weights: what they take is measured."""
+
+import importlib
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import mha
+from mha import blocks
+
+B, H, T = 2, 3, 256  # as many queries as keys
+ALL_SCORES = B * H * T * T * 4  # bytes, in float32: the least that a call in one piece keeps
+PIECE = 4096  # scores at a time
+
+
+def in_numpy(attention, X):
+    """The most that NumPy's arrays take at a time, while gradients are computed."""
+    attention.gradients(X[:, :2], X[:, :2], X[:, :2])  # imports what it needs
+    tracemalloc.start()
+    try:
+        attention.gradients(X, X, X)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def in_torch(attention, X):
+    """What a call in training keeps for the backward pass."""
+    import torch
+
+    kept = {}
+
+    def keep(X):
+        kept[X.untyped_storage().data_ptr()] = X.untyped_storage()
+        return X
+
+    X = torch.tensor(X, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda X: X):
+        attention.layer(X, X, X, training=True)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def in_jax(attention, X):
+    """What the compiled gradients take beside their arguments and results."""
+    compiled = importlib.import_module("mha.backends.jax.fast")._gradients
+    compiled.clear_cache()  # of programs for larger pieces
+    lowered = compiled.lower(*attention.layer.unbind(), X, X, X, None, False, None)
+    compiled.clear_cache()
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+MEASURED = {"numpy": in_numpy, "torch": in_torch, "jax": in_jax}
+on_these = pytest.mark.backends(*MEASURED)
+on_torch = pytest.mark.backends("torch")  # of which a kernel or a call in training may keep them
+KINDS = [
+    pytest.param({}, marks=on_these, id="dot"),
+    pytest.param({"pooling": "additive"}, marks=on_these, id="additive"),
+    pytest.param({"value_dim": 5}, marks=on_torch, id="two widths"),
+    pytest.param({"dropout": 0.5}, marks=on_torch, id="dropout"),
+]
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_gradients_keep_no_scores(backend, monkeypatch, options):
+    attention = mha.MultiHeadAttention(6, H, **options, backend=backend)
+    X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
+    monkeypatch.setattr(blocks, "SCORES", PIECE)
+    assert MEASURED[backend](attention, X) < ALL_SCORES / 2
+
+
+# Of these only a whole process can be measured, on a call whose scores are large beside all else.
+PEAK = """
+import resource, sys
+import numpy
+import mha
+
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def gradients(length):
+    X = numpy.ones((1, length, 4), "float32")
+    attention.gradients(X, X, X)
+
+attention = mha.MultiHeadAttention(4, 2, backend=sys.argv[1])
+gradients(1200)  # in pieces already, so that all code is loaded and compiled
+before = most()
+gradients(4096)
+print(most() - before)
+"""
+
+
+@pytest.mark.backends("tensorflow", "mxnet")
+def test_gradients_of_a_process_keep_no_scores(backend, python):
+    assert int(python(PEAK, backend)) < 2 * 4096 * 4096 * 4 / 2

@@ -1,0 +1,101 @@
+"""The frameworks' own layers and the book's, made by their users with options of their own, into ours."""
+
+import adapters
+import peers
+import pytest
+from layers import assert_agreement, assert_same_weights
+from peers import printed
+
+import mha
+from mha import parity
+from mha.config import Config
+
+LINEN = "flax.linen.MultiHeadDotProductAttention"
+NNX = "flax.nnx.MultiHeadAttention"
+# Kind, and options in its framework's own names.
+MADE = [
+    ("numpy", {}),
+    ("torch.nn.MultiheadAttention", {}),
+    ("torch.nn.MultiheadAttention", {"bias": False, "batch_first": True, "dropout": 0.5}),
+    ("torch.nn.MultiheadAttention", {"kdim": 13, "vdim": 17}),
+    ("torch.nn.MultiheadAttention", {"vdim": 17, "bias": False, "batch_first": True}),
+    ("keras.layers.MultiHeadAttention", {}),
+    ("keras.layers.MultiHeadAttention", {"value_dim": 7, "use_bias": False, "dropout": 0.5}),
+    ("keras.layers.MultiHeadAttention", {"output_shape": 19}),
+    ("keras.layers.MultiHeadAttention", {"output_shape": (19,), "attention_axes": 1}),
+    (LINEN, {}),
+    ("flax.linen.MultiHeadAttention", {"name": "MultiHeadAttention", "use_bias": False}),
+    (LINEN, {"dropout_rate": 0.5, "broadcast_dropout": False}),
+    (NNX, {}),
+    (NNX, {"use_bias": False, "out_features": 19, "dropout_rate": 0.5, "broadcast_dropout": False}),
+    ("mxnet", {"backend": "mxnet"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [pytest.param(*made, marks=pytest.mark.backends(peers.backend_of(made[0]))) for made in MADE],
+)
+def test_a_layer_made_by_its_framework_agrees(rng, kind, options):
+    layer = peers.of_kind(kind).new(**options)
+    attention = mha.from_native(layer, backend=peers.backend_of(kind))
+    assert_agreement(rng, layer, kind, attention)
+    assert attention.config.dropout == options.get("dropout", options.get("dropout_rate", 0))
+
+
+@pytest.mark.backends("tensorflow")
+def test_a_layer_of_keras_that_was_built_by_a_call(rng):
+    layer = peers.of("keras").new(None)
+    queries, values = (rng.normal(size=shape).astype("float32") for shape in ((2, 3, 11), (2, 5, 17)))
+    layer(queries, values)  # key = value, and the output is as wide as the queries
+    attention = mha.from_native(layer, backend="tensorflow")
+    assert_agreement(rng, layer, "keras.layers.MultiHeadAttention", attention)
+
+
+@pytest.mark.backends("jax")
+def test_nnx_called_plainly(rng):
+    """Without weights to return, as most call it, Flax takes another path."""
+    layer = peers.of("nnx").new()
+    queries, keys = (rng.normal(size=shape).astype("float32") for shape in ((2, 3, 11), (2, 5, 13)))
+    assert parity.ratio(mha.from_native(layer), layer(queries, keys, keys), queries, keys, keys) <= 1
+
+
+# The book's layers, as a reader defines them
+
+
+@pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
+def test_a_layer_as_the_book_prints_it(backend):
+    book = printed.of(backend)
+    with pytest.raises((ValueError, TypeError), match=book.first):
+        mha.from_native(book.layer)
+    attention = mha.from_native(book.ready(), backend=backend)
+    assert attention.config == Config(12, 3, 0.25, True, query_size=11, key_size=13, value_size=17)
+    expected = book.weights()
+    assert_same_weights(attention.weights, {name: expected[name] for name in attention.weights})
+
+
+@pytest.mark.backends("mxnet")
+def test_a_printed_layer_of_mxnet_that_was_only_initialized():
+    layer = printed.of("mxnet").layer
+    layer.initialize()
+    with pytest.raises(ValueError, match="no weights yet"):
+        mha.from_native(layer)
+
+
+# Named arrays of each framework
+
+NAMED = {
+    "numpy": lambda: mha.MultiHeadAttention(6, 2, bias=True, backend="numpy").layer,
+    "torch": lambda: peers.of("torch").new(kdim=13, vdim=17),
+    "tensorflow": lambda: peers.of("keras").new(),
+    "jax": lambda: peers.of("linen").new(),
+    "mxnet": lambda: mha.MultiHeadAttention(6, 2, bias=True, backend="mxnet").layer,
+}
+
+
+def test_named_arrays_of_a_framework_are_its_layer(backend):
+    layer = NAMED[backend]()
+    expected, arrays = mha.from_native(layer), adapters.of(backend).named_arrays(layer)
+    attention = mha.from_native(arrays, num_heads=expected.config.num_heads, backend=backend)
+    assert_same_weights(attention.weights, expected.weights)
+    assert attention.backend == backend
