@@ -11,6 +11,7 @@ import importlib
 import itertools
 import math
 
+import adapters
 import hypothesis
 import numpy as np
 from calls import agree, same
@@ -120,7 +121,7 @@ def calls(draw, backend, layers=LAYERS, scales=SCALES, exact=False):
     Elsewhere parity's rule for float64 is the measure. It holds up to scale 30: the scores of 1e4 are so large that
     their own rounding moves the weights by more.
     """
-    kinds = KINDS if not SHORT else FEWEST if backend == "jax" else FEW
+    kinds = KINDS if not SHORT else FEWEST if adapters.of(backend).compiles_each_kind else FEW
     kinds = [kind for kind in kinds if kind[1] in layers]
     shape, options, lengths, axes, causal, dtype = draw(st.sampled_from(kinds))
     sizes, mask = dict(zip("BQK", shape, strict=True)) | {"H": H, "1": 1}, None

@@ -24,6 +24,8 @@ class Adapter:
     integers = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "uint64")
     # Whether new weights replace a layer's as a whole; elsewhere one after another, where a call may be reading them.
     replaces_weights = False
+    # Whether a call compiles for each new combination of sizes, dtype and options, which takes seconds.
+    compiles_each_kind = False
     # What the book calls the switch of the biases.
     bias = "bias"
     # Code that a process runs before several threads make their first calls.

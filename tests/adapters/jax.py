@@ -15,7 +15,7 @@ from mha import dispatch
 class Adapter(adapters.Adapter):
     """JAX and Flax."""
 
-    replaces_weights = True
+    replaces_weights = compiles_each_kind = True
     integers = ("uint8", "int8", "uint16", "int16", "uint32", "int32")  # those of 64 bits need x64
 
     def convert(self, X):
