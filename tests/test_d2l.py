@@ -141,16 +141,16 @@ def test_the_layer_of_jax_takes_any_pooling(d2l):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_layer_gives_the_numbers_of_mha(backend, d2l, rng, lengths):
     module, framework = dispatch.load(backend), adapters.of(backend)
+    lesson = importlib.import_module(f"mha.backends.{backend}.layer")
     reference = mha.MultiHeadAttention(D, H, 0.5, True, seed=3, backend=backend)
     (*inputs, valid_lens) = (*draw(backend, rng, (B, Q, D), (B, K, D), (B, K, D)), *framework.own(LENGTHS[lengths]))
     attention = framework.start(d2l.MultiHeadAttention(D, H, 0.5, True), *inputs, valid_lens)
     attention = module.set_weights(attention, reference.weights)
     output, attention_weights = framework.call_book(attention, *inputs, valid_lens)
 
-    # The lesson's layer rather than `reference`, whose calls some frameworks compile as a whole: that rounds otherwise.
-    lesson = importlib.import_module(f"{module.__name__}.layer")
-    layer = lesson.build(reference.config, reference.weights)
-    expected, expected_weights = lesson.attend(layer, *inputs, valid_lens, training=False, return_weights=True)
+    # The lesson's layer rather than that of `reference`, which some backends compile as a whole: that rounds otherwise.
+    plain = lesson.build(reference.config, reference.weights)
+    expected, expected_weights = lesson.attend(plain, *inputs, valid_lens, None, False, False, True)
     np.testing.assert_array_equal(mha.to_numpy(output), mha.to_numpy(expected))
     d2l.check_shape(attention_weights, (B * H, Q, K))
     np.testing.assert_array_equal(mha.to_numpy(attention_weights).reshape(B, H, Q, K), mha.to_numpy(expected_weights))
