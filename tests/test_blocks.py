@@ -82,7 +82,7 @@ def ratios(backend, case, dtype, shrink):
 
 @pytest.mark.parametrize("name", [name if name in ON_JAX else pytest.param(name, marks=OTHERS) for name in CASES])
 def test_small_pieces_give_the_same_numbers(backend, small, name):
-    for dtype in ("float64",) if backend == "jax" else ("float32", "float64"):
+    for dtype in ("float64",) if backend in ("jax", "tensorflow") else ("float32", "float64"):  # they compile each
         far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
         assert not far, dtype
 
