@@ -18,7 +18,7 @@ class Framework:
     """What has to be known of a backend's framework before it is imported.
 
     needs: the modules that the backend imports, the framework first.
-    arrays: the packages that the types of its arrays come from; () = those of `needs`.
+    arrays: the packages that the types of its arrays and layers come from; () = those of `needs`.
     layers: its own attention layers, which `mha.from_native` and `to_native` know, as they are imported.
     install: the command that installs it; "" = pip install 'mha[NAME]'.
     """
@@ -37,8 +37,8 @@ MXNET = "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
 KNOWN = {
     "numpy": Framework(("numpy",)),
     "torch": Framework(("torch",), layers=TORCH),
-    "tensorflow": Framework(("tensorflow",), arrays=("tensorflow", "keras"), layers=KERAS),
-    "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib"), layers=FLAX),
+    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS),
+    "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib", "flax"), layers=FLAX),
     "mxnet": Framework(("mxnet",), install=MXNET),
 }
 FOLDER = Path(__file__).parent / "backends"

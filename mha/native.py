@@ -184,7 +184,7 @@ def _kind(source: Any) -> tuple[str | None, str]:
     unbound = getattr(source, "scope", "") is None
     parts = ("num_heads",) if unbound else ("num_heads", "attention", *schemes.PROJECTIONS)
     if type(source).__name__ == "MultiHeadAttention" and all(hasattr(source, part) for part in parts):
-        return None, "jax" if hasattr(source, "scope") else dispatch.backend_of(source) or "numpy"
+        return None, dispatch.backend_of(source) or "numpy"
     raise TypeError(
         f"source is a {type(source).__module__}.{type(source).__qualname__}, expected named arrays, the layer of an "
         f"mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}. For a whole model, or for a subclass, pass the "

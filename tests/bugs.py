@@ -36,6 +36,28 @@ BLOCKS_BUGS: Bugs = {
     },
 }
 
+# Of dropout in pieces.
+PIECES_TESTS = ["test_dropout_pieces.py"]
+PIECES_BUGS: Bugs = {
+    "one mask for all pieces of a head": {
+        "tensorflow": [(r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)")],
+        "jax": [(r"fold_in\(key_of_group, block\)", "fold_in(key_of_group, 0)")],
+        "mxnet": [(r"self\.seed \+ first", "self.seed")],
+    },
+    "one mask for all groups": {"jax": [(r"fold_in\(key, group\)", "fold_in(key, 0)")]},
+    "kept weights that do not grow in pieces": {
+        "tensorflow": [(r"(stateless_dropout\(weights, self\.dropout, .*\))", r"\1 * (1 - self.dropout)")],
+        "mxnet": [(r"kept / \(1 - self\.dropout\)", "kept")],
+    },
+    "what is kept and what is dropped in pieces confused": {
+        "tensorflow": [(r"stateless_dropout\(weights, self\.dropout", "stateless_dropout(weights, 1 - self.dropout")],
+        "mxnet": [(r'"float32"\) >= self\.dropout', '"float32") >= 1 - self.dropout')],
+    },
+    "the kernel, which drops nothing, is taken in training": {
+        "torch": [(r"return type\(self\) is DotProductAttention and .*", "return type(self) is DotProductAttention")],
+    },
+}
+
 # Of what those gradients keep in memory.
 MEMORY_TESTS = ["test_memory.py"]
 MEMORY_BUGS: Bugs = {
@@ -327,7 +349,13 @@ BENCH_BUGS: PackageBugs = {
 
 # 3. Which tests must notice which bugs.
 
-BACKEND_GROUPS = [(BLOCKS_BUGS, BLOCKS_TESTS), (MEMORY_BUGS, MEMORY_TESTS), (OWN_BUGS, OWN_TESTS), (BUGS, TESTS)]
+BACKEND_GROUPS = [
+    (BLOCKS_BUGS, BLOCKS_TESTS),
+    (PIECES_BUGS, PIECES_TESTS),
+    (MEMORY_BUGS, MEMORY_TESTS),
+    (OWN_BUGS, OWN_TESTS),
+    (BUGS, TESTS),
+]
 PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),

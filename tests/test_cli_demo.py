@@ -19,7 +19,7 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
     assert f"on the backend '{backend}'" in result.stdout
     assert "mha.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)" in result.stdout
     assert "output.shape: (2, 4, 100)" in result.stdout
-    row = re.compile(r"^(\w+) +(\(B.*?\)) +(\(\d.*?\))(?: +backends/([\w/]+).py:(\d+) (\w+))? *$", re.MULTILINE)
+    row = re.compile(r"^(\w+) +(\(B.*?\)) +(\(\d.*?\))(?: +([\w/]+).py:(\d+) (\w+))? *$", re.MULTILINE)
     rows = {name: rest for name, *rest in row.findall(result.stdout)}
     steps = mha.MultiHeadAttention(100, 5, backend="numpy").trace(*(np.ones((2, T, 100), "float32") for T in (4, 6, 6)))
     assert list(rows) == ["queries", "keys", "values", *steps]

@@ -7,10 +7,7 @@ import pytest
 import mha
 from mha import dispatch
 
-FRAMEWORKS = sorted(
-    {module for modules in (known.needs for known in dispatch.FRAMEWORKS.values()) for module in (*modules, "keras")}
-    - {"numpy"}
-)
+FRAMEWORKS = sorted({module for known in dispatch.FRAMEWORKS.values() for module in known.needs} - {"numpy"})
 
 
 # 1. What is imported
@@ -49,7 +46,7 @@ mha.to_numpy(mha.masked_softmax(mha.ones((1, 2, 3), backend=backend)))
 with tempfile.TemporaryDirectory() as folder:
     attention.save(folder + "/layer.safetensors")
     mha.load(folder + "/layer.safetensors")
-own = {*dispatch.FRAMEWORKS[backend].needs, *(["keras"] if backend == "tensorflow" else [])}
+own = set(dispatch.FRAMEWORKS[backend].needs)
 print(*sorted((loaded() - before) & set(frameworks) - own))
 """
 

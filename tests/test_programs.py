@@ -9,11 +9,12 @@ from mha import parity
 LENGTHS = range(1, 9)
 
 
-def check(called, layer, X, lengths):
+def check(called, attention, X, lengths, **options):
     """Whether the compiled call gives the numbers of the oracle."""
     output = mha.to_numpy(called(X, lengths))
-    numpy = layer.to("numpy")
-    base, oracle = numpy(X, X, X, lengths), parity.in_dtype(numpy, "float64")(*3 * [X.astype("float64")], lengths)
+    numpy, wide = attention.to("numpy"), X.astype("float64")
+    base = numpy(X, X, X, lengths, **options)
+    oracle = parity.in_dtype(numpy, "float64")(wide, wide, wide, lengths, **options)
     assert parity.error(output, oracle) <= parity.bound("float32", oracle, base)
 
 
@@ -46,7 +47,7 @@ def test_sizes_compile_nothing_new_in_tensorflow(backend, rng):
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("pooling", ["dot", "additive"])
 @pytest.mark.parametrize("hiding", ["nothing", "lengths", "causal"])
-def test_any_sizes_are_three_programs_of_torch(backend, pooling, hiding):
+def test_any_sizes_are_three_programs_of_torch(backend, rng, pooling, hiding):
     """Whatever the sizes are: one program for the first, one for another length, one for another number of samples."""
     import torch
 
@@ -57,11 +58,15 @@ def test_any_sizes_are_three_programs_of_torch(backend, pooling, hiding):
         return program
 
     torch.compiler.reset()  # or the versions that earlier tests compiled count against torch's limit
-    layer = mha.MultiHeadAttention(12, 3, pooling=pooling, backend=backend).layer
-    compiled = torch.compile(layer, backend=kept)
+    attention = mha.MultiHeadAttention(12, 3, pooling=pooling, backend=backend)
+    compiled = torch.compile(attention.layer, backend=kept)
     for B, T in ((2, 5), (2, 7), (3, 7), (3, 11), (5, 13), (5, 4), (2, 31), (7, 19)):
-        X = torch.arange(B * T * 12, dtype=torch.float32).reshape(B, T, 12) / 100
-        lengths = torch.arange(B) % T if hiding == "lengths" else None
-        arguments = X, X, X, lengths, None, hiding == "causal"
-        assert (compiled(*arguments) == layer(*arguments)).all()
+        X = rng.normal(size=(B, T, 12)).astype("float32")
+        lengths = np.arange(B) % T if hiding == "lengths" else None
+
+        def called(X, lengths):
+            X, lengths = (None if array is None else torch.tensor(array) for array in (X, lengths))
+            return compiled(X, X, X, lengths, None, hiding == "causal")
+
+        check(called, attention, X, lengths, causal=hiding == "causal")
     assert len(programs) <= 3

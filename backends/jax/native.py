@@ -93,7 +93,7 @@ def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:
 
 
 def _make_nnx(config: Config, arrays: dict[str, Any]) -> Any:
-    sizes = {"in_features": config.query_size, "in_kv_features": config.key_size, "decode": False}
+    sizes: dict[str, Any] = {"in_features": config.query_size, "in_kv_features": config.key_size, "decode": False}
     zeros = nnx.initializers.zeros
     layer = nnx.MultiHeadAttention(**_options(config), **sizes, kernel_init=zeros, rngs=nnx.Rngs(0))
     for name, array in arrays.items():

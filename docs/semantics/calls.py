@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import peers
-from mha.tensors import numpy_dtype
 
 from mha import dispatch
-from mha.config import Config, shapes
+from mha.config import Config, numpy_dtype, shapes
 
 # Distinct primes; D = H * d.
 B, Q, K, H, D = 2, 5, 7, 3, 33

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mha.tensors import numpy_dtype
 
 from mha import dispatch, parity
+from mha.config import numpy_dtype
 from semantics.calls import B, Call, H, K, Q
 from semantics.columns import PEERS, Results, ask
 

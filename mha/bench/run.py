@@ -172,8 +172,8 @@ def machine(backends: list[str]) -> dict[str, Any]:
 
 
 def _versions(backend: str) -> dict[str, str]:
-    """Versions of what a backend needs; TensorFlow's layers are those of Keras."""
-    first, *others = dispatch.FRAMEWORKS[backend].needs + ("keras",) * (backend == "tensorflow")
+    """Versions of what a backend needs."""
+    first, *others = dispatch.FRAMEWORKS[backend].needs
     return {first: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}
 
 

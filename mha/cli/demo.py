@@ -117,7 +117,7 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
         "merged": ("(B, Q, H*dv)", module.transpose_output),
         "output": ("(B, Q, D)", projections),
     }
-    table = plain_table("step", "shape", "here", "code")
+    table = plain_table("step", "shape", "here", "code, in backends/")
     for name, step in steps.items():
         letters, function = known[name]
         table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function))
@@ -125,13 +125,13 @@ def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
 
 
 def place(function: Callable) -> str:
-    """Where a function of a backend is written: backends/torch.py:195 transpose_qkv."""
+    """Where a function of a backend is written, in backends/: torch/layer.py:195 transpose_qkv."""
     function = inspect.unwrap(function)
-    return f"{file(function)}:{inspect.getsourcelines(function)[1]} {function.__name__}"
+    return f"{file(function).removeprefix('backends/')}:{inspect.getsourcelines(function)[1]} {function.__name__}"
 
 
 def file(function: Callable) -> str:
-    """The file of a backend that a function is written in: backends/torch.py."""
+    """The file of a backend that a function is written in: backends/torch/layer.py."""
     return Path(inspect.getfile(function)).relative_to(Path(dispatch.__file__).parent).as_posix()
 
 
