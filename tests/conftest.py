@@ -31,6 +31,11 @@ def pytest_addoption(parser):
         default=",".join(dispatch.FRAMEWORKS),
         help="the backends to test, joined by commas; default: all five",
     )
+    parser.addoption(
+        "--quick-xla",
+        action="store_true",
+        help="XLA leaves out most optimisations: JAX compiles in two thirds of the time",
+    )
 
 
 MARKERS = (
@@ -43,6 +48,8 @@ def pytest_configure(config):
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.backends = config.getoption("--backends").split(",")
+    if config.getoption("--quick-xla"):
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # which JAX reads when it is imported
     for backend in config.backends:
         try:
             with warnings.catch_warnings():
