@@ -6,7 +6,6 @@ and what to do.
 
 import contextlib
 import dataclasses
-import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,8 @@ import numpy as np
 
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 FLOATS = ("float32", "float64", "float16", "bfloat16")
+# NumPy works out a dtype's name anew each time: a small layer would spend much of its time on that.
+_NAMES = {np.dtype(name): name for name in (*FLOATS[:3], *INTEGERS, "bool")}
 FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
@@ -88,15 +89,9 @@ def dtype_name(dtype: Any) -> Any:
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, np.dtype):
-        return _numpy_name(dtype)
+        return _NAMES.get(dtype) or dtype.name
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or _text(dtype)
     return str(name).removeprefix("torch.").rstrip("_")
-
-
-@functools.cache
-def _numpy_name(dtype: np.dtype) -> str:
-    # NumPy works a dtype's name out at every call, which would take a small layer much of its time.
-    return dtype.name
 
 
 # Arguments of a call
@@ -307,13 +302,10 @@ def finite(name: str, array: np.ndarray) -> None:
 
 def plain(value: np.ndarray) -> np.ndarray:
     """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
-    return np.asarray(value, _plain_dtype(value.dtype), order="C")
-
-
-@functools.cache
-def _plain_dtype(dtype: np.dtype) -> np.dtype:
-    native = dtype.newbyteorder("=")
-    return np.dtype(native.name) if native.kind in "iu" else native
+    if value.dtype.isnative and value.dtype.kind not in "iu":
+        return np.asarray(value, order="C")
+    native = value.dtype.newbyteorder("=")
+    return np.asarray(value, np.dtype(native.name) if native.kind in "iu" else native, order="C")
 
 
 def is_numpy(value: Any) -> bool:
