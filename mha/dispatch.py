@@ -105,7 +105,8 @@ def has_book(name: str) -> bool:
 def backend_of(array: Any) -> str | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
     kind = type(array)
-    if (root := kind.__module__.partition(".")[0]) in ARRAY_PACKAGES:  # as most are
+    root = kind.__module__.partition(".")[0]
+    if root in ARRAY_PACKAGES:  # as most are
         return ARRAY_PACKAGES[root]
     roots = (base.__module__.partition(".")[0] for base in kind.__mro__)
     return next((ARRAY_PACKAGES[root] for root in roots if root in ARRAY_PACKAGES), None)

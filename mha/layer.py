@@ -261,7 +261,8 @@ class MultiHeadAttention:
             arrays = queries, keys, values, *checked
             if given == "numpy":
                 place = module.place(self.layer)
-                arrays = tuple(_taken(module, place, X) for X in arrays)
+                taken = {id(X): _taken(module, place, X) for X in arrays}  # an array that comes three times, once
+                arrays = tuple(taken[id(X)] for X in arrays)
             queries, keys, values, valid_lens, mask = arrays
             call = queries, keys, values, arguments.Checked(valid_lens, mask), None
             return call, module.to_numpy if given == "numpy" else _same
