@@ -114,7 +114,7 @@ class MultiHeadAttention:
         else:
             call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
         module = self._module
-        with module.context(self.config.dtype):
+        with module.context(self.config.dtype, tracked=given == self.backend):
             result = module.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
@@ -144,8 +144,7 @@ class MultiHeadAttention:
         """
         call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         if cotangent is not None:
-            cotangent = self._array("cotangent", cotangent)
-            kind: Any = dispatch.backend_of(cotangent)
+            cotangent, kind = self._array("cotangent", cotangent)
             module = dispatch.load(kind)
             checks.output(self.config, cotangent, call[0], is_own=module.is_own, place=module.place(self.layer))
         with self._module.context(self.config.dtype):
@@ -237,11 +236,11 @@ class MultiHeadAttention:
 
     def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
         """Queries, keys and values as arrays of one framework, and the backend that it is."""
-        named = {"queries": queries, "keys": keys, "values": values}
-        queries, keys, values = (self._array(name, value) for name, value in named.items())
-        given = dispatch.backend_of(queries)
-        for name, array in (("keys", keys), ("values", values)):
-            if (other := dispatch.backend_of(array)) != given:
+        queries, given = self._array("queries", queries)
+        keys, of_keys = self._array("keys", keys)
+        values, of_values = self._array("values", values)
+        for name, other in (("keys", of_keys), ("values", of_values)):
+            if other != given:
                 raise TypeError(
                     f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
                 )
@@ -267,19 +266,20 @@ class MultiHeadAttention:
             call = queries, keys, values, arguments.Checked(valid_lens, mask), None
             return call, module.to_numpy if given == "numpy" else _same
 
-    def _array(self, name: str, value: Any) -> Any:
-        """Nested lists as a NumPy array in the layer's dtype; NumPy's and the backend's own arrays as they are."""
+    def _array(self, name: str, value: Any) -> tuple[Any, str]:
+        """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""
         if isinstance(value, (list, tuple)):
             array = checks.listed(name, value, self.config.dtype)
             if array.dtype.kind == "b" or _has_dtype(value):
-                return array
-            return checks.cast(name, array, numpy_dtype(self.config.dtype))
-        if dispatch.backend_of(value) not in ("numpy", self.backend):
+                return array, "numpy"
+            return checks.cast(name, array, numpy_dtype(self.config.dtype)), "numpy"
+        given = dispatch.backend_of(value)
+        if given != self.backend and given != "numpy":
             raise TypeError(
                 f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
                 f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
             )
-        return value
+        return value, given
 
 
 def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:

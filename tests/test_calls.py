@@ -33,6 +33,15 @@ def test_numpy_in_numpy_out_and_native_in_native_out(backend, rng):
         assert {dispatch.backend_of(result) for result in results.values()} == {backend}
 
 
+@pytest.mark.backends("torch")  # it records what any call does, unless told otherwise
+def test_nothing_is_recorded_for_numpy_arrays_that_have_no_gradients(backend, rng):
+    attention, arrays, recorded = make(backend), draw(rng), []
+    attention.layer.W_q.register_forward_hook(lambda _, __, projected: recorded.append(projected.requires_grad))
+    attention(*arrays)
+    attention(*adapters.of(backend).own(*arrays))
+    assert recorded == [False, True]
+
+
 def test_nested_lists_are_converted(backend, rng):
     attention, arrays = make(backend), draw(rng)
     assert np.array_equal(attention(*(array.tolist() for array in arrays)), attention(*arrays))

@@ -31,8 +31,8 @@ def known(X):
     return None if isinstance(X, jax.core.Tracer) else to_numpy(X)
 
 
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
+def context(dtype, tracked=True):
+    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
 
 

@@ -33,8 +33,8 @@ def known(X):
 
 
 @contextlib.contextmanager
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
+def context(dtype, tracked=True):
+    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     with mx.util.np_shape(True), mx.util.np_array(True):  # set_np holds in one thread alone
         yield
 

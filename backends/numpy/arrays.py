@@ -28,8 +28,8 @@ def known(X):
     return to_numpy(X)
 
 
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
+def context(dtype, tracked=True):
+    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     # The other frameworks compute NaN and infinity without a word; NumPy would warn.
     return np.errstate(all="ignore")
 

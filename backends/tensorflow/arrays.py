@@ -38,8 +38,8 @@ def known(X):
     return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
 
 
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
+def context(dtype, tracked=True):
+    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return contextlib.nullcontext()
 
 

@@ -80,16 +80,16 @@ def run(function, layer, variables, arrays, *switches):
     if others and others[0] and layer.config.dropout:
         seed = tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32)
     fits = _fits(layer.config, *arrays[:2], causal)
-    weights = [tf.convert_to_tensor(X.value) for X in variables]
+    weights = [_weight(X.value) for X in variables]
     arrays = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
-    if arrays[4] is not None:
+    if arrays[4] is not None and arrays[4].dtype != tf.int32:
         arrays[4] = tf.cast(arrays[4], tf.int32)  # none is above the number of keys
-    sizes = tuple(X.shape for X in variables)
+    sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
     given = tuple(None if X is None else (X.dtype, *_known(index, X.shape)) for index, X in enumerate(arrays))
     kind = function.__name__, layer.config, sizes, given, switches, fits, blocks.SCORES
     with _lock:
         if kind not in _functions:
-            _functions[kind] = _compile(function, layer, variables, given, switches, fits)
+            _functions[kind] = _compile(function, layer, variables, weights, given, switches, fits)
         _functions.move_to_end(kind)
         compiled = _functions[kind]
         if len(_functions) > MOST:
@@ -97,18 +97,25 @@ def run(function, layer, variables, arrays, *switches):
     return compiled(*weights, *(X for X in arrays if X is not None))
 
 
-def _compile(function, layer, variables, given, switches, fits):
+def _weight(value):
+    """A variable as it is, which the function reads: that costs less than to read it here. Else a tensor."""
+    # A variable that a `tf.distribute` strategy has copied is of several.
+    is_one = isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
+    return value if is_one else tf.convert_to_tensor(value)
+
+
+def _compile(function, layer, variables, weights, given, switches, fits):
     """The function of a kind of call; this layer is what it is traced with, and is not kept."""
 
     def call(*tensors):
         tensors = iter(tensors)
-        weights = [next(tensors) for _ in variables]
+        weights = [tf.convert_to_tensor(next(tensors)) for _ in variables]
         arrays = (None if known is None else next(tensors) for known in given)
         seed, queries, keys, values, valid_lens, mask, *more = arrays
         with telling(seed=seed, fits=fits), keras.StatelessScope(zip(variables, weights, strict=True)):
             return function(layer, queries, keys, values, Checked(valid_lens, mask), None, *switches, *more)
 
-    specs = [tf.TensorSpec(X.shape, X.dtype) for X in variables]
+    specs = [X if isinstance(X, tf.Variable) else tf.TensorSpec(X.shape, X.dtype) for X in weights]
     specs += [tf.TensorSpec(sizes, dtype) for dtype, *sizes in filter(None, given)]
     return tf.function(call, autograph=False).get_concrete_function(*specs)
 

@@ -38,11 +38,16 @@ def known(X):
         return None
 
 
-def context(dtype):
-    """What a computation in this dtype runs inside of, where the framework asks for it."""
-    # Autocast would narrow the products in there; whoever wants that calls the layer itself.
-    on = [torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return on[0] if on else contextlib.nullcontext()
+def context(dtype, tracked=True):
+    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
+    inside = contextlib.ExitStack()
+    for kind in ("cpu", "cuda"):
+        # Autocast would narrow the products in there; whoever wants that calls the layer itself.
+        if torch.is_autocast_enabled(kind):
+            inside.enter_context(torch.autocast(kind, enabled=False))
+    if not tracked:
+        inside.enter_context(torch.no_grad())
+    return inside
 
 
 def place(layer, array=None):

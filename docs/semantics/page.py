@@ -34,7 +34,7 @@ The column **mha** holds the outcome on all five backends, which must be one. Th
 The words:
 
 - **same**: what the rule in the first column says, up to rounding: output, attention weights where the peer gives them,
-  and gradients where the row names them, within the bounds of [`mha/parity.py`](../mha/parity.py) from a float64
+  and gradients where the row names them, within the bounds of [`mha.parity`](../mha/parity/rules.py) from a float64
   oracle. Where the parts differ, the output comes first: "NaN; weights same".
 - **NaN**, **Inf**: there are some where the rule has none. **other numbers**: finite, and not what the rule says.
 - `TypeError` and the like: the class of the error. An error of `mha` names the argument, what was expected, what came
