@@ -147,6 +147,17 @@ def inputs(
         flag("training", training)
 
 
+def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
+    """Check that no projection gave a part of its features, as after PyTorch's `parallelize_module`."""
+    H, d, dv = config.num_heads, config.key_dim, config.value_dim
+    for name, X, width in (("W_q", W_q, H * d), ("W_k", W_k, H * d), ("W_v", W_v, H * dv)):
+        if X.shape[-1] != width:
+            raise ValueError(
+                f"{name} gave {X.shape[-1]} features, expected {width} for {H} heads: the heads of a layer cannot be "
+                f"split over devices yet; leave {name} out of `parallelize_module`"
+            )
+
+
 def pooling_inputs(
     pooling: Any,
     queries: Any,
@@ -205,9 +216,8 @@ def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
     return min(listed, default=0), max(listed, default=0)
 
 
-def output(config: Any, cotangent: Any, queries: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    """Check that a cotangent has the shape and dtype of the output for these queries; the rest as for `inputs`."""
-    expected = (*queries.shape[:2], config.num_hiddens)
+def output(config: Any, cotangent: Any, expected: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
+    """Check that a cotangent has the output's dtype and shape, which is expected; the rest as for `inputs`."""
     _array("cotangent", cotangent, f"of shape {expected} as the output", is_own, place)
     if not _shape_fits(cotangent.shape, expected):
         raise ValueError(f"cotangent has shape {shape(cotangent)}, expected {expected} as the output")

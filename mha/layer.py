@@ -1,6 +1,7 @@
 """The layer that users hold: one interface over the five backend modules."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,47 @@ class MultiHeadAttention:
             result = module.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
+    def vjp(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        *,
+        mask: Any = None,
+        causal: bool = False,
+        training: bool = False,
+    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        """Attend, and keep what gradients need: one forward pass for the output and for any number of gradients.
+
+        Args:
+            queries, keys, values, valid_lens, mask, causal, training: as for a call.
+
+        Returns:
+            The output (B, Q, D), and a function `pull_back(cotangent)`. It takes the gradient of a loss by the output,
+            (B, Q, D), and returns what `gradients` returns, of the call that was made: with its dropout, and with the
+            inputs and weights that it had. It may be called as often as one likes; what it needs is kept until then.
+
+        Raises:
+            TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
+        """
+        causal, training = checks.flag("causal", causal), checks.flag("training", training)
+        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal, training)
+        module, config, place = self._module, self.config, self._module.place(self.layer)
+        with module.context(config.dtype):
+            queries, keys, values, hiding, _ = call
+            copies = {id(X): module.copied(X) for X in (queries, keys, values, *hiding) if X is not None}
+            hiding = arguments.Checked(*(copies.get(id(X)) for X in hiding))
+            inputs = (copies[id(X)] for X in (queries, keys, values))
+            output, pull = module.vjp(self.layer, *inputs, hiding, None, causal, training)
+
+        def pull_back(cotangent: Any) -> dict[str, Any]:
+            cotangent = self._cotangent(cotangent, output.shape, place)
+            with module.context(config.dtype):
+                return {name: back(gradient) for name, gradient in pull(cotangent).items()}
+
+        return back(output), pull_back
+
     def gradients(
         self,
         queries: Any,
@@ -144,11 +186,9 @@ class MultiHeadAttention:
         """
         call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         if cotangent is not None:
-            cotangent, kind = self._array("cotangent", cotangent)
-            module = dispatch.load(kind)
-            checks.output(self.config, cotangent, call[0], is_own=module.is_own, place=module.place(self.layer))
+            shape = *call[0].shape[:2], self.config.num_hiddens
+            cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            cotangent = arguments.native(self._module, self._module.place(self.layer), cotangent)
             gradients = self._module.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
@@ -265,6 +305,13 @@ class MultiHeadAttention:
             queries, keys, values, valid_lens, mask = arrays
             call = queries, keys, values, arguments.Checked(valid_lens, mask), None
             return call, module.to_numpy if given == "numpy" else _same
+
+    def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
+        """A cotangent of an output of this shape, checked, as the backend's own array."""
+        cotangent, kind = self._array("cotangent", cotangent)
+        checks.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
+        with self._module.context(self.config.dtype):
+            return arguments.native(self._module, place, cotangent)
 
     def _array(self, name: str, value: Any) -> tuple[Any, str]:
         """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""

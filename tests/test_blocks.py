@@ -35,20 +35,17 @@ OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
 def small(monkeypatch, backend):
     """Makes pieces small, when called."""
     fast = importlib.import_module(f"{dispatch.load(backend).__name__}.fast")
-    compiled = [fast._attend, fast._gradients] if backend == "jax" else []
     large = blocks.SCORES
 
     def shrink(scores=SMALL // 4 if backend == "jax" else SMALL):  # of which its blocks take four times as many
         monkeypatch.setattr(blocks, "SCORES", scores)
         if backend == "jax":
             monkeypatch.setattr(fast, "SHORT", 1)
-        for function in compiled:
-            function.clear_cache()  # of programs for larger pieces
+        adapters.of(backend).forget_programs()
 
     yield shrink
     if large != blocks.SCORES:
-        for function in compiled:
-            function.clear_cache()
+        adapters.of(backend).forget_programs()
 
 
 def ratios(backend, case, dtype, shrink):

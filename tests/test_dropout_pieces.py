@@ -4,9 +4,9 @@ As in test_dropout.py, the output is the very weights that dropout has left. Pie
 all, some heads of one sample, or some samples: each backend has its own.
 """
 
-import importlib
 import math
 
+import adapters
 import numpy as np
 import pytest
 
@@ -37,13 +37,9 @@ def pieces(request, backend, monkeypatch):
     if backend == "jax" and request.param == "queries":
         scores = BLOCK * K // 4  # its blocks are of one head, with four times as many queries
     monkeypatch.setattr(blocks, "SCORES", scores)
-    # JAX knows compiled functions by the sizes of their arrays, and not by that of the pieces.
-    compiled = [importlib.import_module("mha.backends.jax.fast")._attend] if backend == "jax" else []
-    for function in compiled:
-        function.clear_cache()
+    adapters.of(backend).forget_programs()
     yield
-    for function in compiled:
-        function.clear_cache()
+    adapters.of(backend).forget_programs()
 
 
 def test_rate_scale_and_independence_in_pieces(backend, pieces):

@@ -1,7 +1,7 @@
 """The JAX backend: what `mha` calls, handed on from the files here."""
 
-from .arrays import DTYPES, context, device, is_own, known, place, tensor, to_numpy
-from .fast import MultiHeadAttention, attend, build, gradients, trace
+from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy
+from .fast import MultiHeadAttention, attend, build, gradients, trace, vjp
 from .layer import (
     AdditiveAttention,
     AttentionPooling,

@@ -31,6 +31,11 @@ def known(X):
     return None if isinstance(X, jax.core.Tracer) else to_numpy(X)
 
 
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    return jnp.array(X)
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()

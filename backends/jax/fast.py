@@ -141,6 +141,14 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     return _attend(*_apart(layer), rngs, queries, keys, values, checked, *switches)
 
 
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """As the lesson's, compiled."""
+    checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
+    rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
+    output, pull_back = _vjp(*_apart(layer), rngs, queries, keys, values, checked, causal, training)
+    return output, lambda cotangent: dict(_pulled(pull_back, cotangent))
+
+
 def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
     """As the lesson's, compiled."""
     checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
@@ -160,6 +168,16 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
 def _attend(module, variables, rngs, queries, keys, values, checked, causal, training, return_weights):
     call = queries, keys, values, checked, None, causal, training, return_weights
     return module.apply(variables, *call, rngs=rngs)
+
+
+@functools.partial(jax.jit, static_argnames=("module", "causal", "training"))
+def _vjp(module, variables, rngs, queries, keys, values, checked, causal, training):
+    return lesson.vjp(module.bind(variables, rngs=rngs), queries, keys, values, checked, None, causal, training)
+
+
+@jax.jit
+def _pulled(pull_back, cotangent):
+    return collections.OrderedDict(pull_back(cotangent))
 
 
 @functools.partial(jax.jit, static_argnames=("module", "causal"))

@@ -289,20 +289,32 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     return module.apply(variables, queries, keys, values, valid_lens, mask, **switches, rngs=rngs)
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
-    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
-    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
     """
+    rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
     module, variables = layer.unbind()
 
     def call(inputs, variables):
-        return module.apply(variables, *inputs, valid_lens, mask, causal, training=False)
+        return module.apply(variables, *inputs, valid_lens, mask, causal, training, rngs=rngs)
 
-    output, pull_back = jax.vjp(call, (queries, keys, values), variables)
-    by_inputs, by_variables = pull_back(jnp.ones_like(output) if cotangent is None else cotangent)
-    by_inputs = dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
-    return by_inputs | _parameters(module.bind(by_variables))
+    output, pull = jax.vjp(call, (queries, keys, values), variables)
+
+    def pull_back(pull, cotangent):
+        by_inputs, by_variables = pull(cotangent)
+        by_inputs = dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
+        return by_inputs | _parameters(module.bind(by_variables))
+
+    return output, jax.tree_util.Partial(pull_back, pull)  # a function of arrays, which `jax.jit` may return
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    return pull_back(jnp.ones_like(output) if cotangent is None else cotangent)
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):

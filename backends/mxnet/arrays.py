@@ -1,6 +1,7 @@
 """MXNet's arrays in and out: to and from NumPy, whose they are, where they lie."""
 
 import contextlib
+import copy
 import threading
 
 import mxnet as mx
@@ -30,6 +31,11 @@ def is_own(X):
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X)
+
+
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    return X.copy()
 
 
 @contextlib.contextmanager
@@ -67,18 +73,17 @@ def _data(parameter):
         return parameter.data()
 
 
-_thawing = threading.Lock()
+def _twin(layer):
+    """A copy of a layer, of which no parameter is frozen; it has no trainer."""
+    kept = {id(parameter._trainer): None for parameter in layer.collect_params().values()}  # by `copy`, not copied
 
+    def forget(block):
+        kept.update({id(getattr(block, "_cached_op", None)): None, id(getattr(block, "_cached_graph", ())): ()})
 
-@contextlib.contextmanager
-def _thawed(parameters):
-    """Frozen parameters take part in gradients inside, one thread at a time: another would freeze them under this."""
-    with _thawing:
-        frozen = [parameter for parameter in parameters if parameter.grad_req == "null"]
-        for parameter in frozen:
-            parameter.grad_req = "write"
-        try:
-            yield
-        finally:
-            for parameter in frozen:
-                parameter.grad_req = "null"
+    layer.apply(forget)  # what `hybridize` compiled, which cannot be copied
+    with _reading:
+        twin = copy.deepcopy(layer, kept)
+    for parameter in twin.collect_params().values():
+        parameter.grad_req = "null"  # or the copy, which no gradient belongs to, takes "write" for done
+        parameter.grad_req = "write"
+    return twin

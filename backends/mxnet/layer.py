@@ -24,7 +24,7 @@ from mxnet.gluon import nn
 from mha import arguments
 from mha.config import shapes
 
-from .arrays import _data, _Dense, _thawed, tensor, to_numpy
+from .arrays import _data, _Dense, _twin, tensor, to_numpy
 
 # 1. Masked softmax
 
@@ -129,7 +129,10 @@ class AttentionPooling(nn.Block):
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
         training = autograd.is_training() if training is None else training
-        return npx.dropout(weights, p=self.dropout, mode="always") if training else weights
+        if not training:
+            return weights
+        # The backward pass of `dropout` overwrites what was kept, so that another would be wrong: of ones there is none.
+        return weights * npx.dropout(np.ones_like(weights), p=self.dropout, mode="always")  # (B, Q, K)
 
 
 class DotProductAttention(AttentionPooling):
@@ -288,23 +291,33 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     return layer(queries, keys, values, valid_lens, mask, causal, training, return_weights)  # Gluon takes no names
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
-    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
-    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
     """
-    inputs = [X.detach().copy() for X in (queries, keys, values)]
+    inputs = [X.detach() for X in (queries, keys, values)]
     for X in inputs:
         X.attach_grad()
-    parameters = _parameters(layer)
-    with _thawed(parameters.values()):
-        with autograd.record(train_mode=False):
-            output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
-        cotangent = np.ones_like(output) if cotangent is None else cotangent
-        by_all = autograd.grad([output], [*inputs, *(_data(X) for X in parameters.values())], [cotangent])
-    by_all = [X.as_np_ndarray() for X in by_all]
-    by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
-    return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+    twin = _twin(layer)  # the layer itself may be frozen, or change
+    parameters = {name: _data(X) for name, X in _parameters(twin).items()}
+    with autograd.record(train_mode=training):
+        output = attend(twin, *inputs, valid_lens, mask, causal, training)
+
+    def pull_back(cotangent):
+        by_all = autograd.grad([output], [*inputs, *parameters.values()], [cotangent], retain_graph=True)
+        by_all = [X.as_np_ndarray() for X in by_all]
+        by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
+        return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+
+    return output.detach(), pull_back
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    return pull_back(np.ones_like(output) if cotangent is None else cotangent)
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):

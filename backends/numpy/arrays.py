@@ -28,6 +28,11 @@ def known(X):
     return to_numpy(X)
 
 
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    return X.copy()
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     # The other frameworks compute NaN and infinity without a word; NumPy would warn.

@@ -4,6 +4,7 @@ In float64 they are the reference that the other frameworks' gradients are measu
 the loss by X. Letters as in layer.py.
 """
 
+import copy
 import functools
 import math
 
@@ -35,8 +36,8 @@ def added(these, those):
 class AttentionPooling(lesson.AttentionPooling):
     """A pooling of the lesson that knows its gradients."""
 
-    def backward(self, queries, keys, values, visible, by_pooled):
-        """Gradients of a call without dropout by queries, keys, values and, by name, its own weights.
+    def backward(self, queries, keys, values, visible, training, by_pooled):
+        """Gradients of a call by queries, keys, values and, by name, its own weights; it drops what `random` draws.
 
         by_pooled (B, Q, dv). With p = softmax(s), the gradient by s is p * (by_p - sum(p * by_p)); it is 0 wherever p
         is, so that hidden keys and rows without keys receive nothing.
@@ -45,11 +46,12 @@ class AttentionPooling(lesson.AttentionPooling):
         queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
         by_pooled = widen(by_pooled)
         weights = visible_softmax(self.scores(queries, keys), visible)  # (B, Q, K)
-        by_weights = by_pooled @ values.swapaxes(1, 2)  # (B, Q, K)
+        kept = self.drop(np.ones_like(weights), training)  # (B, Q, K)
+        by_weights = kept * (by_pooled @ values.swapaxes(1, 2))  # (B, Q, K)
         by_weights = by_weights if visible is None else np.where(visible, by_weights, 0)  # 0 * NaN is NaN
         by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
         by_queries, by_keys, by_parameters = self.scores_backward(queries, keys, by_scores)
-        by_values = weights.swapaxes(1, 2) @ by_pooled  # (B, K, dv)
+        by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
         by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
         return *(X.astype(dtype) for X in by_inputs), by_parameters
 
@@ -76,6 +78,13 @@ class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
         return by_queries, by_keys, by_W_q | by_W_k | by_w_v
 
 
+def copied(pooling):
+    """A pooling with the same weights that draws for its dropout what this one would draw next."""
+    twin = copy.copy(pooling)
+    twin.random = copy.deepcopy(pooling.random)
+    return twin
+
+
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)
 
 
@@ -87,21 +96,28 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def backward(self, queries, keys, values, valid_lens, mask, causal, by_output):
-        """Gradients of a call without dropout by inputs and, by name, weights; arguments as of `attend`.
+    def vjp(self, queries, keys, values, valid_lens, mask, causal, training):
+        """The output (B, Q, D) of a call, arguments as of `attend`, and the function of its gradients.
 
-        by_output (B, Q, D). Every step is rounded to the layer's dtype.
+        The function takes by_output (B, Q, D); it gives gradients by inputs and, by name, weights. Every step is
+        rounded to the layer's dtype.
         """
         visible = lesson.visible_keys(queries, keys, valid_lens, mask, causal)
         in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
         queries, keys, values = blank_unused(queries, keys, values, in_any_head)
-        steps, B, H = self.steps(queries, keys, values, visible), len(queries), self.config.num_heads
-        by_merged, by_W_o = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
-        heads = steps["split_q"], steps["split_k"], steps["split_v"], lesson.repeat_heads(visible, B, H)
-        *by_heads, by_pooling = self.attention.backward(*heads, transpose_qkv(by_merged, H))  # (B*H, T, d)
-        by_q, by_k, by_v = (transpose_output(X, H) for X in by_heads)  # (B, T, H*d)
-        by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, by_q)
-        by_keys, by_W_k = through_dense(self.W_k, "W_k", keys, by_k)
-        by_values, by_W_v = through_dense(self.W_v, "W_v", values, by_v)
-        by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
-        return by_inputs | by_W_q | by_W_k | by_W_v | by_W_o | by_pooling
+        again = copied(self.attention)
+        steps, B, H = self.steps(queries, keys, values, visible, training), len(queries), self.config.num_heads
+
+        def backward(by_output):
+            by_merged, by_W_o = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
+            heads = steps["split_q"], steps["split_k"], steps["split_v"], lesson.repeat_heads(visible, B, H)
+            by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
+            *by_heads, by_pooling = copied(again).backward(*heads, training, by_pooled)  # (B*H, T, d)
+            by_q, by_k, by_v = (transpose_output(X, H) for X in by_heads)  # (B, T, H*d)
+            by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, by_q)
+            by_keys, by_W_k = through_dense(self.W_k, "W_k", keys, by_k)
+            by_values, by_W_v = through_dense(self.W_v, "W_v", values, by_v)
+            by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
+            return by_inputs | by_W_q | by_W_k | by_W_v | by_W_o | by_pooling
+
+        return steps["output"], backward

@@ -53,7 +53,7 @@ def _training(layer: Any, shape: Shape) -> Step:
     X, lengths, cotangent = shape.inputs(), shape.lengths(), shape.cotangent()
 
     def step() -> Results:
-        gradients = lesson.gradients(layer, X, X, X, lengths, causal=shape.causal, cotangent=cotangent)
+        gradients = lesson.vjp(layer, X, X, X, lengths, causal=shape.causal)[1](cotangent)
         by_input = tuple(gradients.pop(name) for name in ("queries", "keys", "values"))
         return Results(None, by_input, tuple(gradients.values()))
 

@@ -8,11 +8,10 @@ import functools
 import numpy as np
 
 from mha import blocks
-from mha.config import shapes
 
 from . import backward
 from . import layer as lesson
-from .backward import added, through_dense
+from .backward import added, copied, through_dense
 from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys, widen
 
 # 1. Which queries and keys count
@@ -70,8 +69,8 @@ class AttentionPooling(backward.AttentionPooling):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
         return queries.shape[0] * keys.shape[1]
 
-    def pool_backward(self, queries, keys, values, num_heads, valid_lens, mask, causal, by_pooled):
-        """Gradients of `pool` without dropout by queries, keys, values and, by name, its weights, block by block."""
+    def pool_backward(self, queries, keys, values, num_heads, valid_lens, mask, causal, training, by_pooled):
+        """Gradients of `pool` by queries, keys, values and, by name, its weights, block by block."""
         Q, K = queries.shape[1], keys.shape[1]
         size = blocks.queries(Q, self.scores_of_query(queries, keys))
         by_queries, by_parameters = [], {}
@@ -81,7 +80,7 @@ class AttentionPooling(backward.AttentionPooling):
             hiding = *blocks.part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
             inputs = queries[:, block], keys[:, :last], values[:, :last]
             visible = repeat_heads(visible_keys(*inputs[:2], *hiding), len(queries) // num_heads, num_heads)
-            by_block, *by_pairs, by_weights = self.backward(*inputs, visible, by_pooled[:, block])
+            by_block, *by_pairs, by_weights = self.backward(*inputs, visible, training, by_pooled[:, block])
             by_queries.append(by_block)  # (B*H, block, d)
             by_keys[:, :last] += by_pairs[0]
             by_values[:, :last] += by_pairs[1]
@@ -144,37 +143,40 @@ class MultiHeadAttention(backward.MultiHeadAttention):
             merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
         return self.W_o(np.concatenate(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
 
-    def backward(self, queries, keys, values, valid_lens, mask, causal, by_output):
+    def vjp(self, queries, keys, values, valid_lens, mask, causal, training):
         """As the derived layer's, group by group."""
         (B, Q, _), K, H, dv = queries.shape, keys.shape[1], self.config.num_heads, self.config.value_dim
         if self.needs_lesson(queries, keys):
-            return super().backward(queries, keys, values, valid_lens, mask, causal, by_output)
+            return super().vjp(queries, keys, values, valid_lens, mask, causal, training)
         groups = list(blocks.groups(B, H, Q, K, valid_lens, causal))
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
         split_q = transpose_qkv(self.W_q(queries), H)  # (B*H, Q, d)
         pooled = np.zeros((B * H, Q, dv), values.dtype)  # (B*H, Q, dv)
-        calls = []
+        calls, again = [], copied(self.attention)
         for samples, longest, hides in groups:
             heads = slice(samples.start * H, samples.stop * H)
             W_k, W_v = self.W_k(keys[samples, :longest]), self.W_v(values[samples, :longest])  # (B, K, H*d)
             inputs = split_q[heads], transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
             hiding = *blocks.part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
-            pooled[heads] = self.attention.pool(*inputs, H, *hiding)
-            calls.append((heads, samples, longest, (*inputs, H, *hiding)))
-        by_merged, by_weights = through_dense(self.W_o, "W_o", transpose_output(pooled, H), by_output)  # (B, Q, H*dv)
-        by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
-        by_q, by_keys, by_values = map(np.zeros_like, (split_q, keys, values))
-        for heads, samples, longest, call in calls:
-            by_q[heads], by_k, by_v, by_pooling = self.attention.pool_backward(*call, by_pooled[heads])  # (B*H, T, d)
-            k, v = keys[samples, :longest], values[samples, :longest]
-            by_keys[samples, :longest], by_W_k = through_dense(self.W_k, "W_k", k, transpose_output(by_k, H))
-            by_values[samples, :longest], by_W_v = through_dense(self.W_v, "W_v", v, transpose_output(by_v, H))
-            by_weights = added(by_weights, by_W_k | by_W_v | by_pooling)
-        by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, transpose_output(by_q, H))  # (B, Q, query_size)
-        by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
-        by_all = by_inputs | by_weights | by_W_q
-        return {name: by_all[name] for name in (*by_inputs, *shapes(self.config))}
+            pooled[heads] = self.attention.pool(*inputs, H, *hiding, training)
+            calls.append((heads, samples, longest, (*inputs, H, *hiding, training)))
+        merged = transpose_output(pooled, H)  # (B, Q, H*dv)
+
+        def backward(by_output):
+            by_merged, by_weights = through_dense(self.W_o, "W_o", merged, by_output)  # (B, Q, H*dv)
+            by_pooled, attention = transpose_qkv(by_merged, H), copied(again)  # (B*H, Q, dv)
+            by_q, by_keys, by_values = map(np.zeros_like, (split_q, keys, values))
+            for heads, samples, longest, call in calls:
+                by_q[heads], by_k, by_v, by_pooling = attention.pool_backward(*call, by_pooled[heads])  # (B*H, T, d)
+                k, v = keys[samples, :longest], values[samples, :longest]
+                by_keys[samples, :longest], by_W_k = through_dense(self.W_k, "W_k", k, transpose_output(by_k, H))
+                by_values[samples, :longest], by_W_v = through_dense(self.W_v, "W_v", v, transpose_output(by_v, H))
+                by_weights = added(by_weights, by_W_k | by_W_v | by_pooling)
+            by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, transpose_output(by_q, H))
+            return {"queries": by_queries, "keys": by_keys, "values": by_values} | by_weights | by_W_q
+
+        return self.W_o(merged), backward
 
 
 # 4. Calls

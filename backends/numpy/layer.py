@@ -11,6 +11,7 @@ Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; D
 "Attention Scoring Functions" and "Multi-Head Attention".
 """
 
+import copy
 import functools
 import math
 
@@ -285,17 +286,31 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     )
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
-    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
-    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
     """
     valid_lens, mask = arguments.check("numpy", layer, queries, keys, values, valid_lens, mask, causal)
     inputs = [checks.plain(X) for X in (queries, keys, values)]
-    if cotangent is None:
-        cotangent = np.ones((*queries.shape[:2], layer.config.num_hiddens), layer.config.dtype)
-    by_all = layer.backward(*inputs, valid_lens, mask, causal, cotangent)
-    return {name: X.astype(layer.config.dtype, copy=False) for name, X in by_all.items()}
+    twin = copy.deepcopy(layer)  # the layer itself may change
+    if training:
+        twin.attention.random = np.random.default_rng(layer.attention.random.integers(2**63))
+    output, backward = twin.vjp(*inputs, valid_lens, mask, causal, training)
+
+    def pull_back(cotangent):
+        by_all = backward(cotangent)
+        names = "queries", "keys", "values", *_parameters(twin)
+        return {name: by_all[name].astype(layer.config.dtype, copy=False) for name in names}
+
+    return output, pull_back
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    return pull_back(np.ones_like(output) if cotangent is None else cotangent)
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):

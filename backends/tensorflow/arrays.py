@@ -38,6 +38,11 @@ def known(X):
     return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
 
 
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    return tf.constant(np.array(X)) if isinstance(X, np.ndarray) else tf.identity(X)
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return contextlib.nullcontext()

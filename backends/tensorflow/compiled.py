@@ -75,15 +75,15 @@ def run(function, layer, variables, arrays, *switches):
     variables: as the function of this name gives them; arrays: queries, keys, values, lengths and mask, which are
     checked, and further ones; switches: causal, and where the function takes them training and return_weights.
     """
-    causal, *others = switches
-    seed = None
-    if others and others[0] and layer.config.dropout:
-        seed = tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32)
-    fits = _fits(layer.config, *arrays[:2], causal)
     weights = [_weight(X.value) for X in variables]
-    arrays = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
-    if arrays[4] is not None and arrays[4].dtype != tf.int32:
-        arrays[4] = tf.cast(arrays[4], tf.int32)  # none is above the number of keys
+    seed = drawn_seed(layer) if any(switches[1:2]) else None
+    return prepare(function, layer, variables, weights, seed, arrays, *switches)(arrays)
+
+
+def prepare(function, layer, variables, weights, seed, arrays, *switches):
+    """The function of arrays like these that `run` runs, of these weights, and with dropout from this seed or None."""
+    fits = _fits(layer.config, *arrays[:2], switches[0])
+    arrays = _tensors(seed, *arrays)
     sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
     given = tuple(None if X is None else (X.dtype, *_known(index, X.shape)) for index, X in enumerate(arrays))
     kind = function.__name__, layer.config, sizes, given, switches, fits, blocks.SCORES
@@ -94,7 +94,20 @@ def run(function, layer, variables, arrays, *switches):
         compiled = _functions[kind]
         if len(_functions) > MOST:
             _functions.popitem(last=False)
-    return compiled(*weights, *(X for X in arrays if X is not None))
+    return lambda arrays: compiled(*weights, *(X for X in _tensors(seed, *arrays) if X is not None))
+
+
+def drawn_seed(layer):
+    """A seed for the dropout of one call, (2,) integers; None if the layer drops nothing."""
+    return tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32) if layer.config.dropout else None
+
+
+def _tensors(seed, *arrays):
+    """The arrays of a call as tensors, or None; the lengths, the fifth of them, as int32."""
+    tensors = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
+    if tensors[4] is not None and tensors[4].dtype != tf.int32:
+        tensors[4] = tf.cast(tensors[4], tf.int32)  # none is above the number of keys
+    return tensors
 
 
 def _weight(value):

@@ -79,7 +79,7 @@ class AttentionPooling(lesson.AttentionPooling):
         of_sample = isinstance(heads, int) and heads <= num_heads
         one_length = of_sample and valid_lens is not None and len(valid_lens.shape) == 1
 
-        @tf.recompute_grad
+        @_recomputed
         def pool_some(piece, queries, keys, values, *weights):
             head, first = piece // count * heads, piece % count * size
             samples = slice(head // num_heads, (head + heads - 1) // num_heads + 1)
@@ -206,6 +206,21 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 build = functools.partial(lesson.build, kind=MultiHeadAttention)
 
 
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """As the lesson's, compiled; what pulls gradients back makes the call once more, as one function of both."""
+    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
+    arrays = queries, keys, values, *checked
+    variables = _compiles(layer, *arrays)
+    if variables is None:
+        return lesson.vjp(layer, queries, keys, values, checked, None, causal, training)
+    seed = compiled.drawn_seed(layer) if training else None
+    same_call = layer, variables, [tf.convert_to_tensor(X.value) for X in variables], seed
+    switches = causal, seed is not None
+    output = compiled.prepare(lesson.attend, *same_call, arrays, *switches, False)(arrays)
+    pulled = compiled.prepare(_pulled, *same_call, (*arrays, output), *switches)
+    return output, lambda cotangent: _in_order(layer, pulled((*arrays, cotangent)))
+
+
 def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
     """As the lesson's, compiled."""
     checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
@@ -213,8 +228,7 @@ def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=F
     variables = _compiles(layer, *arrays)
     if variables is None:
         return lesson.gradients(layer, queries, keys, values, checked, None, causal, cotangent)
-    found = compiled.run(lesson.gradients, layer, variables, (*arrays, cotangent), causal)
-    return {name: found[name] for name in ("queries", "keys", "values", *shapes(layer.config))}
+    return _in_order(layer, compiled.run(lesson.gradients, layer, variables, (*arrays, cotangent), causal))
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
@@ -227,6 +241,16 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     return compiled.run(lesson.trace, layer, variables, arrays, causal)
 
 
+def _pulled(layer, queries, keys, values, valid_lens, mask, causal, training, cotangent):
+    """The gradients of a call for a cotangent."""
+    return lesson.vjp(layer, queries, keys, values, valid_lens, mask, causal, training)[1](cotangent)
+
+
+def _in_order(layer, found):
+    """Gradients by name, which a compiled function gives in the names' order."""
+    return {name: found[name] for name in ("queries", "keys", "values", *shapes(layer.config))}
+
+
 def _compiles(layer, *arrays):
     """The variables of a layer that runs compiled on these arrays; None if it does not, as of a subclass."""
     return compiled.variables(layer, POOLINGS, *arrays) if type(layer) is MultiHeadAttention else None
@@ -237,6 +261,27 @@ def _attend(layer, variables, call, causal, training, return_weights):
     return compiled.run(
         lesson.attend, layer, variables, call, causal, bool(training and layer.config.dropout), return_weights
     )
+
+
+def _recomputed(function):
+    """The function, of which the backward pass keeps nothing but the inputs, and computes the rest again.
+
+    `tf.recompute_grad` does too, but raises under a persistent tape, which asks for second derivatives in advance.
+    """
+
+    @tf.custom_gradient
+    def call(*inputs):
+        def backward(cotangent):
+            with tf.control_dependencies([cotangent]):  # or TensorFlow may keep what it has
+                again = [tf.identity(X) for X in inputs]
+            with tf.GradientTape() as tape:
+                tape.watch([X for X in again if X.dtype.is_floating])
+                result = function(*again)
+            return tape.gradient(result, again, cotangent)
+
+        return function(*inputs), backward
+
+    return call
 
 
 def _fits(scores):

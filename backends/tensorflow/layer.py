@@ -307,19 +307,29 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     )
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
-    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
-    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
     """
     inputs = [tf.identity(X) for X in (queries, keys, values)]
     parameters = {name: X.value for name, X in _parameters(layer).items()}
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=True) as tape:
         tape.watch([*inputs, *parameters.values()])
-        output = attend(layer, *inputs, valid_lens, mask, causal, training=False)
-    cotangent = tf.ones_like(output) if cotangent is None else cotangent
-    by_all = tape.gradient(output, [*inputs, *parameters.values()], cotangent)
-    return dict(zip(("queries", "keys", "values", *parameters), by_all, strict=True))
+        output = attend(layer, *inputs, valid_lens, mask, causal, training)
+
+    def pull_back(cotangent):
+        by_all = tape.gradient(output, [*inputs, *parameters.values()], cotangent)
+        return dict(zip(("queries", "keys", "values", *parameters), by_all, strict=True))
+
+    return output, pull_back
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    return pull_back(tf.ones_like(output) if cotangent is None else cotangent)
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):

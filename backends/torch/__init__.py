@@ -1,6 +1,6 @@
 """The PyTorch backend: what `mha` calls, handed on from the files here."""
 
-from .arrays import DTYPES, context, device, is_own, known, place, tensor, to_numpy
+from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy
 from .fast import MultiHeadAttention, build
 from .layer import (
     AdditiveAttention,
@@ -16,4 +16,5 @@ from .layer import (
     transpose_qkv,
     visible_keys,
     visible_softmax,
+    vjp,
 )

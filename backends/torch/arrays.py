@@ -38,6 +38,11 @@ def known(X):
         return None
 
 
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    return X.detach().clone()
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     inside = contextlib.ExitStack()

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import nn
 
-from mha import arguments
+from mha import arguments, checks
 from mha.config import shapes
 
 from .arrays import place, tensor, to_numpy
@@ -236,7 +236,7 @@ class MultiHeadAttention(nn.Module):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
         B, H = queries.shape[0], self.config.num_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        _refuse_parts(self.config, W_q, W_k, W_v)
+        checks.whole_heads(self.config, W_q, W_k, W_v)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
         scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training=training)  # (B*H, ...)
@@ -285,20 +285,30 @@ def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=Fals
     )
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
-    """Gradients of sum(output * cotangent), without dropout, by queries, keys, values and each canonical weight.
+def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
-    Arguments as for the layer; cotangent (B, Q, D), None = ones.
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
     """
     with torch.inference_mode(False), torch.enable_grad():  # the caller may have switched gradients off
         inputs = [X.detach().clone().requires_grad_() for X in (queries, keys, values)]
-        twin = copy.deepcopy(layer).requires_grad_()  # the layer itself may be frozen
+        twin = copy.deepcopy(layer).requires_grad_()  # the layer itself may be frozen, or change
         parameters = _parameters(twin)
-        output = attend(twin, *inputs, valid_lens, mask, causal, training=False)
-        cotangent = torch.ones_like(output) if cotangent is None else cotangent
-        by_all = torch.autograd.grad(output, [*inputs, *parameters.values()], cotangent)
-    by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
-    return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+        output = attend(twin, *inputs, valid_lens, mask, causal, training)
+
+    def pull_back(cotangent):
+        by_all = torch.autograd.grad([output], [*inputs, *parameters.values()], [cotangent], retain_graph=True)
+        by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
+        return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+
+    return output.detach(), pull_back
+
+
+def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    return pull_back(torch.ones_like(output) if cotangent is None else cotangent)
 
 
 def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
@@ -306,17 +316,6 @@ def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False
     valid_lens, mask = arguments.check("torch", layer, queries, keys, values, valid_lens, mask, causal)
     visible = visible_keys(queries, keys, valid_lens, mask, causal)
     return layer.steps(queries, keys, values, visible, training=False)
-
-
-def _refuse_parts(config, W_q, W_k, W_v):
-    """Raise ValueError if a projection gave a part of its features, as after `parallelize_module`."""
-    H, d, dv = config.num_heads, config.key_dim, config.value_dim
-    for name, X, width in (("W_q", W_q, H * d), ("W_k", W_k, H * d), ("W_v", W_v, H * dv)):
-        if X.shape[-1] != width:
-            raise ValueError(
-                f"{name} gave {X.shape[-1]} features, expected {width} for {H} heads: the heads of a layer cannot be "
-                f"split over devices yet; leave {name} out of `parallelize_module`"
-            )
 
 
 def _signed(valid_lens, num_keys):

@@ -111,6 +111,9 @@ class Adapter:
         """Contexts in which the framework records no gradients."""
         return []
 
+    def forget_programs(self):
+        """Drop what was compiled for pieces of another size, where a program does not tell."""
+
     def precisions(self):
         """Contexts that change the framework's own state of precision; to be entered one after another."""
         return []

@@ -10,6 +10,7 @@ from jax.experimental import sparse
 
 import adapters
 from mha import dispatch
+from mha.backends.jax import fast
 
 
 class Adapter(adapters.Adapter):
@@ -33,6 +34,10 @@ class Adapter(adapters.Adapter):
     def compile(self, layer):
         module, variables = layer.unbind()
         return functools.partial(jax.jit(module.apply), variables)
+
+    def forget_programs(self):
+        for program in (fast._attend, fast._vjp, fast._pulled, fast._gradients):
+            program.clear_cache()
 
     def compile_with_gradient(self, attention, callee):
         if callee is attention.layer:

@@ -16,5 +16,5 @@ def run(layer, call):
     lengths, mask = (None if X is None else backend.tensor(X) for X in (call.valid_lens, call.mask))
     hiding = {"valid_lens": lengths, "mask": mask, "causal": call.causal}
     output, shares = backend.attend(layer, *inputs, **hiding, training=call.training, return_weights=True)
-    by_all = backend.gradients(layer, *inputs, **hiding, cotangent=cotangent)
+    by_all = backend.vjp(layer, *inputs, **hiding)[1](cotangent)
     return {name: np.array(backend.to_numpy(X)) for name, X in ({"output": output, "weights": shares} | by_all).items()}
