@@ -131,7 +131,7 @@ class AttentionPooling(nn.Block):
         training = autograd.is_training() if training is None else training
         if not training:
             return weights
-        # The backward pass of `dropout` overwrites what was kept, so that another would be wrong: of ones there is none.
+        # The backward pass of `dropout` overwrites what was kept, and another would be wrong: for ones there is none.
         return weights * npx.dropout(np.ones_like(weights), p=self.dropout, mode="always")  # (B, Q, K)
 
 
