@@ -17,7 +17,9 @@ from mha.arrays import (
     transpose_qkv,
     zeros,
 )
-from mha.layer import MultiHeadAttention, from_native, load, sync
+from mha.layer import MultiHeadAttention
+from mha.seeds import manual_seed
+from mha.sources import from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ __all__ = [
     "check_shape",
     "from_native",
     "load",
+    "manual_seed",
     "masked_softmax",
     "normal",
     "ones",

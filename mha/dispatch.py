@@ -92,6 +92,22 @@ def load(name: str) -> Any:
     return importlib.import_module(f"mha.backends.{name}")
 
 
+def lesson(name: str) -> Any:
+    """The module of a backend's lesson, `layer.py`, which knows no fast path."""
+    load(name)
+    return importlib.import_module(f"mha.backends.{name}.layer")
+
+
+def is_readable(readable: bool | None = None) -> bool:
+    """Whether the lesson itself is to run: the argument, else the environment variable MHA_READABLE, else False.
+
+    Raises TypeError or ValueError if it says neither yes nor no.
+    """
+    if readable is None:
+        return checks.choice("MHA_READABLE", os.environ.get("MHA_READABLE") or "0", ("0", "1")) == "1"
+    return checks.flag("readable", readable)
+
+
 def install(name: str) -> str:
     """The command that installs what a backend needs."""
     return FRAMEWORKS[name].install or f"pip install 'mha[{name}]'"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, weights
+from mha import arguments, checks, dispatch, native, seeds, weights
 from mha.config import Config, numpy_dtype, shapes
 
 
@@ -15,6 +15,9 @@ class MultiHeadAttention:
 
     For head i, h_i = f(W_q^i q, W_k^i k, W_v^i v), with f an attention pooling; the heads side by side, times W_o,
     are the output. A query that may see no key gets weights 0 and pooled value 0. Padding never matters.
+
+    In a model of your own, write `self.attention = mha.MultiHeadAttention(...).layer`. Without `.layer`, PyTorch, Keras
+    and Gluon register none of its weights, so that they are neither trained nor saved, and Flax raises.
 
     Args:
         num_hiddens: width D of the output.
@@ -25,13 +28,18 @@ class MultiHeadAttention:
         key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads.
         pooling: "dot" or "additive".
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
-        seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX.
+        seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
+            for each layer, the same in every run: see `mha.manual_seed`.
+        readable: whether the lesson itself runs, `layer.py` of the backend's folder, step by step and slower, so that
+            breakpoints, prints and edits in it take effect; None = as MHA_READABLE says, 1 or 0, else False.
         backend: "numpy", "torch", "tensorflow", "jax" or "mxnet"; None = MHA_BACKEND, else "numpy".
 
     Attributes:
         backend: the backend's name.
         config: the sizes and options, a frozen dataclass with all defaults filled in.
         layer: the framework's own layer, which trains, compiles and saves as that framework does.
+        seed: what the weights were drawn from.
+        readable: whether the lesson itself runs.
 
     Raises:
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
@@ -55,26 +63,36 @@ class MultiHeadAttention:
         value_dim: int | None = None,
         pooling: str = "dot",
         dtype: Any = "float32",
-        seed: int = 0,
+        seed: int | None = None,
+        readable: bool | None = None,
         backend: str | None = None,
     ) -> None:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, pooling=pooling, dtype=dtype)
-        seed = checks.seed(seed)
-        self._build(config, dispatch.backend_name(backend), weights.initial(config, seed), seed)
+        backend = dispatch.backend_name(backend)
+        seed = seeds.next_seed() if seed is None else checks.seed(seed)
+        self._build(config, backend, weights.initial(config, seed), seed, dispatch.is_readable(readable))
 
-    def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int = 0) -> None:
+    def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int, readable: bool) -> None:
         self.config = config
         self.backend = backend
+        self.seed = seed
+        self.readable = readable
         checks.choice(f"dtype on backend {backend!r}", config.dtype, self._module.DTYPES)
         with self._module.context(config.dtype):
-            self.layer = self._module.build(config, arrays, seed)
+            kind = self._module.Lesson if readable else self._module.MultiHeadAttention
+            self.layer = self._module.build(config, arrays, seed, kind=kind)
 
     @property
     def _module(self) -> Any:
         """The backend's module; no attribute, so that a layer can be copied."""
         return dispatch.load(self.backend)
+
+    @property
+    def _calls(self) -> Any:
+        """What has the functions that call the layer: the backend's module, or its lesson."""
+        return dispatch.lesson(self.backend) if self.readable else self._module
 
     def __call__(
         self,
@@ -116,7 +134,7 @@ class MultiHeadAttention:
             call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
         module = self._module
         with module.context(self.config.dtype, tracked=given == self.backend):
-            result = module.attend(self.layer, *call, *switches)
+            result = self._calls.attend(self.layer, *call, *switches)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def vjp(
@@ -151,7 +169,7 @@ class MultiHeadAttention:
             copies = {id(X): module.copied(X) for X in (queries, keys, values, *hiding) if X is not None}
             hiding = arguments.Checked(*(copies.get(id(X)) for X in hiding))
             inputs = (copies[id(X)] for X in (queries, keys, values))
-            output, pull = module.vjp(self.layer, *inputs, hiding, None, causal, training)
+            output, pull = self._calls.vjp(self.layer, *inputs, hiding, None, causal, training)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
             cotangent = self._cotangent(cotangent, output.shape, place)
@@ -189,7 +207,7 @@ class MultiHeadAttention:
             shape = *call[0].shape[:2], self.config.num_hiddens
             cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            gradients = self._module.gradients(self.layer, *call, bool(causal), cotangent)
+            gradients = self._calls.gradients(self.layer, *call, bool(causal), cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -217,7 +235,7 @@ class MultiHeadAttention:
         """
         call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
         with self._module.context(self.config.dtype):
-            steps = self._module.trace(self.layer, *call, bool(causal))
+            steps = self._calls.trace(self.layer, *call, bool(causal))
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -245,8 +263,8 @@ class MultiHeadAttention:
             self.layer = self._module.set_weights(self.layer, arrays)
 
     def to(self, backend: str) -> "MultiHeadAttention":
-        """The same layer, configuration and weights, on another backend; this one stays as it is."""
-        return restore(self.config, self.weights, backend)
+        """The same layer, configuration, weights and seed, on another backend; this one stays as it is."""
+        return restore(self.config, self.weights, backend, self.seed, self.readable)
 
     def to_native(self, kind: str) -> Any:
         """A layer of another kind with the same weights, bit for bit; this one stays as it is.
@@ -272,7 +290,10 @@ class MultiHeadAttention:
 
     def __repr__(self) -> str:
         options = ", ".join(f"{name}={value!r}" for name, value in vars(self.config).items())
-        return f"MultiHeadAttention({options}, backend={self.backend!r})"
+        options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
+        framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
+        hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
+        return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
     def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
         """Queries, keys and values as arrays of one framework, and the backend that it is."""
@@ -329,97 +350,19 @@ class MultiHeadAttention:
         return value, given
 
 
-def restore(config: Config, arrays: dict[str, np.ndarray], backend: str | None) -> MultiHeadAttention:
-    """A layer of this configuration with these canonical weights, on the given backend or the default one."""
+def restore(
+    config: Config,
+    arrays: dict[str, np.ndarray],
+    backend: str | None,
+    seed: int | None = None,
+    readable: bool | None = None,
+) -> MultiHeadAttention:
+    """A layer of this configuration with these canonical weights; backend, seed and readable as of the class."""
     attention = MultiHeadAttention.__new__(MultiHeadAttention)
-    attention._build(config, dispatch.backend_name(backend), arrays)
+    backend = dispatch.backend_name(backend)
+    seed = seeds.next_seed() if seed is None else seed
+    attention._build(config, backend, arrays, seed, dispatch.is_readable(readable))
     return attention
-
-
-def from_native(
-    source: Any,
-    *,
-    scheme: str = "auto",
-    prefix: str | None = None,
-    num_heads: int | None = None,
-    backend: str | None = None,
-) -> MultiHeadAttention:
-    """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
-
-    Args:
-        source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention, a bound
-            flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of Dive
-            into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an mha.MultiHeadAttention;
-            or a mapping of names to arrays, which may be nested: a state dict, Flax's params, an nnx.State.
-        scheme: how the arrays of a mapping are named and stored, one of `mha.weights.SCHEMES`; "auto" = as the names
-            show.
-        prefix: what the names of the layer's arrays begin with; None = as the names show.
-        num_heads: the number of heads, where a mapping does not show it.
-        backend: None = MHA_BACKEND, else "numpy".
-
-    Returns:
-        The layer, with the sizes, biases, dtype and dropout of the source; a mapping tells no dropout, so that it is 0.
-
-    Raises:
-        TypeError: if the source is of another class, a subclass included, or its arrays are no floats of one dtype.
-        ValueError: if the source has no weights yet or an option that has no counterpart, or if its arrays are not
-            those of one layer of a known scheme, or do not go together; the message says what was expected.
-    """
-    backend = dispatch.backend_name(backend)
-    return restore(*native.read(source, scheme, prefix, num_heads), backend)
-
-
-def load(
-    path: str | os.PathLike[str],
-    backend: str | None = None,
-    *,
-    scheme: str = "auto",
-    prefix: str | None = None,
-    num_heads: int | None = None,
-) -> MultiHeadAttention:
-    """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
-
-    A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
-    layer are read. Nothing is unpickled, and no number is read before its description is right.
-
-    Args:
-        path: of the file.
-        backend: None = MHA_BACKEND, else "numpy".
-        scheme: how a checkpoint names and stores the arrays, one of `mha.weights.SCHEMES`; "auto" = as the names show.
-        prefix: what the names of the layer's arrays begin with, with or without the last dot; None = as the names show.
-        num_heads: the number of heads, where no array has an axis for them.
-
-    Returns:
-        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
-
-    Raises:
-        FileNotFoundError: if nothing is there.
-        mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
-        TypeError: if an argument is of another type, or num_heads is needed; the message names the argument.
-        ValueError: if it is no safetensors file, if it has no layer or several that fit scheme and prefix, or if the
-            arrays do not go together or are not finite; the message names the path, and lists what was found.
-    """
-    backend = dispatch.backend_name(backend)
-    return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads), backend)
-
-
-def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
-    """Copy the weights of one layer to another, whatever their backends.
-
-    Raises TypeError if either is not an mha layer, ValueError if they differ in anything but dropout and backend; the
-    target then stays as it was.
-    """
-    for name, attention in (("source", source), ("target", target)):
-        if not isinstance(attention, MultiHeadAttention):
-            kind = f"{type(attention).__module__}.{type(attention).__qualname__}"
-            raise TypeError(f"{name} is a {kind}, expected an mha.MultiHeadAttention")
-    for option, value in vars(source.config).items():
-        if option != "dropout" and value != getattr(target.config, option):
-            raise ValueError(
-                f"target has {option}={getattr(target.config, option)!r}, expected {value!r} as the source; "
-                "make the target with the same options"
-            )
-    target.weights = source.weights
 
 
 def _taken(module: Any, place: Any, X: Any) -> Any:

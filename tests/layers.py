@@ -15,8 +15,9 @@ WIDTHS = {"query_size": 13, "key_size": 11, "value_size": 7}
 
 
 def make(backend, dtype="float64", **options):
-    """A layer of these widths with a bias that is not 0."""
-    attention = mha.MultiHeadAttention(D, H, bias=True, dtype=dtype, backend=backend, **WIDTHS, **options)
+    """A layer of these widths with a bias that is not 0, the same in every call."""
+    options = {"bias": True, "seed": 0, **WIDTHS, **options}
+    attention = mha.MultiHeadAttention(D, H, dtype=dtype, backend=backend, **options)
     attention.weights = {name: X + X.dtype.type(0.125) for name, X in attention.weights.items()}
     return attention
 

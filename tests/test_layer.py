@@ -58,7 +58,11 @@ def test_the_seed_decides_the_weights_whatever_the_backend(backend):
 
 def test_repr_says_all(backend):
     assert repr(make(backend)).startswith("MultiHeadAttention(num_hiddens=11, num_heads=3, dropout=0.0")
-    assert repr(make(backend)).endswith(f"backend={backend!r})")
+    code, _, hint = repr(make(backend)).partition("  # ")
+    assert code.endswith(f", seed=0, backend={backend!r})")
+    hints = {"torch": "torch", "tensorflow": "keras", "jax": "flax", "mxnet": "mxnet"}
+    takes = f"no layer of {hints.get(backend)}: a model of your own takes its .layer"
+    assert hint == (takes if backend in hints else "")
 
 
 # Weights

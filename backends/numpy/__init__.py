@@ -1,6 +1,7 @@
 """The NumPy backend: what `mha` calls, handed on from the files here."""
 
 from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy
+from .backward import MultiHeadAttention as Lesson
 from .fast import MultiHeadAttention, build
 from .layer import (
     AdditiveAttention,

@@ -15,3 +15,4 @@ from .layer import (
     visible_keys,
     visible_softmax,
 )
+from .layer import MultiHeadAttention as Lesson

@@ -18,3 +18,4 @@ from .layer import (
     visible_softmax,
     vjp,
 )
+from .layer import MultiHeadAttention as Lesson

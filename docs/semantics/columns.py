@@ -17,7 +17,7 @@ Results = dict[str, np.ndarray]  # output; weights and gradients where the call 
 
 def ask(call: Call, backend: str) -> Results:
     """What `mha` gives on a backend."""
-    attention = mha.MultiHeadAttention(**call.options, backend=backend)
+    attention = mha.MultiHeadAttention(**call.options, seed=0, backend=backend)
     if (weights := call.weights()) is not None:
         attention.weights = weights
     *inputs, lengths = [X(backend) if callable(X) else X for X in (*call.inputs, call.valid_lens)]
@@ -45,7 +45,7 @@ def ask_keras(call: Call) -> Results:
 
 def ask_compiled(backend: str, call: Call) -> Results:
     """What `mha`'s own layer gives, compiled by its framework."""
-    attention = mha.MultiHeadAttention(**call.options, backend=backend)
+    attention = mha.MultiHeadAttention(**call.options, seed=0, backend=backend)
     attention.weights = call.weights()
     compiled = adapters.of(backend).compile(attention.layer)
     inputs = (peers.own(backend, X) for X in (*call.inputs, call.valid_lens))

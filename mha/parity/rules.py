@@ -95,7 +95,9 @@ def ratio(
 
 def in_dtype(attention: MultiHeadAttention, dtype: str) -> MultiHeadAttention:
     """The same layer on the same backend, its weights cast to another dtype."""
-    layer = MultiHeadAttention(**vars(attention.config) | {"dtype": dtype}, backend=attention.backend)
+    layer = MultiHeadAttention(
+        **vars(attention.config) | {"dtype": dtype}, seed=attention.seed, backend=attention.backend
+    )
     layer.weights = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
     return layer
 
