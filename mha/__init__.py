@@ -3,7 +3,8 @@
 The backend is an argument, else the environment variable MHA_BACKEND, else "numpy"; see README.md for the rest.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from mha import import_mxnet
 from mha.arrays import (
@@ -23,6 +24,8 @@ from mha.sources import from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
+    from mha import parity as parity
+    from mha import weights as weights
     from mha.dispatch import backends
 else:
     from mha import backends
@@ -47,3 +50,10 @@ __all__ = [
     "zeros",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`mha.parity` without an import of its own, which would make `import mha` slower."""
+    if name == "parity":
+        return importlib.import_module("mha.parity")
+    raise AttributeError(f"module 'mha' has no attribute {name!r}")

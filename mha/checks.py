@@ -6,6 +6,7 @@ and what to do.
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,11 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 # NumPy works out a dtype's name anew each time: a small layer would spend much of its time on that.
 _NAMES = {np.dtype(name): name for name in (*FLOATS[:3], *INTEGERS, "bool")}
+# What some things are called elsewhere.
+OTHER_NAMES = {
+    "np": "numpy", "pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "gluon": "mxnet",
+    "half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf16": "bfloat16",
+}  # fmt: skip
 FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
@@ -51,7 +57,10 @@ def choice(name: str, value: object, known: Sequence[str]) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is {_brief(value)}, expected one of {', '.join(known)}")
     if value not in known:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}")
+        written = {one.lower(): one for one in known}
+        near = difflib.get_close_matches(OTHER_NAMES.get(value.lower(), value.lower()), written, 1, cutoff=0.75)
+        meant = f"; did you mean {written[near[0]]!r}?" if near else ""
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}{meant}")
     return value
 
 

@@ -1,9 +1,11 @@
 """The command line as a whole: help, version, and what is wrong with a command in one line."""
 
 import re
+import subprocess
+import sys
 
 import pytest
-from commands import run
+from commands import run, run_installed
 
 import mha
 
@@ -47,3 +49,13 @@ def test_a_missing_framework_is_one_line_that_says_what_to_install(absent, comma
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert "pip install 'mha[jax]'" in result.stderr
+
+
+def test_python_m_mha_is_the_command():
+    ran = subprocess.run([sys.executable, "-m", "mha", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == run("--version").stdout
+
+
+def test_the_shell_can_complete():
+    asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": "mha d", "COMP_CWORD": "1"}
+    assert run_installed(**asked).stdout.split() == [b"demo"]

@@ -17,6 +17,16 @@ def test_backends_shows_version_and_device(monkeypatch, backend):
     assert [line.split()[0] for line in result.stdout.splitlines()[2:]] == list(dispatch.FRAMEWORKS)
 
 
+def test_backends_shows_whether_the_lesson_runs(monkeypatch):
+    monkeypatch.setenv("MHA_BACKEND", "numpy")
+    monkeypatch.setenv("MHA_READABLE", "1")
+    noted = [line for line in run("backends").stdout.splitlines() if "readable" in line]
+    assert [line.split()[0] for line in noted] == ["numpy"]
+    monkeypatch.setenv("MHA_READABLE", "on")
+    result = run("backends")
+    assert (result.exit_code, result.stderr) == (2, "mha: MHA_READABLE is 'on', expected one of 0, 1\n")
+
+
 @pytest.mark.parametrize(("selected", "code"), [("numpy", 0), ("jax", 1)])
 def test_backends_says_what_is_missing(monkeypatch, absent, selected, code):
     monkeypatch.setenv("MHA_BACKEND", selected)

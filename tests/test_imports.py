@@ -114,6 +114,31 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch):
         mha.MultiHeadAttention(6, 2)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("pytorch", "torch"), ("Torch", "torch"), ("tf", "tensorflow"), ("Keras", "tensorflow"), ("jaxx", "jax"),
+     ("flax", "jax"), ("gluon", "mxnet"), ("NumPy", "numpy"), ("mxnt", "mxnet")],
+)  # fmt: skip
+def test_an_unknown_name_says_the_nearest_one(written, meant):
+    with pytest.raises(ValueError, match=f"expected one of {KNOWN}; did you mean '{meant}'?$".replace("?", r"\?")):
+        dispatch.backend_name(written)
+
+
+@pytest.mark.parametrize("written", ["cupy", "theano", "", " "])
+def test_a_name_that_is_near_to_none_says_no_other(written):
+    with pytest.raises(ValueError, match=f"expected one of {KNOWN}$"):
+        dispatch.backend_name(written)
+
+
+def test_parity_and_weights_need_no_import_of_their_own(python):
+    code = (
+        "import sys, mha; print('mha.parity' in sys.modules, mha.parity.UNIT['float32'], 'bert' in mha.weights.SCHEMES)"
+    )
+    assert python(code).split() == ["False", str(2**-24), "True"]
+    with pytest.raises(AttributeError, match="module 'mha' has no attribute 'party'"):
+        mha.party  # noqa: B018
+
+
 # 3. A framework that is not there, and one that is broken: both made here, so that these run everywhere.
 
 MISSING = """

@@ -10,6 +10,7 @@ import pages
 import pytest
 import safetensors.numpy
 
+import mha
 from mha import weights
 from mha.config import Config
 from mha.weights import schemes
@@ -49,7 +50,7 @@ def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
 
 def test_using_the_layer(backend, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", backend)
-    (block,) = pages.code("docs/layer.md")
+    block, *_ = pages.code("docs/layer.md")
     names = {}
     exec(block, names)
     assert tuple(names["output"].shape) == (2, 4, 100)
@@ -58,6 +59,25 @@ def test_using_the_layer(backend, monkeypatch):
     assert "W_q.bias" in names["gradients"]
     copied, source = names["other"].weights, names["attention"].weights
     assert all(np.array_equal(copied[name], X) for name, X in source.items())
+
+
+def test_training_without_a_frameworks_loop(backend, monkeypatch, capsys):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    *_, block = pages.code("docs/layer.md")
+    names = {}
+    exec(block.replace("import mha, numpy", "import mha, numpy; mha.manual_seed(0)"), names)
+    assert float(capsys.readouterr().out) < 0.7  # at first 1.5
+    assert names["attention"].backend == backend
+
+
+@pytest.mark.backends("torch")
+def test_a_model_of_ones_own(backend):
+    _, block, _ = pages.code("docs/layer.md")
+    names = {}
+    exec(block, names)
+    model = names["Model"]()
+    assert len(list(model.parameters())) == 4
+    assert model(mha.ones((2, 4, 100), backend="torch"), mha.tensor([3, 2], backend="torch")).shape == (2, 4, 100)
 
 
 def test_the_trace_shows_the_step_that_differs(capsys):

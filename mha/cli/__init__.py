@@ -10,7 +10,7 @@ import typer
 import mha
 from mha.cli import backends, bench, demo, parity, weights
 
-OPTIONS: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
 
 

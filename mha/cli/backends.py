@@ -17,8 +17,9 @@ Backends = Annotated[
 def show() -> None:
     """List the backends: what is installed, what is not.
 
-    Version and device of each backend, or why it does not work and what to install. Every installed framework is
-    loaded, which takes some seconds.
+    Version and device of each backend, or why it does not work and what to install. The one that MHA_BACKEND selects
+    is marked, and whether MHA_READABLE has the lesson itself run. Every installed framework is loaded, which takes some
+    seconds.
 
     Exit code 0 if the backend that MHA_BACKEND selects (numpy if it is not set) works, 1 if not, 2 if it names none.
 
@@ -27,6 +28,10 @@ def show() -> None:
       MHA_BACKEND=jax mha backends
     """
     selected = chosen(None)
+    try:
+        dispatch.is_readable()
+    except ValueError as error:
+        terminal.fail(error)
     works = False
     table = plain_table("backend", "version", "device", "note")
     for name, backend in dispatch.backends().items():
@@ -37,7 +42,8 @@ def show() -> None:
             except Exception as error:
                 note = f"broken: {parity.one_line(error)}"
         works = works or (name == selected and not note)
-        note = ", ".join(filter(None, ["selected" if name == selected else "", note]))
+        marks = ["selected"] + ["readable"] * dispatch.is_readable() if name == selected else []
+        note = ", ".join(filter(None, [*marks, note]))
         table.add_row(name, backend.version or "", device, note)
     terminal.console().print(table)
     raise typer.Exit(0 if works else 1)
