@@ -41,7 +41,7 @@ KNOWN = {
     "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib", "flax"), layers=FLAX),
     "mxnet": Framework(("mxnet",), install=MXNET),
 }
-FOLDER = Path(__file__).parent / "backends"
+FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 FRAMEWORKS = {name: framework for name, framework in KNOWN.items() if (FOLDER / name).is_dir()}
 ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays or known.needs}
 

@@ -132,7 +132,7 @@ def place(function: Callable) -> str:
 
 def file(function: Callable) -> str:
     """The file of a backend that a function is written in: backends/torch/layer.py."""
-    return Path(inspect.getfile(function)).relative_to(Path(dispatch.__file__).parent).as_posix()
+    return Path(inspect.getfile(function)).relative_to(dispatch.FOLDER.parent).as_posix()
 
 
 def heat_map(weights: np.ndarray, marks: str) -> str:
