@@ -4,7 +4,12 @@ The backend is an argument, else the environment variable MHA_BACKEND, else "num
 """
 
 import importlib
+import os.path
 from typing import TYPE_CHECKING, Any
+
+# In a checkout without symbolic links, as Windows makes it, `mha/backends` is a file; the folder lies beside `mha`.
+if os.path.isfile(os.path.join(os.path.dirname(__file__), "backends")):
+    __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
 from mha import import_mxnet
 from mha.arrays import (
