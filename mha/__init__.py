@@ -7,8 +7,8 @@ import importlib
 import os.path
 from typing import TYPE_CHECKING, Any
 
-# In a checkout without symbolic links, as Windows makes it, `mha/backends` is a file; the folder lies beside `mha`.
-if os.path.isfile(os.path.join(os.path.dirname(__file__), "backends")):
+# In a source distribution, and in a checkout without symbolic links, as Windows makes it, the folder lies beside `mha`.
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "backends")):
     __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
 from mha import import_mxnet
