@@ -1,7 +1,9 @@
 """What is imported when, in which order, and what is said of a framework that is missing, broken or unknown."""
 
 import os
+import shutil
 
+import pages
 import pytest
 
 import mha
@@ -84,6 +86,20 @@ def test_backends_work_in_one_process_in_any_order(backend, python):
     first = names.index(backend)
     order = names[first:] + names[:first]
     assert python(IN_ORDER, *order) == ""
+
+
+@pytest.mark.parametrize("link", [None, "../backends"], ids=["without-a-link", "with-a-file-for-it"])
+def test_the_backends_are_found_beside_the_package(python, tmp_path, link):
+    for folder in ("mha", "backends"):
+        shutil.copytree(
+            pages.ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("backends", "__pycache__")
+        )
+    if link:
+        (tmp_path / "mha" / "backends").write_text(link)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import mha; print(mha.__file__, *mha.backends(), mha.ones(2))"
+    assert python(code, str(tmp_path), MHA_BACKEND="").split("\n")[0] == (
+        f"{tmp_path / 'mha' / '__init__.py'} {' '.join(dispatch.FRAMEWORKS)} [1. 1.]"
+    )
 
 
 # 2. Which backend
