@@ -5,7 +5,7 @@ import pytest
 
 import mha
 
-X = np.ones((2, 5, 12), "float32")
+X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("float32")
 
 
 def freeze_torch(layer):

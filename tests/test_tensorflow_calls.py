@@ -32,7 +32,7 @@ def functions():
 
 
 def make(**options):
-    return mha.MultiHeadAttention(12, 3, **{"dtype": "float64", **options}, backend="tensorflow")
+    return mha.MultiHeadAttention(12, 3, **{"dtype": "float64", "seed": 0, **options}, backend="tensorflow")
 
 
 def draw(rng, B=2, Q=5, K=7):
