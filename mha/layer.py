@@ -70,19 +70,28 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, pooling=pooling, dtype=dtype)
-        backend = dispatch.backend_name(backend)
-        seed = seeds.next_seed() if seed is None else checks.seed(seed)
-        self._build(config, backend, weights.initial(config, seed), seed, dispatch.is_readable(readable))
+        seed = None if seed is None else checks.seed(seed)
+        self._build(config, backend, None, seed, readable)
 
-    def _build(self, config: Config, backend: str, arrays: dict[str, np.ndarray], seed: int, readable: bool) -> None:
+    def _build(
+        self,
+        config: Config,
+        backend: str | None,
+        arrays: dict[str, np.ndarray] | None,
+        seed: int | None,
+        readable: bool | None,
+    ) -> None:
+        """Make the layer; arrays: its weights, None = drawn from the seed; the others as of the class."""
         self.config = config
-        self.backend = backend
-        self.seed = seed
-        self.readable = readable
-        checks.choice(f"dtype on backend {backend!r}", config.dtype, self._module.DTYPES)
+        self.backend = dispatch.backend_name(backend)
+        self.readable = dispatch.is_readable(readable)
+        checks.choice(f"dtype on backend {self.backend!r}", config.dtype, self._module.DTYPES)
+        shapes(config)  # too large ones are refused: a layer that cannot be made takes no seed from those that follow
+        self.seed = seeds.next_seed() if seed is None else seed
+        arrays = weights.initial(config, self.seed) if arrays is None else arrays
         with self._module.context(config.dtype):
-            kind = self._module.Lesson if readable else self._module.MultiHeadAttention
-            self.layer = self._module.build(config, arrays, seed, kind=kind)
+            kind = self._module.Lesson if self.readable else self._module.MultiHeadAttention
+            self.layer = self._module.build(config, arrays, self.seed, kind=kind)
 
     @property
     def _module(self) -> Any:
@@ -359,9 +368,7 @@ def restore(
 ) -> MultiHeadAttention:
     """A layer of this configuration with these canonical weights; backend, seed and readable as of the class."""
     attention = MultiHeadAttention.__new__(MultiHeadAttention)
-    backend = dispatch.backend_name(backend)
-    seed = seeds.next_seed() if seed is None else seed
-    attention._build(config, backend, arrays, seed, dispatch.is_readable(readable))
+    attention._build(config, backend, arrays, seed, readable)
     return attention
 
 

@@ -66,6 +66,20 @@ def test_checks_of_parity_take_no_seed(rng):
     assert make().seed == following
 
 
+def test_a_layer_that_cannot_be_made_takes_no_seed(monkeypatch):
+    following = make().seed
+    for options, error in (
+        ({"backend": "mxnet2"}, ValueError),
+        ({"dtype": "float128"}, ValueError),
+        ({"num_hiddens": 3 * 10**12}, ValueError),
+        ({"readable": 1}, TypeError),
+    ):
+        mha.manual_seed(0)
+        with pytest.raises(error):
+            mha.MultiHeadAttention(**{"num_hiddens": 12, "num_heads": 3, "backend": "numpy"} | options)
+        assert make().seed == following
+
+
 def test_layers_that_are_loaded_drop_other_weights(tmp_path):
     attention, X = make(dropout=0.5), np.ones((2, 5, 12), "float32")
     attention.save(tmp_path / "layer.safetensors")
