@@ -7,6 +7,7 @@ import numpy as np
 from commands import run, run_installed
 
 import mha
+from mha import dispatch
 from mha.cli import demo
 
 ROOT = Path(mha.__file__).parent
@@ -32,9 +33,21 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
         _, _, module, line, function = rows[name]
         assert module == f"{backend}/layer"
         code = (ROOT / "backends" / f"{module}.py").read_text(encoding="utf-8").splitlines()
-        assert code[int(line) - 1].strip().startswith(f"def {function}(")
-    assert rows["split_q"][4] == "transpose_qkv"
-    assert rows["merged"][4] == "transpose_output"
+        before, statement = "\n".join(code[: int(line) - 1]), code[int(line) - 1].strip()
+        assert re.findall(r"def (\w+)", before)[-1] == function
+        computes = statement.partition(" = ")[0].split(", ")
+        assert name in computes or (name == "scores" and statement.startswith("return ")), statement
+    assert "transpose_qkv" in code[int(rows["split_q"][3]) - 1]
+    assert "MHA_READABLE=1" in result.stdout
+
+
+def test_demo_runs_the_lines_that_it_points_at(monkeypatch, backend):
+    lesson, ran = dispatch.lesson(backend), []
+    visible_softmax = lesson.visible_softmax
+    monkeypatch.setattr(lesson, "visible_softmax", lambda *arrays: ran.append(arrays) or visible_softmax(*arrays))
+    run("demo", "--backend", backend)
+    assert len(ran) >= 2  # for the steps, and for the weights of the heads
+    assert all(dispatch.load(backend).known(scores) is not None for scores, _ in ran)
 
 
 def test_demo_shows_every_head(monkeypatch, backend):

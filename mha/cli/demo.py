@@ -1,5 +1,6 @@
 """`mha demo`: the book's example, its steps from input to output, and what each head attends to."""
 
+import ast
 import inspect
 import os
 import textwrap
@@ -19,6 +20,7 @@ from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import chosen
 from mha.config import Config
+from mha.layer import restore
 from mha.tables import plain_table
 
 # A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
@@ -63,8 +65,9 @@ def show(console: Console) -> None:
     attention, output = example()
     valid_lens = [3, 2]
     queries, keys = (mha.to_numpy(mha.normal(0, 1, (2, T, 100), seed=seed)) for seed, T in enumerate((4, 6)))
-    steps = {"queries": queries, "keys": keys, "values": keys} | attention.trace(queries, keys, keys, valid_lens)
-    _, weights = attention(queries, keys, keys, valid_lens, return_weights=True)  # (B, H, Q, K)
+    lesson = restore(attention.config, attention.weights, attention.backend, attention.seed, readable=True)
+    steps = {"queries": queries, "keys": keys, "values": keys} | lesson.trace(queries, keys, keys, valid_lens)
+    _, weights = lesson(queries, keys, keys, valid_lens, return_weights=True)  # (B, H, Q, K)
 
     console.print(f"Multi-head attention on the backend {attention.backend!r}\n", style="bold")
     console.print("1. The book's example", style="bold")
@@ -78,7 +81,8 @@ def show(console: Console) -> None:
     console.print(f"   B = {B} samples, Q = {Q} queries, K = {K} keys and values, D = {D} hidden units,")
     console.print(f"   H = {H} heads, d = {d} wide in queries and keys, dv = {dv} in values\n")
     console.print(steps_table(attention.backend, attention.config, steps))
-    console.print()
+    console.print("\n   This code has just run. With MHA_READABLE=1 it runs in every call, and your")
+    console.print("   breakpoints in it take effect.\n")
 
     console.print("3. What each head of sample 0 attends to, in random queries and keys", style="bold")
     marks = BLOCKS if console.encoding.startswith("utf") else ASCII
@@ -93,41 +97,46 @@ def show(console: Console) -> None:
 
 
 def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
-    """Every step with its shape in letters and numbers, and where the backend's module computes it."""
+    """Every step with its shape in letters and numbers, and the line of the backend's lesson that computes it."""
     module: Any = dispatch.load(backend)
     scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
-    projections = module.MultiHeadAttention.steps
-    # The frameworks differ in what a layer's method for a call is named.
-    pool = next(
-        method for name in ("forward", "call", "__call__") if (method := vars(module.AttentionPooling).get(name))
-    )
+    whole, pool = module.Lesson.steps, module.AttentionPooling.weigh
     known: dict[str, tuple[str, Callable | None]] = {
         "queries": ("(B, Q, D)", None),
         "keys": ("(B, K, D)", None),
         "values": ("(B, K, D)", None),
-        "W_q": ("(B, Q, H*d)", projections),
-        "W_k": ("(B, K, H*d)", projections),
-        "W_v": ("(B, K, H*dv)", projections),
-        "split_q": ("(B*H, Q, d)", module.transpose_qkv),
-        "split_k": ("(B*H, K, d)", module.transpose_qkv),
-        "split_v": ("(B*H, K, dv)", module.transpose_qkv),
+        "W_q": ("(B, Q, H*d)", whole),
+        "W_k": ("(B, K, H*d)", whole),
+        "W_v": ("(B, K, H*dv)", whole),
+        "split_q": ("(B*H, Q, d)", whole),
+        "split_k": ("(B*H, K, d)", whole),
+        "split_v": ("(B*H, K, dv)", whole),
         "scores": ("(B*H, Q, K)", scores.scores),
-        "weights": ("(B*H, Q, K)", module.visible_softmax),
+        "weights": ("(B*H, Q, K)", pool),
         "pooled": ("(B*H, Q, dv)", pool),
-        "merged": ("(B, Q, H*dv)", module.transpose_output),
-        "output": ("(B, Q, D)", projections),
+        "merged": ("(B, Q, H*dv)", whole),
+        "output": ("(B, Q, D)", whole),
     }
     table = plain_table("step", "shape", "here", "code, in backends/")
     for name, step in steps.items():
         letters, function = known[name]
-        table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function))
+        table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function, name))
     return table
 
 
-def place(function: Callable) -> str:
-    """Where a function of a backend is written, in backends/: torch/layer.py:195 transpose_qkv."""
+def place(function: Callable, step: str) -> str:
+    """Where a function of a backend computes a step, or else returns it, in backends/: torch/layer.py:241 steps."""
     function = inspect.unwrap(function)
-    return f"{file(function).removeprefix('backends/')}:{inspect.getsourcelines(function)[1]} {function.__name__}"
+    lines, first = inspect.getsourcelines(function)
+    statements = list(ast.walk(ast.parse(textwrap.dedent("".join(lines)))))
+    assigned = [one.lineno for one in statements if isinstance(one, ast.Assign) and step in _names(one.targets[0])]
+    returned = [one.lineno for one in statements if isinstance(one, ast.Return)]
+    line = first + (assigned or returned)[-1] - 1
+    return f"{file(function).removeprefix('backends/')}:{line} {function.__name__}"
+
+
+def _names(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def file(function: Callable) -> str:
