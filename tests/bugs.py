@@ -343,9 +343,21 @@ RULES_BUGS: PackageBugs = {
     "the answer by hand not checked": ("parity/suite", r", 16 \* UNIT\[dtype\]\)", ", 1600 * UNIT[dtype])"),
 }
 
-# Of the short cuts of checks, of initial weights, and of what lets MXNet be imported.
-OTHER_TESTS = ["test_checks.py", "test_initial_weights.py", "test_mxnet_import.py"]
+# Of the short cuts of checks, of seeds and initial weights, of readable layers, and of what lets MXNet be imported.
+OTHER_TESTS = [
+    "test_checks.py", "test_initial_weights.py", "test_mxnet_import.py", "test_seeds.py", "test_readable.py",
+]  # fmt: skip
 OTHER_BUGS: PackageBugs = {
+    "all layers draw from one seed": ("seeds", r"_count \+= 1", "pass"),
+    "manual_seed counts for nothing": ("seeds", r"SeedSequence\(\(start, count\)\)", "SeedSequence(count)"),
+    "manual_seed does not begin anew": ("seeds", r"_start, _count = seed, 0\n\n", "_start = seed\n\n"),
+    "a layer that cannot be made takes a seed": (
+        "layer",
+        r"        self\.config = config\n",
+        "        self.config = config\n        seed = seeds.next_seed() if seed is None else seed\n",
+    ),
+    "a readable layer is the fast one": ("layer", r"Lesson if self\.readable else self\._module\.", ""),
+    "a readable layer of another backend is not": ("layer", r"self\.seed, self\.readable\)", "self.seed)"),
     "the longest of the first lengths": ("checks", r"valid_lens\.max\(\)", "valid_lens.ravel()[:FEW].max()"),
     "the shortest of the last lengths": ("checks", r"valid_lens\.min\(\)", "valid_lens.ravel()[-FEW:].min()"),
     "one array three times fits if the queries do": ("checks", r" and len\(set\(widths\)\) == 1", ""),
