@@ -83,7 +83,16 @@ def _twin(layer):
     layer.apply(forget)  # what `hybridize` compiled, which cannot be copied
     with _reading:
         twin = copy.deepcopy(layer, kept)
+    _adopt(twin)
     for parameter in twin.collect_params().values():
         parameter.grad_req = "null"  # or the copy, which no gradient belongs to, takes "write" for done
         parameter.grad_req = "write"
     return twin
+
+
+def _adopt(block):
+    """Make the parts of a copied block its children: MXNet 2.0 refers to these weakly, and copies that."""
+    for name, part in list(vars(block).items()):
+        if isinstance(part, nn.Block):
+            block.register_child(part, name)
+            _adopt(part)
