@@ -42,6 +42,7 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
 
 
 def test_demo_runs_the_lines_that_it_points_at(monkeypatch, backend):
+    monkeypatch.setenv("MHA_BACKEND", backend)  # which the command sets, and which goes back with this
     lesson, ran = dispatch.lesson(backend), []
     visible_softmax = lesson.visible_softmax
     monkeypatch.setattr(lesson, "visible_softmax", lambda *arrays: ran.append(arrays) or visible_softmax(*arrays))
