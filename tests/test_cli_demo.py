@@ -47,8 +47,8 @@ def test_demo_runs_the_lines_that_it_points_at(monkeypatch, backend):
     visible_softmax = lesson.visible_softmax
     monkeypatch.setattr(lesson, "visible_softmax", lambda *arrays: ran.append(arrays) or visible_softmax(*arrays))
     run("demo", "--backend", backend)
-    assert len(ran) >= 2  # for the steps, and for the weights of the heads
-    assert all(dispatch.load(backend).known(scores) is not None for scores, _ in ran)
+    # For the steps, and for the weights of the heads. A compiler may trace the same lines for the example's own call.
+    assert sum(dispatch.load(backend).known(scores) is not None for scores, _ in ran) >= 2
 
 
 def test_demo_shows_every_head(monkeypatch, backend):
