@@ -23,6 +23,7 @@ OTHER_NAMES = {
     "np": "numpy", "pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "gluon": "mxnet",
     "half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf16": "bfloat16",
 }  # fmt: skip
+FURTHEST = 2**30  # offset: positions fit the 32-bit integers that every backend has
 FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
@@ -83,6 +84,33 @@ def number(name: str, value: object, least: float = -math.inf) -> float:
     return real
 
 
+def positive(name: str, value: object) -> float:
+    """A finite number above 0."""
+    if not 0 < (real := _real(name, value, "a number above 0")) < math.inf:
+        raise ValueError(f"{name} is {_text(value)}, expected a finite number above 0")
+    return real
+
+
+def window(value: Any) -> tuple[int | None, int | None] | None:
+    """None, or how many keys a query sees before and after its own position, (left, right), where None = all."""
+    if value is None:
+        return None
+    if (whole := _whole(value)) is not None:
+        raise TypeError(
+            f"window is {_brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
+            f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees so many on either side"
+        )
+    expected = "expected a pair (left, right) of ints of at least 0, or None for no bound"
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"window is {_brief(value)}, {expected}")
+    left, right = sides = [_whole(side) for side in value]
+    if any(whole is None is not side for whole, side in zip(sides, value, strict=True)):
+        raise TypeError(f"window is {_brief(value)}, {expected}")
+    if any(whole is not None and whole < 0 for whole in sides):
+        raise ValueError(f"window is {_brief(value)}, {expected}")
+    return None if left is right is None else (left, right)
+
+
 def seed(value: object) -> int:
     """A whole number of at least 0, which NumPy's generators take as a seed."""
     whole = _whole(value)
@@ -91,6 +119,14 @@ def seed(value: object) -> int:
     if whole < 0:
         raise ValueError(f"seed is {_text(whole)}, expected at least 0")
     return whole
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number; neither a bool nor a float."""
+    number = _whole(value)
+    if number is None:
+        raise TypeError(f"{name} is {_brief(value)}, expected an int")
+    return number
 
 
 def dtype_name(dtype: Any) -> Any:
@@ -154,6 +190,57 @@ def inputs(
     flag("return_weights", return_weights)
     if training is not None:
         flag("training", training)
+
+
+def extras(
+    config: Any,
+    sizes: tuple[Any, Any, Any],
+    score_bias: Any,
+    offset: Any,
+    head_gates: Any,
+    *,
+    is_own: Callable[[Any], bool],
+    place: Any = None,
+) -> None:
+    """As `inputs`, for what few calls have; sizes: those of a call, (B, Q, K)."""
+    if score_bias is not None:
+        _array("score_bias", score_bias, f"of {config.dtype}, which is added to the scores", is_own, place)
+        if dtype_name(score_bias.dtype) != config.dtype:
+            other = "; booleans go to mask=" if dtype_name(score_bias.dtype) == "bool" else "; convert it"
+            raise TypeError(
+                f"score_bias has dtype {dtype_name(score_bias.dtype)}, expected {config.dtype} as the layer{other}"
+            )
+        _pairs_fit("score_bias", score_bias, sizes[0], config.num_heads, *sizes[1:])
+    if head_gates is not None:
+        _array("head_gates", head_gates, f"of {config.dtype}, which the heads are multiplied by", is_own, place)
+        if dtype_name(head_gates.dtype) != config.dtype:
+            came = dtype_name(head_gates.dtype)
+            raise TypeError(f"head_gates has dtype {came}, expected {config.dtype} as the layer; convert it")
+        expected = ((config.num_heads,), (sizes[0], config.num_heads))
+        if not any(_shape_fits(head_gates.shape, shape) for shape in expected):
+            raise ValueError(
+                f"head_gates has shape {shape(head_gates)}, expected {expected[0]} or {expected[1]}: (heads,) or "
+                "(batch, heads)"
+            )
+    if _whole(offset) is not None:
+        return
+    if not (is_own(offset) or is_numpy(offset)):
+        raise TypeError(f"offset is {_brief(offset)}, expected an int, or integers of shape (batch,)")
+    if dtype_name(offset.dtype) not in INTEGERS:
+        raise TypeError(f"offset has dtype {dtype_name(offset.dtype)}, expected an int, or integers of shape (batch,)")
+    if len(offset.shape) and not _shape_fits(offset.shape, sizes[:1]):
+        raise ValueError(f"offset has shape {shape(offset)}, expected {sizes[:1]}, (batch,), or a plain int")
+    _lies("offset", offset, place)
+
+
+def offset(value: Any) -> Any:
+    """The position of the first query, an int, or integers as int32; those that a compiler will know as they are."""
+    if not isinstance(value, (int, np.integer, np.ndarray)):
+        return value
+    far = max(map(abs, extremes(np.asarray(value))))
+    if far > FURTHEST:
+        raise ValueError(f"offset holds {far}, expected no position beyond {FURTHEST} either way")
+    return value.astype(np.int32) if isinstance(value, np.ndarray) and value.ndim else int(value)
 
 
 def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
@@ -390,17 +477,22 @@ def _mask_fits(
     if not (is_own(mask) or is_numpy(mask)):
         raise TypeError(f"mask is {_brief(mask)}, expected booleans, True = may attend")
     if dtype_name(mask.dtype) != "bool":
-        raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend")
+        other = "; floats that are added to the scores go to score_bias=" if dtype_name(mask.dtype) in FLOATS else ""
+        raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend{other}")
+    _pairs_fit("mask", mask, batch, num_heads, num_queries, num_keys)
+    _lies("mask", mask, place)
+
+
+def _pairs_fit(name: str, array: Any, batch: Any, num_heads: int, num_queries: Any, num_keys: Any) -> None:
     full = (batch, num_heads, num_queries, num_keys)
-    expected = {2: full[2:], 3: (batch, *full[2:]), 4: full}.get(len(mask.shape))
+    expected = {2: full[2:], 3: (batch, *full[2:]), 4: full}.get(len(array.shape))
     if expected is None or not all(
-        got == 1 or _fits(got, want) for got, want in zip(mask.shape, expected, strict=True)
+        got == 1 or _fits(got, want) for got, want in zip(array.shape, expected, strict=True)
     ):
         raise ValueError(
-            f"mask has shape {shape(mask)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
+            f"{name} has shape {shape(array)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
             "(batch, queries, keys) or (batch, heads, queries, keys), where any size may be 1"
         )
-    _lies("mask", mask, place)
 
 
 def _shape_fits(got: Sequence[Any], expected: Sequence[Any]) -> bool:
