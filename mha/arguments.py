@@ -42,6 +42,11 @@ class Checked(NamedTuple):
         named = hiding.valid_lens, hiding.mask, hiding.score_bias, hiding.offset, self.head_gates
         return [X for X in named if X is not None and type(X) is not int]
 
+    def replaced(self, named: dict[str, Any]) -> "Checked":
+        """The same, with those arrays that are named: of score_bias and head_gates."""
+        hiding = self.hiding._replace(score_bias=named.get("score_bias"))
+        return Checked(hiding, named.get("head_gates"))
+
     def mapped(self, function: Callable[[Any], Any]) -> "Checked":
         """The same, with a function of its arrays in their places."""
 

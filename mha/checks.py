@@ -245,12 +245,12 @@ def offset(value: Any) -> Any:
 
 def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
     """Check that no projection gave a part of its features, as after PyTorch's `parallelize_module`."""
-    H, d, dv = config.num_heads, config.key_dim, config.value_dim
-    for name, X, width in (("W_q", W_q, H * d), ("W_k", W_k, H * d), ("W_v", W_v, H * dv)):
-        if X.shape[-1] != width:
+    H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
+    for name, X, heads, width in (("W_q", W_q, H, d), ("W_k", W_k, G, d), ("W_v", W_v, G, dv)):
+        if X.shape[-1] != heads * width:
             raise ValueError(
-                f"{name} gave {X.shape[-1]} features, expected {width} for {H} heads: the heads of a layer cannot be "
-                f"split over devices yet; leave {name} out of `parallelize_module`"
+                f"{name} gave {X.shape[-1]} features, expected {heads * width} for {heads} heads: the heads of a "
+                f"layer cannot be split over devices yet; leave {name} out of `parallelize_module`"
             )
 
 

@@ -50,7 +50,7 @@ def small(monkeypatch, backend):
 
 def ratios(backend, case, dtype, shrink):
     """Error by bound of the output and of every gradient, in small pieces, against float64 NumPy in one piece."""
-    inputs, hiding = case.inputs(dtype), case.hiding()
+    inputs, hiding = case.inputs(dtype), case.call(dtype)
     base, attention = case.layer("numpy", dtype), case.layer(backend, dtype)
     oracle, wide = parity.in_dtype(base, "float64"), [X.astype(np.float64) for X in inputs]
 
@@ -106,8 +106,8 @@ def test_both_paths_train_alike(backend):
     case = CASES["lengths, mask, causal"]
     queries, keys, values, cotangent = case.inputs("float64")
     attention = case.layer(backend, "float64")
-    expected = attention.gradients(queries, keys, values, **case.hiding(), cotangent=cotangent)
-    found = by_values(attention, queries, keys, values, cotangent, case.hiding(), return_weights=True)
+    expected = attention.gradients(queries, keys, values, **case.call("float64"), cotangent=cotangent)
+    found = by_values(attention, queries, keys, values, cotangent, case.call("float64"), return_weights=True)
     assert parity.error(found[1], expected["values"]) <= 1e-10 * parity.largest(expected["values"])
 
 
@@ -118,7 +118,7 @@ def test_what_is_computed_again_drops_the_same(backend, small):
     queries, keys, values, cotangent = case.inputs("float64")
     attention = mha.MultiHeadAttention(**case.options, dropout=0.5, dtype="float64", backend=backend)
     small()
-    hiding = case.hiding()
+    hiding = case.call("float64")
     outputs = []
     for _ in range(2):
         output, gradient = by_values(attention, queries, keys, values, cotangent, hiding, training=True)
@@ -138,7 +138,9 @@ def test_gradients_by_some_alone(backend, small):
 
     case = dataclasses.replace(CASES["many pieces, causal"], options=parity.ADDITIVE)
     queries, keys, values, cotangent = case.inputs("float64")
-    expected = case.layer(backend, "float64").gradients(queries, keys, values, **case.hiding(), cotangent=cotangent)
+    expected = case.layer(backend, "float64").gradients(
+        queries, keys, values, **case.call("float64"), cotangent=cotangent
+    )
     small()
     attention = case.layer(backend, "float64")
     parameters = attention.layer.collect_params().values()
@@ -146,7 +148,7 @@ def test_gradients_by_some_alone(backend, small):
         for parameter in parameters:
             parameter.grad_req = grad_req
         for _ in range(2):
-            _, gradient = by_values(attention, queries, keys, values, cotangent, case.hiding())
+            _, gradient = by_values(attention, queries, keys, values, cotangent, case.call("float64"))
             bound = 1e-10 * parity.largest(expected["values"])
             assert parity.error(gradient, expected["values"]) <= bound, grad_req
     for name in ("W_q", "W_k", "w_v"):

@@ -158,7 +158,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             if bias is not None:
                 by_bias = summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)  # (B or 1, H or 1, ...)
                 by_more = {"score_bias": by_bias.reshape(bias.shape)} | by_more
-            by_k, by_v = (X.reshape(B * G, H // G, K, -1).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
+            by_k, by_v = (X.reshape(B * G, H // G, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
             if config.rotary:
                 by_q = rotate(by_q, -(hiding.offset + np.arange(Q)[None]), config.rotary, H)  # (B*H, Q, d)
                 by_k = rotate(by_k, -np.arange(K)[None], config.rotary, G)  # (B*G, K, d)
