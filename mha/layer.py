@@ -84,7 +84,7 @@ class MultiHeadAttention:
     ) -> None:
         """Make the layer; arrays: its weights, None = drawn from the seed; the others as of the class."""
         self.config = config
-        self.backend = dispatch.backend_name(backend)
+        self.backend: BackendName = dispatch.backend_name(backend)
         self.readable = dispatch.is_readable(readable)
         checks.choice(f"dtype on backend {self.backend!r}", config.dtype, self._module.DTYPES)
         shapes(config)  # too large ones are refused: a layer that cannot be made takes no seed from those that follow
