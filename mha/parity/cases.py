@@ -10,7 +10,7 @@ from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
 
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.
-WIDTHS = {
+WIDTHS: dict[str, Any] = {
     "num_hiddens": 29, "num_heads": 7, "bias": True,
     "query_size": 17, "key_size": 19, "value_size": 23, "key_dim": 11, "value_dim": 13,
 }  # fmt: skip
