@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha import checks, dispatch
+from mha.names import BackendName
 
 
 class Checked(NamedTuple):
@@ -22,7 +23,7 @@ class Checked(NamedTuple):
 
 
 def check(
-    backend: str,
+    backend: BackendName,
     layer: Any,
     queries: Any,
     keys: Any,
@@ -68,7 +69,9 @@ def check(
     return Checked(native(module, place, limited), native(module, place, mask))
 
 
-def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def check_pooling(
+    backend: BackendName, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None
+) -> Any:
     """Refuse arguments that do not fit an attention pooling, and make its lengths the backend's own.
 
     As `check`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.

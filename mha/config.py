@@ -3,12 +3,14 @@
 import dataclasses
 import math
 import sys
+from typing import get_args
 
 import numpy as np
 
 from mha import checks
+from mha.names import FloatName, PoolingName
 
-POOLINGS = ("dot", "additive")
+POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
 
 
@@ -43,8 +45,8 @@ class Config:
     value_size: int = None  # type: ignore[assignment]
     key_dim: int = None  # type: ignore[assignment]
     value_dim: int = None  # type: ignore[assignment]
-    pooling: str = "dot"
-    dtype: str = "float32"
+    pooling: PoolingName = "dot"
+    dtype: FloatName = "float32"
 
     def __post_init__(self) -> None:
         def fill(name: str, value: object) -> None:
