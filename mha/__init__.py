@@ -30,6 +30,7 @@ from mha.sources import from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
+    from mha import names as names
     from mha import parity as parity
     from mha import weights as weights
     from mha.dispatch import backends
@@ -62,8 +63,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """`mha.parity` without an import of its own, which would make `import mha` slower."""
-    if name == "parity":
-        return importlib.import_module("mha.parity")
-    raise AttributeError(f"module 'mha' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, every name would be there
+
+    def __getattr__(name: str) -> Any:
+        """`mha.parity` without an import of its own, which would make `import mha` slower."""
+        if name == "parity":
+            return importlib.import_module("mha.parity")
+        raise AttributeError(f"module 'mha' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.config import numpy_dtype
+from mha.names import BackendName
 
 
 class Hiding(NamedTuple):
@@ -58,7 +59,7 @@ class Checked(NamedTuple):
 
 
 def check(
-    backend: str,
+    backend: BackendName,
     layer: Any,
     queries: Any,
     keys: Any,
@@ -115,7 +116,9 @@ def check(
     return Checked(hiding, native_gates)
 
 
-def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def check_pooling(
+    backend: BackendName, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None
+) -> Any:
     """Refuse arguments that do not fit an attention pooling, and make its lengths the backend's own.
 
     As `check`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.

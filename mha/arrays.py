@@ -6,11 +6,12 @@ import numpy as np
 
 from mha import arguments, checks, dispatch
 from mha.config import DTYPES, numpy_dtype
+from mha.names import ArrayDtype, BackendName
 
 KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
 
-def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
+def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName | None = None) -> Any:
     """Numbers, nested lists or an array as an array of a backend.
 
     Args:
@@ -49,18 +50,24 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         return made
 
 
-def ones(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
+def ones(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
     """An array of ones of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.ones(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
-def zeros(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
+def zeros(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
     """An array of zeros of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.zeros(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
 def normal(
-    mean: float, std: float, shape: Any, dtype: Any = "float32", *, seed: int = 0, backend: str | None = None
+    mean: float,
+    std: float,
+    shape: Any,
+    dtype: ArrayDtype = "float32",
+    *,
+    seed: int = 0,
+    backend: BackendName | None = None,
 ) -> Any:
     """Normal random numbers, the same for a seed on every backend; None = MHA_BACKEND, else "numpy"."""
     mean, std, shape = checks.number("mean", mean), checks.number("std", std, 0), checks.sizes("shape", shape)

@@ -10,12 +10,15 @@ import difflib
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-FLOATS = ("float32", "float64", "float16", "bfloat16")
+from mha.names import FloatName, IntegerName
+
+Name = TypeVar("Name", bound=str)
+INTEGERS: tuple[IntegerName, ...] = get_args(IntegerName)
+FLOATS: tuple[FloatName, ...] = get_args(FloatName)
 # NumPy works out a dtype's name anew each time: a small layer would spend much of its time on that.
 _NAMES = {np.dtype(name): name for name in (*FLOATS[:3], *INTEGERS, "bool")}
 # What some things are called elsewhere.
@@ -53,7 +56,7 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def choice(name: str, value: object, known: Sequence[str]) -> str:
+def choice(name: str, value: object, known: Sequence[Name]) -> Name:
     """One of the known names."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {_brief(value)}, expected one of {', '.join(known)}")
@@ -62,7 +65,7 @@ def choice(name: str, value: object, known: Sequence[str]) -> str:
         near = difflib.get_close_matches(OTHER_NAMES.get(value.lower(), value.lower()), written, 1, cutoff=0.75)
         meant = f"; did you mean {written[near[0]]!r}?" if near else ""
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}{meant}")
-    return value
+    return known[known.index(value)]
 
 
 def sizes(name: str, value: Any) -> tuple[int, ...]:

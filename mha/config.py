@@ -4,16 +4,17 @@ import dataclasses
 import math
 import reprlib
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from mha import checks
+from mha.names import FloatName, NormName, PoolingName
 from mha.positions import Rotary
 
-POOLINGS = ("dot", "additive")
+POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
-NORMS = ("rms", "layer")
+NORMS: tuple[NormName, ...] = get_args(NormName)
 MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps")
 
 
@@ -61,10 +62,10 @@ class Config:
     softcap: float | None = None
     window: tuple[int | None, int | None] | None = None
     rotary: Rotary | None = None
-    qk_norm: str | None = None
+    qk_norm: NormName | None = None
     qk_norm_eps: float = 1e-6
-    pooling: str = "dot"
-    dtype: str = "float32"
+    pooling: PoolingName = "dot"
+    dtype: FloatName = "float32"
 
     def __post_init__(self) -> None:
         def fill(name: str, value: object) -> None:

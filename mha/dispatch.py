@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mha import checks
+from mha.names import BackendName, KindName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +26,21 @@ class Framework:
 
     needs: tuple[str, ...]
     arrays: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
+    layers: tuple[KindName, ...] = ()
     install: str = ""
 
 
-TORCH = ("torch.nn.MultiheadAttention",)
-KERAS = ("keras.layers.MultiHeadAttention",)
-FLAX = ("flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention", "flax.nnx.MultiHeadAttention")
+TORCH: tuple[KindName, ...] = ("torch.nn.MultiheadAttention",)
+KERAS: tuple[KindName, ...] = ("keras.layers.MultiHeadAttention",)
+FLAX: tuple[KindName, ...] = (
+    "flax.linen.MultiHeadDotProductAttention",
+    "flax.linen.MultiHeadAttention",
+    "flax.nnx.MultiHeadAttention",
+)
 MXNET = "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
-# A new backend is a folder in `backends/` and a line here; a line whose folder is gone counts for nothing.
-KNOWN = {
+# A new backend is a folder in `backends/`, a line here and its names in `mha.names`; a line whose folder is gone counts
+# for nothing.
+KNOWN: dict[BackendName, Framework] = {
     "numpy": Framework(("numpy",)),
     "torch": Framework(("torch",), layers=TORCH),
     "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS),
@@ -54,13 +60,13 @@ class Backend:
     problem: None, or what is missing and the command that installs it.
     """
 
-    name: str
+    name: BackendName
     installed: bool
     version: str | None
     problem: str | None
 
 
-def backends() -> dict[str, Backend]:
+def backends() -> dict[BackendName, Backend]:
     """Every backend that exists, whether it is installed, its version, or why not; imports no framework.
 
     Returns a dict of `Backend` by name, NumPy first.
@@ -68,7 +74,7 @@ def backends() -> dict[str, Backend]:
     return {name: _describe(name) for name in FRAMEWORKS}
 
 
-def backend_name(backend: str | None = None) -> str:
+def backend_name(backend: str | None = None) -> BackendName:
     """The backend to use: the argument, else the environment variable MHA_BACKEND, else "numpy".
 
     Raises TypeError or ValueError, listing the known names, if it is none of them.
@@ -78,7 +84,7 @@ def backend_name(backend: str | None = None) -> str:
     return checks.choice("backend", "numpy" if backend is None else backend, tuple(FRAMEWORKS))
 
 
-def load(name: str) -> Any:
+def load(name: BackendName) -> Any:
     """The module of a backend, importing its framework.
 
     Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
@@ -92,7 +98,7 @@ def load(name: str) -> Any:
     return importlib.import_module(f"mha.backends.{name}")
 
 
-def lesson(name: str) -> Any:
+def lesson(name: BackendName) -> Any:
     """The module of a backend's lesson, `layer.py`, which knows no fast path."""
     load(name)
     return importlib.import_module(f"mha.backends.{name}.layer")
@@ -108,17 +114,17 @@ def is_readable(readable: bool | None = None) -> bool:
     return checks.flag("readable", readable)
 
 
-def install(name: str) -> str:
+def install(name: BackendName) -> str:
     """The command that installs what a backend needs."""
     return FRAMEWORKS[name].install or f"pip install 'mha[{name}]'"
 
 
-def has_book(name: str) -> bool:
+def has_book(name: BackendName) -> bool:
     """Whether Dive into Deep Learning has a section for a backend's framework."""
     return (FOLDER / name / "book.py").is_file()
 
 
-def backend_of(array: Any) -> str | None:
+def backend_of(array: Any) -> BackendName | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
     kind = type(array)
     root = kind.__module__.partition(".")[0]
@@ -143,11 +149,11 @@ def module_of(array: Any, name: str) -> Any:
     return module
 
 
-def _missing(name: str) -> list[str]:
+def _missing(name: BackendName) -> list[str]:
     return [module for module in FRAMEWORKS[name].needs if importlib.util.find_spec(module) is None]
 
 
-def _describe(name: str) -> Backend:
+def _describe(name: BackendName) -> Backend:
     if missing := _missing(name):
         return Backend(name, False, None, f"{' and '.join(missing)} not installed: {install(name)}")
     return Backend(name, True, _version(FRAMEWORKS[name].needs[0]), None)

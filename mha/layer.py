@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from mha import arguments, checks, dispatch, native, seeds, weights
 from mha.config import MODERN, Config, numpy_dtype, shapes, special
+from mha.names import BackendName, KindName, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
 
 
@@ -76,18 +77,18 @@ class MultiHeadAttention:
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         rotary: Rotary | None = None,
-        qk_norm: str | None = None,
+        qk_norm: NormName | None = None,
         qk_norm_eps: float = 1e-6,
-        pooling: str = "dot",
-        dtype: Any = "float32",
+        pooling: PoolingName = "dot",
+        dtype: LayerDtype = "float32",
         seed: int | None = None,
         readable: bool | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> None:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": dtype}
+        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
@@ -95,14 +96,14 @@ class MultiHeadAttention:
     def _build(
         self,
         config: Config,
-        backend: str | None,
+        backend: BackendName | None,
         arrays: dict[str, np.ndarray] | None,
         seed: int | None,
         readable: bool | None,
     ) -> None:
         """Make the layer; arrays: its weights, None = drawn from the seed; the others as of the class."""
         self.config = config
-        self.backend = dispatch.backend_name(backend)
+        self.backend: BackendName = dispatch.backend_name(backend)
         self.readable = dispatch.is_readable(readable)
         checks.choice(f"dtype on backend {self.backend!r}", config.dtype, self._module.DTYPES)
         shapes(config)  # too large ones are refused: a layer that cannot be made takes no seed from those that follow
@@ -121,6 +122,40 @@ class MultiHeadAttention:
     def _calls(self) -> Any:
         """What has the functions that call the layer: the backend's module, or its lesson."""
         return dispatch.lesson(self.backend) if self.readable else self._module
+
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        *,
+        mask: Any = None,
+        score_bias: Any = None,
+        causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
+        training: bool = False,
+        return_weights: Literal[True],
+    ) -> tuple[Any, Any]: ...
+
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        *,
+        mask: Any = None,
+        score_bias: Any = None,
+        causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
+        training: bool = False,
+        return_weights: bool = False,
+    ) -> Any: ...
 
     def __call__(
         self,
@@ -309,11 +344,11 @@ class MultiHeadAttention:
         with self._module.context(self.config.dtype):
             self.layer = self._module.set_weights(self.layer, arrays)
 
-    def to(self, backend: str) -> "MultiHeadAttention":
+    def to(self, backend: BackendName) -> "MultiHeadAttention":
         """The same layer, configuration, weights and seed, on another backend; this one stays as it is."""
         return restore(self.config, self.weights, backend, self.seed, self.readable)
 
-    def to_native(self, kind: str) -> Any:
+    def to_native(self, kind: KindName) -> Any:
         """A layer of another kind with the same weights, bit for bit; this one stays as it is.
 
         Args:
@@ -379,7 +414,7 @@ class MultiHeadAttention:
         with self._module.context(self.config.dtype):
             return arguments.native(self._module, place, cotangent)
 
-    def _array(self, name: str, value: Any) -> tuple[Any, str]:
+    def _array(self, name: str, value: Any) -> tuple[Any, BackendName]:
         """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""
         if isinstance(value, (list, tuple)):
             array = checks.listed(name, value, self.config.dtype)
@@ -398,7 +433,7 @@ class MultiHeadAttention:
 def restore(
     config: Config,
     arrays: dict[str, np.ndarray],
-    backend: str | None,
+    backend: BackendName | None,
     seed: int | None = None,
     readable: bool | None = None,
 ) -> MultiHeadAttention:

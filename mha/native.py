@@ -19,6 +19,7 @@ import numpy as np
 
 from mha import arguments, checks, dispatch
 from mha.config import MODERN, Config, shapes
+from mha.names import BackendName, SchemeName
 from mha.weights import schemes
 
 # What a layer can be made of, as it is imported, and the backend that brings it.
@@ -56,7 +57,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 # Layers of Dive into Deep Learning: of `mha.d2l`, as the book prints them, and `attention.layer` itself
 
 
-def _book(backend: str, layer: Any) -> Layer:
+def _book(backend: BackendName, layer: Any) -> Layer:
     """The configuration and canonical weights of a layer of the book, or of ours."""
     module, native = dispatch.load(backend), _native(backend)
     config = getattr(layer, "config", None)
@@ -81,7 +82,7 @@ def _printed(native: Any, layer: Any) -> Layer:
     return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
 
 
-def _make_book(backend: str, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer of `mha.d2l` with these canonical weights."""
     D, H = config.num_hiddens, config.num_heads
     width = D / H if D % H else D // H
@@ -125,7 +126,7 @@ def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
 
 
 def canonical(
-    arrays: Mapping[str, Any], scheme: str, prefix: str, num_heads: int | None, dropout: float = 0.0
+    arrays: Mapping[str, Any], scheme: SchemeName, prefix: str, num_heads: int | None, dropout: float = 0.0
 ) -> Layer:
     """The configuration and canonical weights of the layer with this prefix, whose arrays are of any framework."""
     own = {name: _numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
@@ -172,7 +173,7 @@ def _numpy(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _kind(source: Any) -> tuple[str | None, str]:
+def _kind(source: Any) -> tuple[str | None, BackendName]:
     """The kind of a layer, None for the book's and ours, and its backend.
 
     A kind is told by the very class: what a subclass computes is not known.
@@ -193,6 +194,6 @@ def _kind(source: Any) -> tuple[str | None, str]:
     )
 
 
-def _native(backend: str) -> Any:
+def _native(backend: BackendName) -> Any:
     """What a backend knows of the layers of its framework."""
     return importlib.import_module(f"mha.backends.{backend}.native")

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from mha import native
 from mha.config import Config
+from mha.names import SchemeName
 from mha.weights import schemes
 
 from .arrays import tensor
@@ -55,5 +56,5 @@ def begun(layer: Any) -> Any:
     return layer
 
 
-def _scheme(layer: Any) -> str:
+def _scheme(layer: Any) -> SchemeName:
     return "torch-separate" if layer.in_proj_weight is None else "torch"

@@ -6,6 +6,7 @@ import typer
 
 from mha import dispatch, parity
 from mha.cli import terminal
+from mha.names import BackendName
 from mha.tables import plain_table
 
 # The option of every command that takes several backends.
@@ -49,7 +50,7 @@ def show() -> None:
     raise typer.Exit(0 if works else 1)
 
 
-def chosen(backend: str | None) -> str:
+def chosen(backend: str | None) -> BackendName:
     """The name of the backend to use; None = the one that MHA_BACKEND selects. An unknown name ends the command."""
     try:
         return dispatch.backend_name(backend)
@@ -57,7 +58,7 @@ def chosen(backend: str | None) -> str:
         terminal.fail(error)
 
 
-def chosen_all(backends: str | None) -> list[str]:
+def chosen_all(backends: str | None) -> list[BackendName]:
     """The backends that were named, each once; None = all that are installed. One that is not ends the command."""
     known = dispatch.backends()
     if backends is None:
@@ -69,7 +70,7 @@ def chosen_all(backends: str | None) -> list[str]:
     return names
 
 
-def device_of(name: str) -> str:
+def device_of(name: BackendName) -> str:
     """Where a backend computes, in its framework's own words; its framework is imported."""
     module: Any = dispatch.load(name)
     return module.device()

@@ -13,6 +13,7 @@ from mha import checks
 from mha.bench import cases, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
+from mha.names import BackendName
 
 
 def bench(
@@ -93,7 +94,7 @@ def bench(
 
 
 def _measure(
-    backends: list[str], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
+    backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
 ) -> run.Report:
     """All measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:

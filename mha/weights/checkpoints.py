@@ -8,19 +8,24 @@ import numpy as np
 
 from mha import checks
 from mha.config import Config
+from mha.names import SchemeChoice, SchemeName
 from mha.weights import own_format, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
 
 
 def load(
-    path: str | os.PathLike[str], *, scheme: str = "auto", prefix: str | None = None, num_heads: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    scheme: SchemeChoice = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of the layer in a file; arguments and errors as for `mha.load`."""
     with safetensors_reader.opened(path) as source:
         return take(source, *choose(source, scheme, prefix), num_heads)
 
 
-def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
+def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
     """The scheme and prefix of the one layer of an open file that is meant; arguments and errors as for `mha.load`."""
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
@@ -37,7 +42,7 @@ def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> 
 
 def take(
     source: Tensors,
-    scheme: str,
+    scheme: SchemeName,
     prefix: str,
     num_heads: int | None = None,
     track: Callable[[list[str]], Iterable[str]] = iter,
