@@ -125,6 +125,7 @@ def test_bad_inputs_are_refused(backend, rng, path, bad):
 
 # The fixes that an error names are to be copied
 
+
 @pytest.mark.parametrize("name", [*SHAPES, "cotangent"])
 def test_the_two_fixes_of_a_wide_array_work_as_they_are_written(backend, rng, name):
     arguments = draw_by_name(rng) | {"cotangent": np.ones((B, Q, D), "float32")}
