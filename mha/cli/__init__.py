@@ -42,7 +42,7 @@ def main(
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
     """
-    # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
+    # Of TensorFlow's messages, commands show none: what fails, they say themselves.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
