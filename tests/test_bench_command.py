@@ -118,7 +118,7 @@ def measured(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--backends", "cupy"], "backend is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet"),
+        (["--backends", "cupy"], "--backends is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet"),
         (["--shapes", "S,Q"], "--shapes is 'Q', expected one of S, M, L, XL, R, C"),
         (["--shapes", "T128"], "--shapes is 'T128', expected one of S, M, L, XL, R, C"),
         (["--kinds", "both"], "--kinds is 'both', expected one of inference, training"),
