@@ -174,10 +174,7 @@ def inputs(
         _lies(name, value, place)
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected {_rows(name, width)}")
-        if dtype_name(value.dtype) != config.dtype:
-            came = dtype_name(value.dtype)
-            other_layer = f", or make the layer with dtype={came!r}" if came in FLOATS else ""
-            raise TypeError(f"{name} has dtype {came}, expected {config.dtype} as the layer; convert it{other_layer}")
+        _dtype_fits(name, value, config.dtype)
     batch, num_queries, _ = queries.shape
     _, num_keys, _ = keys.shape
     for name, value in (("keys", keys), ("values", values)):
@@ -320,8 +317,7 @@ def output(config: Any, cotangent: Any, expected: Any, *, is_own: Callable[[Any]
     _array("cotangent", cotangent, f"of shape {expected} as the output", is_own, place)
     if not _shape_fits(cotangent.shape, expected):
         raise ValueError(f"cotangent has shape {shape(cotangent)}, expected {expected} as the output")
-    if dtype_name(cotangent.dtype) != config.dtype:
-        raise TypeError(f"cotangent has dtype {dtype_name(cotangent.dtype)}, expected {config.dtype} as the layer")
+    _dtype_fits("cotangent", cotangent, config.dtype)
 
 
 def divides(name: str, value: Any, axis: int, by: str, parts: int, *, is_own: Callable[[Any], bool]) -> None:
@@ -457,6 +453,15 @@ def _lies(name: str, value: Any, place: Any) -> None:
 def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
     if dtype_name(value.dtype) not in dtypes:
         raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected floats: {', '.join(dtypes)}")
+
+
+def _dtype_fits(name: str, value: Any, expected: str) -> None:
+    came = dtype_name(value.dtype)
+    if came != expected:
+        fixes = f', in NumPy with {name}.astype("{expected}"), or make the layer with dtype="{came}"'
+        raise TypeError(
+            f"{name} has dtype {came}, expected {expected} as the layer; convert it{fixes if came in FLOATS else ''}"
+        )
 
 
 def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ class Framework:
     needs: the modules that the backend imports, the framework first.
     arrays: the packages that the types of its arrays and layers come from; () = those of `needs`.
     layers: its own attention layers, which `mha.from_native` and `to_native` know, as they are imported.
-    install: the command that installs it; "" = pip install 'mha[NAME]'.
+    packages: what pip is told to install, as in pyproject.toml; last: the command that follows, or "".
     """
 
     needs: tuple[str, ...]
     arrays: tuple[str, ...] = ()
     layers: tuple[KindName, ...] = ()
-    install: str = ""
+    packages: tuple[str, ...] = ()
+    last: str = ""
 
 
 TORCH: tuple[KindName, ...] = ("torch.nn.MultiheadAttention",)
@@ -37,16 +38,20 @@ FLAX: tuple[KindName, ...] = (
     "flax.linen.MultiHeadAttention",
     "flax.nnx.MultiHeadAttention",
 )
-MXNET = "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
 # A new backend is a folder in `backends/`, a line here and its names in `mha.names`; a line whose folder is gone counts
 # for nothing.
 KNOWN: dict[BackendName, Framework] = {
     "numpy": Framework(("numpy",)),
-    "torch": Framework(("torch",), layers=TORCH),
-    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS),
-    "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib", "flax"), layers=FLAX),
-    "mxnet": Framework(("mxnet",), install=MXNET),
+    "torch": Framework(("torch",), layers=TORCH, packages=("torch>=2.4",)),
+    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS, packages=("tensorflow>=2.18", "keras>=3.6")),
+    "jax": Framework(("jax", "flax"), ("jax", "jaxlib", "flax"), layers=FLAX, packages=("jax>=0.8", "flax>=0.12")),
+    "mxnet": Framework(
+        ("mxnet",),
+        packages=("requests>=2", "graphviz>=0.8.1", "setuptools>=65"),
+        last="pip install --no-deps mxnet==1.9.1",
+    ),
 }
+PLOTS = ("matplotlib>=3.8",)  # what draws pictures
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 FRAMEWORKS = {name: framework for name, framework in KNOWN.items() if (FOLDER / name).is_dir()}
 ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays or known.needs}
@@ -115,8 +120,14 @@ def is_readable(readable: bool | None = None) -> bool:
 
 
 def install(name: BackendName) -> str:
-    """The command that installs what a backend needs."""
-    return FRAMEWORKS[name].install or f"pip install 'mha[{name}]'"
+    """The command that installs what a backend needs, whatever `mha` itself was installed from."""
+    known = FRAMEWORKS[name]
+    return " && ".join(filter(None, [pip(known.packages), known.last]))
+
+
+def pip(packages: Sequence[str]) -> str:
+    """The command that installs packages, in quotes that every shell knows."""
+    return " ".join(["pip install", *(f'"{package}"' for package in packages)])
 
 
 def has_book(name: BackendName) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha import arguments, checks, dispatch, native, seeds, weights
 from mha.config import MODERN, Config, numpy_dtype, shapes, special
-from mha.names import BackendName, KindName, LayerDtype, NormName, PoolingName
+from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
 
 
@@ -348,13 +348,14 @@ class MultiHeadAttention:
         """The same layer, configuration, weights and seed, on another backend; this one stays as it is."""
         return restore(self.config, self.weights, backend, self.seed, self.readable)
 
-    def to_native(self, kind: KindName) -> Any:
+    def to_native(self, kind: KindName | KindStart | type) -> Any:
         """A layer of another kind with the same weights, bit for bit; this one stays as it is.
 
         Args:
             kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" (built),
                 "flax.linen.MultiHeadDotProductAttention" (bound to its variables), "flax.nnx.MultiHeadAttention", or
-                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is.
+                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is. Also the class
+                itself, or the beginning of its name where that tells: "torch", "keras", "flax.nnx".
 
         Raises:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.

@@ -27,6 +27,8 @@ KindName = Literal[
     "mha.d2l.jax.MultiHeadAttention",
     "mha.d2l.mxnet.MultiHeadAttention",
 ]
+# The beginning of such a name, where it tells which is meant.
+KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx"]
 
 
 class TorchDtype(Protocol):

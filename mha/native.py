@@ -7,6 +7,7 @@ the layers of its framework, and is imported when it is used:
     is_ready(layer), FIRST -> whether a layer of the book has its weights, and what gives them to it
     printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
     begun(layer) -> a layer of the book with room for its weights
+    children(module) -> the parts of any module, each with what is written after the module to have it: ".attention"
 """
 
 import importlib
@@ -29,6 +30,8 @@ OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")
 }
 
+LISTED = 3  # of many layers in a model, so many are shown
+
 Layer = tuple[Config, dict[str, np.ndarray]]
 
 
@@ -47,9 +50,10 @@ def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None) ->
     return config, weights
 
 
-def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
-    backend = KINDS[checks.choice("kind", kind, tuple(KINDS))]
+    kind = checks.choice("kind", _named_in_full(kind), tuple(KINDS))
+    backend = KINDS[kind]
     dispatch.load(backend)  # if the framework is missing, this says how to install it
     return _make_book(backend, kind, config, weights) if kind in BOOK else _native(backend).make(kind, config, weights)
 
@@ -154,6 +158,11 @@ def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
     return own | {X.name: X for X in parameters if not any(X is other for other in own.values())}
 
 
+def part(name: Any) -> str:
+    """What is written after a module to have its part of this name: ".attention", or "[0]" of a list."""
+    return f"[{name}]" if str(name).isdigit() else f".{name}"
+
+
 def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         here = (*path, *(map(str, name) if isinstance(name, tuple) else [str(name)]))
@@ -174,24 +183,72 @@ def _numpy(name: str, value: Any) -> np.ndarray:
 
 
 def _kind(source: Any) -> tuple[str | None, BackendName]:
-    """The kind of a layer, None for the book's and ours, and its backend.
+    """The kind of a layer, None for the book's and ours, and its backend; TypeError if it is no layer of attention."""
+    if known := _known(source):
+        return known
+    wanted = f"expected named arrays, the layer of an mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}"
+    came = f"{type(source).__module__}.{type(source).__qualname__}"
+    if not (inside := _inside(source)):
+        raise TypeError(
+            f"source is a {came}, {wanted}. For a whole model, or for a subclass, pass the named arrays instead, such "
+            "as its state dict, with scheme and prefix"
+        )
+    if len(inside) == 1:
+        raise TypeError(f"source is a {came}, {wanted}; it contains one at {inside[0]}: pass source{inside[0]}")
+    more = f" and {len(inside) - LISTED} more" if len(inside) > LISTED else ""
+    raise TypeError(
+        f"source is a {came}, {wanted}; it contains {len(inside)}, at {', '.join(inside[:LISTED])}{more}: pass one of "
+        f"them, as source{inside[0]}"
+    )
+
+
+def _inside(module: Any) -> list[str]:
+    """What is written after a module to have each layer of attention in it."""
+    children = _native(dispatch.backend_of(module) or "numpy").children
+    found, seen, left = [], {id(module)}, [("", module)]
+    for path, parent in left:  # which grows
+        for name, part in children(parent):
+            if id(part) not in seen:
+                seen.add(id(part))
+                if _known(part):
+                    found.append(path + name)
+                else:
+                    left.append((path + name, part))
+    return found
+
+
+def _named_in_full(kind: Any) -> Any:
+    """The name of a kind that is told by its class, or by the beginning of its name; anything else as it is."""
+    if isinstance(kind, type):
+        return next((name for name in KINDS if _class(name) is kind), kind)
+    if not isinstance(kind, str) or kind in KINDS:
+        return kind
+    meant = [name for name in KINDS if name.startswith(f"{kind}.") or (KINDS[name] == kind and name not in BOOK)]
+    if len(meant) > 1:
+        raise ValueError(f"kind is {kind!r}, which has several, expected one of {', '.join(meant)}")
+    return meant[0] if meant else kind
+
+
+def _class(kind: str) -> type | None:
+    """The class of a kind; None if its module is not imported."""
+    place, _, name = kind.rpartition(".")
+    return getattr(sys.modules.get(place), name, None)
+
+
+def _known(source: Any) -> tuple[str | None, BackendName] | None:
+    """The kind of a layer, None for the book's and ours, and its backend; None if it is no layer of attention.
 
     A kind is told by the very class: what a subclass computes is not known.
     """
     for kind, backend in (KINDS | OWN).items():
-        place, _, name = kind.rpartition(".")
-        if type(source) is getattr(sys.modules.get(place), name, None):
+        if type(source) is _class(kind):
             return kind if kind in KINDS.keys() - BOOK else None, backend
     # A class that the book prints is wherever its reader defined it. Flax's shows its parts only when it is bound.
     unbound = getattr(source, "scope", "") is None
     parts = ("num_heads",) if unbound else ("num_heads", "attention", *schemes.PROJECTIONS)
     if type(source).__name__ == "MultiHeadAttention" and all(hasattr(source, part) for part in parts):
         return None, dispatch.backend_of(source) or "numpy"
-    raise TypeError(
-        f"source is a {type(source).__module__}.{type(source).__qualname__}, expected named arrays, the layer of an "
-        f"mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}. For a whole model, or for a subclass, pass the "
-        "named arrays instead, such as its state dict, with scheme and prefix"
-    )
+    return None
 
 
 def _native(backend: BackendName) -> Any:

@@ -1,5 +1,6 @@
 """What a layer must not take is refused, with the same error and words on every backend and path."""
 
+import re
 import threading
 import warnings
 
@@ -143,6 +144,26 @@ def test_bad_inputs_are_refused(backend, rng, path, bad):
         error, words = TypeError, f"*unexpected keyword argument '{name}'"
     with refuses(error, words):
         PATHS[path](backend)(queries, keys, values, **arguments)
+
+
+# The fixes that an error names are to be copied
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "cotangent"])
+def test_the_two_fixes_of_a_wide_array_work_as_they_are_written(backend, rng, name):
+    arguments = draw_by_name(rng) | {"cotangent": np.ones((B, Q, D), "float32")}
+    wide = arguments | {name: arguments[name].astype("float64")}
+    with pytest.raises(TypeError) as caught:
+        make(backend).gradients(**wide)
+    convert, option = re.fullmatch(
+        rf"{name} has dtype float64, expected float32 as the layer; convert it, in NumPy with (.*), "
+        r"or make the layer with (dtype=.*)",
+        str(caught.value),
+    ).groups()
+    converted = eval(convert, {name: wide[name]})
+    make(backend).gradients(**(arguments | {name: converted}))
+    attention = eval(f"make(backend, {option})", {"make": make, "backend": backend})
+    attention.gradients(**{other: X.astype("float64") for other, X in arguments.items()})
 
 
 # Arrays of other kinds and places

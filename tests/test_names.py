@@ -29,3 +29,8 @@ def test_dtypes_that_a_type_checker_takes_are_taken():
     for written in (np.float64, np.dtype("float64")):
         assert mha.MultiHeadAttention(6, 2, dtype=written, backend="numpy").config.dtype == "float64"
     assert mha.zeros(3, bool, backend="numpy").dtype == bool
+
+
+@pytest.mark.parametrize("start", get_args(names.KindStart))
+def test_the_beginning_of_a_kind_tells_one(start):
+    assert native._named_in_full(start) in get_args(names.KindName)

@@ -87,7 +87,7 @@ def convert(
             chosen, at = weights.choose(opened, scheme, prefix)
             config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: terminal.track("Reading", names))
         except TypeError as error:  # num_heads is needed
-            raise ValueError(f"does not say everything: {error}; say --num-heads") from error
+            raise ValueError(f"does not say everything: {error}") from error
         names = set(opened.entries)
     console = terminal.console()
     console.print(f"{source}: {_described(chosen, at)}")

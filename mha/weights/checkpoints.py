@@ -35,7 +35,7 @@ def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> 
         if (chosen, scheme) == ("mha", "auto") and not own:
             raise ValueError(
                 "the names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
-                '(in, out), applied as x @ kernel? Then pass scheme="mha" and num_heads; else transpose them first'
+                '(in, out), applied as x @ kernel? Then pass scheme="mha" and num_heads=...; else transpose them first'
             )
     return chosen, prefix
 

@@ -355,7 +355,10 @@ def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_he
                 )
             expected, source = told, place.name
     if expected is None:
-        raise TypeError("num_heads is None, expected an int: neither names nor shapes show the number of heads")
+        raise TypeError(
+            "num_heads is None, expected an int: neither names nor shapes show the number of heads; pass num_heads=... "
+            "as the model's configuration says"
+        )
     return expected
 
 
