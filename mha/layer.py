@@ -6,8 +6,8 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, seeds, weights
-from mha.config import MODERN, Config, numpy_dtype, shapes, special
+from mha import arguments, calls, checks, dispatch, inputs, native, seeds, weights
+from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
 
@@ -199,12 +199,12 @@ class MultiHeadAttention:
         call: Any = valid_lens, mask, score_bias, causal, offset, head_gates
         queries, keys, values, given = self._arrays(queries, keys, values)
         if given == self.backend:  # its layer checks
-            inputs, back = (queries, keys, values), _same
+            arrays, back = (queries, keys, values), _same
         else:
-            inputs, call, back = self._checked(queries, keys, values, given, *call, *switches)
+            arrays, call, back = self._checked(queries, keys, values, given, *call, *switches)
         module = self._module
         with module.context(self.config.dtype, tracked=given == self.backend):
-            result = self._calls.attend(self.layer, *inputs, *call, training=training, return_weights=return_weights)
+            result = self._calls.attend(self.layer, *arrays, *call, training=training, return_weights=return_weights)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def vjp(
@@ -236,12 +236,12 @@ class MultiHeadAttention:
         """
         causal, training = checks.flag("causal", causal), checks.flag("training", training)
         given = valid_lens, mask, score_bias, causal, offset, head_gates, training
-        inputs, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
-            copies = {id(X): module.copied(X) for X in (*inputs, *checked.arrays())}
-            inputs, checked = [copies[id(X)] for X in inputs], checked.mapped(lambda X: copies[id(X)])
-            output, pull = self._calls.vjp(self.layer, *inputs, checked, training=training)
+            copies = {id(X): module.copied(X) for X in (*arrays, *checked.arrays())}
+            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(lambda X: copies[id(X)])
+            output, pull = self._calls.vjp(self.layer, *arrays, checked, training=training)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
             cotangent = self._cotangent(cotangent, output.shape, place)
@@ -278,12 +278,12 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         given = valid_lens, mask, score_bias, causal, offset, head_gates
-        inputs, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         if cotangent is not None:
-            shape = *inputs[0].shape[:2], self.config.num_hiddens
+            shape = *arrays[0].shape[:2], self.config.num_hiddens
             cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            gradients = self._calls.gradients(self.layer, *inputs, *call, cotangent=cotangent)
+            gradients = self._calls.gradients(self.layer, *arrays, *call, cotangent=cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -315,9 +315,9 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         given = valid_lens, mask, score_bias, causal, offset, head_gates
-        inputs, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         with self._module.context(self.config.dtype):
-            steps = self._calls.trace(self.layer, *inputs, *call)
+            steps = self._calls.trace(self.layer, *arrays, *call)
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -380,17 +380,9 @@ class MultiHeadAttention:
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
-    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
         """Queries, keys and values as arrays of one framework, and the backend that it is."""
-        queries, given = self._array("queries", queries)
-        keys, of_keys = self._array("keys", keys)
-        values, of_values = self._array("values", values)
-        for name, other in (("keys", of_keys), ("values", of_values)):
-            if other != given:
-                raise TypeError(
-                    f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
-                )
-        return queries, keys, values, given
+        return inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
 
     def _checked(self, queries: Any, keys: Any, values: Any, given: Any, *call: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call and its other arguments, checked, as the backend's arrays; what turns results back.
@@ -400,35 +392,20 @@ class MultiHeadAttention:
         module = self._module
         with module.context(self.config.dtype):
             checked = arguments.check(given, self.layer, queries, keys, values, *call)
-            inputs = queries, keys, values
+            arrays = queries, keys, values
             if given == "numpy":
                 place = module.place(self.layer)
-                taken = {id(X): _taken(module, place, X) for X in inputs}  # an array that comes three times, once
-                inputs = tuple(taken[id(X)] for X in inputs)
-                checked = checked.mapped(lambda X: _taken(module, place, X))
-            return inputs, (checked,), module.to_numpy if given == "numpy" else _same
+                taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
+                arrays = tuple(taken[id(X)] for X in arrays)
+                checked = checked.mapped(lambda X: inputs.taken(module, place, X))
+            return arrays, (checked,), module.to_numpy if given == "numpy" else _same
 
     def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
         """A cotangent of an output of this shape, checked, as the backend's own array."""
-        cotangent, kind = self._array("cotangent", cotangent)
-        checks.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
+        cotangent, kind = inputs.array(self.backend, self.config.dtype, "cotangent", cotangent)
+        calls.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
         with self._module.context(self.config.dtype):
             return arguments.native(self._module, place, cotangent)
-
-    def _array(self, name: str, value: Any) -> tuple[Any, BackendName]:
-        """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""
-        if isinstance(value, (list, tuple)):
-            array = checks.listed(name, value, self.config.dtype)
-            if array.dtype.kind == "b" or _has_dtype(value):
-                return array, "numpy"
-            return checks.cast(name, array, numpy_dtype(self.config.dtype)), "numpy"
-        given = dispatch.backend_of(value)
-        if given != self.backend and given != "numpy":
-            raise TypeError(
-                f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
-                f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
-            )
-        return value, given
 
 
 def restore(
@@ -444,22 +421,5 @@ def restore(
     return attention
 
 
-def _taken(module: Any, place: Any, X: Any) -> Any:
-    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
-    if not isinstance(X, np.ndarray):
-        return X
-    X = checks.plain(X)
-    return X if module.is_own(X) else module.tensor(X, place)
-
-
 def _same(X: Any) -> Any:
     return X
-
-
-def _has_dtype(value: Any) -> bool:
-    """Whether nested lists hold arrays or NumPy's numbers, whose dtype is not to be changed silently."""
-    while isinstance(value, (list, tuple)):
-        if not value:
-            return False
-        value = value[0]
-    return hasattr(value, "dtype")
