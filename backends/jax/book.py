@@ -52,7 +52,7 @@ class DotProductAttention(_Pooling, lesson.DotProductAttention):
     same_width = True
 
     def __init__(self, dropout, **flax_options):
-        super().__init__(checks.probability("dropout", dropout), **flax_options)
+        lesson.DotProductAttention.__init__(self, checks.probability("dropout", dropout), **flax_options)
 
 
 class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
