@@ -4,6 +4,7 @@ import dataclasses
 import math
 import reprlib
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from mha.positions import Rotary
 POOLINGS = ("dot", "additive")
 DTYPES = checks.FLOATS
 NORMS = ("rms", "layer")
+MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,12 @@ class Config:
         for name in ("scale", "rotary", "qk_norm"):
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
+
+
+def special(config: Config) -> dict[str, Any]:
+    """The options of today's models that are not at their defaults, by name: what other layers and files may lack."""
+    plain = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
+    return {name: getattr(config, name) for name in MODERN if getattr(config, name) != getattr(plain, name)}
 
 
 def numpy_dtype(name: str) -> np.dtype:

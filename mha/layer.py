@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha import arguments, checks, dispatch, native, seeds, weights
-from mha.config import Config, numpy_dtype, shapes
+from mha.config import MODERN, Config, numpy_dtype, shapes, special
 from mha.positions import Rotary
 
 
@@ -336,7 +336,9 @@ class MultiHeadAttention:
         weights.save(path, self.config, self.weights)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in vars(self.config).items())
+        told = special(self.config)
+        named = {name: X for name, X in vars(self.config).items() if name not in MODERN or name in told}
+        options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
