@@ -44,8 +44,11 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
         right = 0
     conditions = []
     B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
-    each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = positions(keys)[0]  # (K,)
+    each_query = tf.cast(offset, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])[None]  # (B or 1, Q)
+    if each_query.shape[0] != 1:
+        must_fit("offset", each_query, B)
+    each_query = each_query[:, None, :, None]  # (B or 1, 1, Q, 1)
+    each_key = tf.range(tf.shape(keys, tf.int64)[1])  # (K,)
     if valid_lens is not None:
         must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -61,13 +64,6 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     if right is not None:
         conditions.append(each_key <= each_query + right)  # (B or 1, 1, Q, K)
     return functools.reduce(tf.logical_and, conditions) if conditions else None
-
-
-def positions(X, offset=0):
-    """The positions, int64 (B or 1, T), of the rows of X (B, T, any); offset: that of the first, as above."""
-    if not isinstance(offset, int) and offset.shape[0] != 1:
-        must_fit("offset", offset, tf.shape(X)[0])
-    return tf.cast(offset, tf.int64) + tf.range(tf.shape(X, tf.int64)[1])[None]
 
 
 def four_axes(pairs):
@@ -315,16 +311,16 @@ class MultiHeadAttention(keras.layers.Layer):
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
             steps |= {"norm_q": q, "norm_k": k}
         if config.rotary:
-            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
-            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
+            each_query = tf.cast(offset, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])[None]  # (B or 1, Q)
+            q = rotate(q, each_query, config.rotary, H)  # (B*H, Q, d)
+            k = rotate(k, tf.range(tf.shape(keys, tf.int64)[1])[None], config.rotary, G)  # (B*G, K, d)
             steps |= {"rotate_q": q, "rotate_k": k}
         k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
         steps |= self.attention(q, k, v, repeat_heads(visible, B, H), score_bias, training=training)
         pooled = steps["pooled"]  # (B*H, Q, dv)
         if head_gates is not None:
-            if len(head_gates.shape) == 2:
-                must_fit("head_gates", head_gates, B)
+            must_fit("head_gates", head_gates, *(B, H)[-len(head_gates.shape) :])
             gates = tf.reshape(tf.broadcast_to(head_gates, (B, H)), (B * H, 1, 1))  # (B*H, 1, 1)
             steps["head_gated"] = pooled = pooled * gates  # (B*H, Q, dv)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
