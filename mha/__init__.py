@@ -24,11 +24,13 @@ from mha.arrays import (
     zeros,
 )
 from mha.layer import MultiHeadAttention
+from mha.positions import Rotary, alibi, llama3_frequencies, t5_buckets
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
+    from mha import names as names
     from mha import parity as parity
     from mha import weights as weights
     from mha.dispatch import backends
@@ -39,15 +41,19 @@ import_mxnet.enable()
 
 __all__ = [
     "MultiHeadAttention",
+    "Rotary",
+    "alibi",
     "backends",
     "check_shape",
     "from_native",
+    "llama3_frequencies",
     "load",
     "manual_seed",
     "masked_softmax",
     "normal",
     "ones",
     "sync",
+    "t5_buckets",
     "tensor",
     "to_numpy",
     "transpose_output",
@@ -57,8 +63,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    """`mha.parity` without an import of its own, which would make `import mha` slower."""
-    if name == "parity":
-        return importlib.import_module("mha.parity")
-    raise AttributeError(f"module 'mha' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, every name would be there
+
+    def __getattr__(name: str) -> Any:
+        """`mha.parity` without an import of its own, which would make `import mha` slower."""
+        if name == "parity":
+            return importlib.import_module("mha.parity")
+        raise AttributeError(f"module 'mha' has no attribute {name!r}")

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha import checks, dispatch
+from mha import calls, checks, dispatch
 from mha.config import numpy_dtype
+from mha.names import BackendName
 
 
 class Hiding(NamedTuple):
@@ -58,7 +59,7 @@ class Checked(NamedTuple):
 
 
 def check(
-    backend: str,
+    backend: BackendName,
     layer: Any,
     queries: Any,
     keys: Any,
@@ -95,16 +96,16 @@ def check(
     given, valid_lens = valid_lens, known("valid_lens", valid_lens)
     mask = mask if module.is_own(mask) else known("mask", mask, "bool")
     switches = causal, training, return_weights
-    checks.inputs(config, queries, keys, values, valid_lens, mask, *switches, is_own=module.is_own, place=place)
+    calls.inputs(config, queries, keys, values, valid_lens, mask, *switches, is_own=module.is_own, place=place)
     if not (score_bias is None and head_gates is None and type(offset) is int):
         score_bias = module_floats(module, "score_bias", score_bias, config.dtype)
         head_gates = module_floats(module, "head_gates", head_gates, config.dtype)
         offset = known("offset", offset)
         sizes = *queries.shape[:2], keys.shape[1]
-        checks.extras(config, sizes, score_bias, offset, head_gates, is_own=module.is_own, place=place)
-    offset = _column(module, place, checks.offset(offset))
+        calls.extras(config, sizes, score_bias, offset, head_gates, is_own=module.is_own, place=place)
+    offset = _column(module, place, calls.offset(offset))
     causal = bool(causal)
-    limited = checks.lengths(valid_lens, keys.shape[1])
+    limited = calls.lengths(valid_lens, keys.shape[1])
     # To turn these back into what they were would cost a small call much of its time.
     own = module.is_own(given) and not isinstance(given, np.ndarray)
     # JAX takes int64 in some contexts only.
@@ -115,16 +116,18 @@ def check(
     return Checked(hiding, native_gates)
 
 
-def check_pooling(backend: str, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def check_pooling(
+    backend: BackendName, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None
+) -> Any:
     """Refuse arguments that do not fit an attention pooling, and make its lengths the backend's own.
 
-    As `check`, for a pooling that tells what `checks.pooling_inputs` asks. Returns the lengths; None stays None.
+    As `check`, for a pooling that tells what `calls.pooling_inputs` asks. Returns the lengths; None stays None.
     """
     module = dispatch.load(backend)
     place = module.place(pooling, queries)
     valid_lens = known("valid_lens", valid_lens)
-    checks.pooling_inputs(pooling, queries, keys, values, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
-    return native(module, place, checks.lengths(valid_lens, keys.shape[1]))
+    calls.pooling_inputs(pooling, queries, keys, values, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
+    return native(module, place, calls.lengths(valid_lens, keys.shape[1]))
 
 
 def known(name: str, value: Any, empty: str = "int64") -> Any:

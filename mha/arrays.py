@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch
+from mha import arguments, calls, checks, dispatch
 from mha.config import DTYPES, numpy_dtype
+from mha.names import ArrayDtype, BackendName
 
 KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
 
-def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
+def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName | None = None) -> Any:
     """Numbers, nested lists or an array as an array of a backend.
 
     Args:
@@ -49,18 +50,24 @@ def tensor(data: Any, dtype: Any = None, *, backend: str | None = None) -> Any:
         return made
 
 
-def ones(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
+def ones(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
     """An array of ones of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.ones(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
-def zeros(shape: Any, dtype: Any = "float32", *, backend: str | None = None) -> Any:
+def zeros(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
     """An array of zeros of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.zeros(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
 def normal(
-    mean: float, std: float, shape: Any, dtype: Any = "float32", *, seed: int = 0, backend: str | None = None
+    mean: float,
+    std: float,
+    shape: Any,
+    dtype: ArrayDtype = "float32",
+    *,
+    seed: int = 0,
+    backend: BackendName | None = None,
 ) -> Any:
     """Normal random numbers, the same for a seed on every backend; None = MHA_BACKEND, else "numpy"."""
     mean, std, shape = checks.number("mean", mean), checks.number("std", std, 0), checks.sizes("shape", shape)
@@ -95,7 +102,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
+    calls.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_qkv(X, num_heads)
 
@@ -107,7 +114,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
+    calls.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_output(X, num_heads)
 
@@ -127,7 +134,7 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
     """
     module = dispatch.module_of(X, "X")
     valid_lens, place = arguments.known("valid_lens", valid_lens), module.place(None, X)
-    checks.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
-    valid_lens = checks.lengths(valid_lens, X.shape[2])
+    calls.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
+    valid_lens = calls.lengths(valid_lens, X.shape[2])
     with module.context(checks.dtype_name(X.dtype)):
         return module.masked_softmax(X, arguments.native(module, place, valid_lens))

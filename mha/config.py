@@ -4,15 +4,18 @@ import dataclasses
 import math
 import reprlib
 import sys
+from typing import Any, get_args
 
 import numpy as np
 
 from mha import checks
+from mha.names import FloatName, NormName, PoolingName
 from mha.positions import Rotary
 
-POOLINGS = ("dot", "additive")
+POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
-NORMS = ("rms", "layer")
+NORMS: tuple[NormName, ...] = get_args(NormName)
+MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +62,10 @@ class Config:
     softcap: float | None = None
     window: tuple[int | None, int | None] | None = None
     rotary: Rotary | None = None
-    qk_norm: str | None = None
+    qk_norm: NormName | None = None
     qk_norm_eps: float = 1e-6
-    pooling: str = "dot"
-    dtype: str = "float32"
+    pooling: PoolingName = "dot"
+    dtype: FloatName = "float32"
 
     def __post_init__(self) -> None:
         def fill(name: str, value: object) -> None:
@@ -107,6 +110,12 @@ class Config:
         for name in ("scale", "rotary", "qk_norm"):
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
+
+
+def special(config: Config) -> dict[str, Any]:
+    """The options of today's models that are not at their defaults, by name: what other layers and files may lack."""
+    plain = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
+    return {name: getattr(config, name) for name in MODERN if getattr(config, name) != getattr(plain, name)}
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -6,11 +6,12 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mha import checks
+from mha.names import BackendName, KindName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,27 +21,37 @@ class Framework:
     needs: the modules that the backend imports, the framework first.
     arrays: the packages that the types of its arrays and layers come from; () = those of `needs`.
     layers: its own attention layers, which `mha.from_native` and `to_native` know, as they are imported.
-    install: the command that installs it; "" = pip install 'mha[NAME]'.
+    packages: what pip is told to install, as in pyproject.toml; last: the command that follows, or "".
     """
 
     needs: tuple[str, ...]
     arrays: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
-    install: str = ""
+    layers: tuple[KindName, ...] = ()
+    packages: tuple[str, ...] = ()
+    last: str = ""
 
 
-TORCH = ("torch.nn.MultiheadAttention",)
-KERAS = ("keras.layers.MultiHeadAttention",)
-FLAX = ("flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention", "flax.nnx.MultiHeadAttention")
-MXNET = "pip install 'mha[mxnet]' && pip install --no-deps mxnet==1.9.1"
-# A new backend is a folder in `backends/` and a line here; a line whose folder is gone counts for nothing.
-KNOWN = {
+TORCH: tuple[KindName, ...] = ("torch.nn.MultiheadAttention",)
+KERAS: tuple[KindName, ...] = ("keras.layers.MultiHeadAttention",)
+FLAX: tuple[KindName, ...] = (
+    "flax.linen.MultiHeadDotProductAttention",
+    "flax.linen.MultiHeadAttention",
+    "flax.nnx.MultiHeadAttention",
+)
+# A new backend is a folder in `backends/`, a line here and its names in `mha.names`; a line whose folder is gone counts
+# for nothing.
+KNOWN: dict[BackendName, Framework] = {
     "numpy": Framework(("numpy",)),
-    "torch": Framework(("torch",), layers=TORCH),
-    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS),
-    "jax": Framework(("jax", "flax"), arrays=("jax", "jaxlib", "flax"), layers=FLAX),
-    "mxnet": Framework(("mxnet",), install=MXNET),
+    "torch": Framework(("torch",), layers=TORCH, packages=("torch>=2.4",)),
+    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS, packages=("tensorflow>=2.18", "keras>=3.6")),
+    "jax": Framework(("jax", "flax"), ("jax", "jaxlib", "flax"), layers=FLAX, packages=("jax>=0.8", "flax>=0.12")),
+    "mxnet": Framework(
+        ("mxnet",),
+        packages=("requests>=2", "graphviz>=0.8.1", "setuptools>=65"),
+        last="pip install --no-deps mxnet==1.9.1",
+    ),
 }
+PLOTS = ("matplotlib>=3.8",)  # what draws pictures
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 FRAMEWORKS = {name: framework for name, framework in KNOWN.items() if (FOLDER / name).is_dir()}
 ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays or known.needs}
@@ -54,13 +65,13 @@ class Backend:
     problem: None, or what is missing and the command that installs it.
     """
 
-    name: str
+    name: BackendName
     installed: bool
     version: str | None
     problem: str | None
 
 
-def backends() -> dict[str, Backend]:
+def backends() -> dict[BackendName, Backend]:
     """Every backend that exists, whether it is installed, its version, or why not; imports no framework.
 
     Returns a dict of `Backend` by name, NumPy first.
@@ -68,7 +79,7 @@ def backends() -> dict[str, Backend]:
     return {name: _describe(name) for name in FRAMEWORKS}
 
 
-def backend_name(backend: str | None = None) -> str:
+def backend_name(backend: str | None = None) -> BackendName:
     """The backend to use: the argument, else the environment variable MHA_BACKEND, else "numpy".
 
     Raises TypeError or ValueError, listing the known names, if it is none of them.
@@ -78,7 +89,7 @@ def backend_name(backend: str | None = None) -> str:
     return checks.choice("backend", "numpy" if backend is None else backend, tuple(FRAMEWORKS))
 
 
-def load(name: str) -> Any:
+def load(name: BackendName) -> Any:
     """The module of a backend, importing its framework.
 
     Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
@@ -92,7 +103,7 @@ def load(name: str) -> Any:
     return importlib.import_module(f"mha.backends.{name}")
 
 
-def lesson(name: str) -> Any:
+def lesson(name: BackendName) -> Any:
     """The module of a backend's lesson, `layer.py`, which knows no fast path."""
     load(name)
     return importlib.import_module(f"mha.backends.{name}.layer")
@@ -108,17 +119,23 @@ def is_readable(readable: bool | None = None) -> bool:
     return checks.flag("readable", readable)
 
 
-def install(name: str) -> str:
-    """The command that installs what a backend needs."""
-    return FRAMEWORKS[name].install or f"pip install 'mha[{name}]'"
+def install(name: BackendName) -> str:
+    """The command that installs what a backend needs, whatever `mha` itself was installed from."""
+    known = FRAMEWORKS[name]
+    return " && ".join(filter(None, [pip(known.packages), known.last]))
 
 
-def has_book(name: str) -> bool:
+def pip(packages: Sequence[str]) -> str:
+    """The command that installs packages, in quotes that every shell knows."""
+    return " ".join(["pip install", *(f'"{package}"' for package in packages)])
+
+
+def has_book(name: BackendName) -> bool:
     """Whether Dive into Deep Learning has a section for a backend's framework."""
     return (FOLDER / name / "book.py").is_file()
 
 
-def backend_of(array: Any) -> str | None:
+def backend_of(array: Any) -> BackendName | None:
     """The backend whose framework an array belongs to, found from its type; None if it is of none of them."""
     kind = type(array)
     root = kind.__module__.partition(".")[0]
@@ -143,11 +160,11 @@ def module_of(array: Any, name: str) -> Any:
     return module
 
 
-def _missing(name: str) -> list[str]:
+def _missing(name: BackendName) -> list[str]:
     return [module for module in FRAMEWORKS[name].needs if importlib.util.find_spec(module) is None]
 
 
-def _describe(name: str) -> Backend:
+def _describe(name: BackendName) -> Backend:
     if missing := _missing(name):
         return Backend(name, False, None, f"{' and '.join(missing)} not installed: {install(name)}")
     return Backend(name, True, _version(FRAMEWORKS[name].needs[0]), None)

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, seeds, weights
-from mha.config import Config, numpy_dtype, shapes
+from mha import arguments, calls, checks, dispatch, inputs, native, seeds, weights
+from mha.config import MODERN, Config, shapes, special
+from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
 
 
@@ -76,18 +77,18 @@ class MultiHeadAttention:
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         rotary: Rotary | None = None,
-        qk_norm: str | None = None,
+        qk_norm: NormName | None = None,
         qk_norm_eps: float = 1e-6,
-        pooling: str = "dot",
-        dtype: Any = "float32",
+        pooling: PoolingName = "dot",
+        dtype: LayerDtype = "float32",
         seed: int | None = None,
         readable: bool | None = None,
-        backend: str | None = None,
+        backend: BackendName | None = None,
     ) -> None:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": dtype}
+        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
@@ -95,14 +96,14 @@ class MultiHeadAttention:
     def _build(
         self,
         config: Config,
-        backend: str | None,
+        backend: BackendName | None,
         arrays: dict[str, np.ndarray] | None,
         seed: int | None,
         readable: bool | None,
     ) -> None:
         """Make the layer; arrays: its weights, None = drawn from the seed; the others as of the class."""
         self.config = config
-        self.backend = dispatch.backend_name(backend)
+        self.backend: BackendName = dispatch.backend_name(backend)
         self.readable = dispatch.is_readable(readable)
         checks.choice(f"dtype on backend {self.backend!r}", config.dtype, self._module.DTYPES)
         shapes(config)  # too large ones are refused: a layer that cannot be made takes no seed from those that follow
@@ -121,6 +122,40 @@ class MultiHeadAttention:
     def _calls(self) -> Any:
         """What has the functions that call the layer: the backend's module, or its lesson."""
         return dispatch.lesson(self.backend) if self.readable else self._module
+
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        *,
+        mask: Any = None,
+        score_bias: Any = None,
+        causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
+        training: bool = False,
+        return_weights: Literal[True],
+    ) -> tuple[Any, Any]: ...
+
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        *,
+        mask: Any = None,
+        score_bias: Any = None,
+        causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
+        training: bool = False,
+        return_weights: bool = False,
+    ) -> Any: ...
 
     def __call__(
         self,
@@ -164,12 +199,12 @@ class MultiHeadAttention:
         call: Any = valid_lens, mask, score_bias, causal, offset, head_gates
         queries, keys, values, given = self._arrays(queries, keys, values)
         if given == self.backend:  # its layer checks
-            inputs, back = (queries, keys, values), _same
+            arrays, back = (queries, keys, values), _same
         else:
-            inputs, call, back = self._checked(queries, keys, values, given, *call, *switches)
+            arrays, call, back = self._checked(queries, keys, values, given, *call, *switches)
         module = self._module
         with module.context(self.config.dtype, tracked=given == self.backend):
-            result = self._calls.attend(self.layer, *inputs, *call, training=training, return_weights=return_weights)
+            result = self._calls.attend(self.layer, *arrays, *call, training=training, return_weights=return_weights)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def vjp(
@@ -201,12 +236,12 @@ class MultiHeadAttention:
         """
         causal, training = checks.flag("causal", causal), checks.flag("training", training)
         given = valid_lens, mask, score_bias, causal, offset, head_gates, training
-        inputs, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
-            copies = {id(X): module.copied(X) for X in (*inputs, *checked.arrays())}
-            inputs, checked = [copies[id(X)] for X in inputs], checked.mapped(lambda X: copies[id(X)])
-            output, pull = self._calls.vjp(self.layer, *inputs, checked, training=training)
+            copies = {id(X): module.copied(X) for X in (*arrays, *checked.arrays())}
+            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(lambda X: copies[id(X)])
+            output, pull = self._calls.vjp(self.layer, *arrays, checked, training=training)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
             cotangent = self._cotangent(cotangent, output.shape, place)
@@ -243,12 +278,12 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         given = valid_lens, mask, score_bias, causal, offset, head_gates
-        inputs, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         if cotangent is not None:
-            shape = *inputs[0].shape[:2], self.config.num_hiddens
+            shape = *arrays[0].shape[:2], self.config.num_hiddens
             cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            gradients = self._calls.gradients(self.layer, *inputs, *call, cotangent=cotangent)
+            gradients = self._calls.gradients(self.layer, *arrays, *call, cotangent=cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -280,9 +315,9 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         given = valid_lens, mask, score_bias, causal, offset, head_gates
-        inputs, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         with self._module.context(self.config.dtype):
-            steps = self._calls.trace(self.layer, *inputs, *call)
+            steps = self._calls.trace(self.layer, *arrays, *call)
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -309,17 +344,18 @@ class MultiHeadAttention:
         with self._module.context(self.config.dtype):
             self.layer = self._module.set_weights(self.layer, arrays)
 
-    def to(self, backend: str) -> "MultiHeadAttention":
+    def to(self, backend: BackendName) -> "MultiHeadAttention":
         """The same layer, configuration, weights and seed, on another backend; this one stays as it is."""
         return restore(self.config, self.weights, backend, self.seed, self.readable)
 
-    def to_native(self, kind: str) -> Any:
+    def to_native(self, kind: KindName | KindStart | type) -> Any:
         """A layer of another kind with the same weights, bit for bit; this one stays as it is.
 
         Args:
             kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" (built),
                 "flax.linen.MultiHeadDotProductAttention" (bound to its variables), "flax.nnx.MultiHeadAttention", or
-                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is.
+                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is. Also the class
+                itself, or the beginning of its name where that tells: "torch", "keras", "flax.nnx".
 
         Raises:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.
@@ -336,23 +372,17 @@ class MultiHeadAttention:
         weights.save(path, self.config, self.weights)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in vars(self.config).items())
+        told = special(self.config)
+        named = {name: X for name, X in vars(self.config).items() if name not in MODERN or name in told}
+        options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
-    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
         """Queries, keys and values as arrays of one framework, and the backend that it is."""
-        queries, given = self._array("queries", queries)
-        keys, of_keys = self._array("keys", keys)
-        values, of_values = self._array("values", values)
-        for name, other in (("keys", of_keys), ("values", of_values)):
-            if other != given:
-                raise TypeError(
-                    f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
-                )
-        return queries, keys, values, given
+        return inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
 
     def _checked(self, queries: Any, keys: Any, values: Any, given: Any, *call: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call and its other arguments, checked, as the backend's arrays; what turns results back.
@@ -362,41 +392,26 @@ class MultiHeadAttention:
         module = self._module
         with module.context(self.config.dtype):
             checked = arguments.check(given, self.layer, queries, keys, values, *call)
-            inputs = queries, keys, values
+            arrays = queries, keys, values
             if given == "numpy":
                 place = module.place(self.layer)
-                taken = {id(X): _taken(module, place, X) for X in inputs}  # an array that comes three times, once
-                inputs = tuple(taken[id(X)] for X in inputs)
-                checked = checked.mapped(lambda X: _taken(module, place, X))
-            return inputs, (checked,), module.to_numpy if given == "numpy" else _same
+                taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
+                arrays = tuple(taken[id(X)] for X in arrays)
+                checked = checked.mapped(lambda X: inputs.taken(module, place, X))
+            return arrays, (checked,), module.to_numpy if given == "numpy" else _same
 
     def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
         """A cotangent of an output of this shape, checked, as the backend's own array."""
-        cotangent, kind = self._array("cotangent", cotangent)
-        checks.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
+        cotangent, kind = inputs.array(self.backend, self.config.dtype, "cotangent", cotangent)
+        calls.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
         with self._module.context(self.config.dtype):
             return arguments.native(self._module, place, cotangent)
-
-    def _array(self, name: str, value: Any) -> tuple[Any, str]:
-        """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""
-        if isinstance(value, (list, tuple)):
-            array = checks.listed(name, value, self.config.dtype)
-            if array.dtype.kind == "b" or _has_dtype(value):
-                return array, "numpy"
-            return checks.cast(name, array, numpy_dtype(self.config.dtype)), "numpy"
-        given = dispatch.backend_of(value)
-        if given != self.backend and given != "numpy":
-            raise TypeError(
-                f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
-                f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
-            )
-        return value, given
 
 
 def restore(
     config: Config,
     arrays: dict[str, np.ndarray],
-    backend: str | None,
+    backend: BackendName | None,
     seed: int | None = None,
     readable: bool | None = None,
 ) -> MultiHeadAttention:
@@ -406,22 +421,5 @@ def restore(
     return attention
 
 
-def _taken(module: Any, place: Any, X: Any) -> Any:
-    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
-    if not isinstance(X, np.ndarray):
-        return X
-    X = checks.plain(X)
-    return X if module.is_own(X) else module.tensor(X, place)
-
-
 def _same(X: Any) -> Any:
     return X
-
-
-def _has_dtype(value: Any) -> bool:
-    """Whether nested lists hold arrays or NumPy's numbers, whose dtype is not to be changed silently."""
-    while isinstance(value, (list, tuple)):
-        if not value:
-            return False
-        value = value[0]
-    return hasattr(value, "dtype")

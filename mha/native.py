@@ -7,6 +7,7 @@ the layers of its framework, and is imported when it is used:
     is_ready(layer), FIRST -> whether a layer of the book has its weights, and what gives them to it
     printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
     begun(layer) -> a layer of the book with room for its weights
+    children(module) -> the parts of any module, each with what is written after the module to have it: ".attention"
 """
 
 import importlib
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from mha import arguments, checks, dispatch
-from mha.config import Config, shapes
+from mha.config import MODERN, Config, shapes
+from mha.names import BackendName, SchemeName
 from mha.weights import schemes
 
 # What a layer can be made of, as it is imported, and the backend that brings it.
@@ -27,6 +29,8 @@ KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind 
 OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")
 }
+
+LISTED = 3  # of many layers in a model, so many are shown
 
 Layer = tuple[Config, dict[str, np.ndarray]]
 
@@ -46,9 +50,10 @@ def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None) ->
     return config, weights
 
 
-def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
-    backend = KINDS[checks.choice("kind", kind, tuple(KINDS))]
+    kind = checks.choice("kind", _named_in_full(kind), tuple(KINDS))
+    backend = KINDS[kind]
     dispatch.load(backend)  # if the framework is missing, this says how to install it
     return _make_book(backend, kind, config, weights) if kind in BOOK else _native(backend).make(kind, config, weights)
 
@@ -56,7 +61,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 # Layers of Dive into Deep Learning: of `mha.d2l`, as the book prints them, and `attention.layer` itself
 
 
-def _book(backend: str, layer: Any) -> Layer:
+def _book(backend: BackendName, layer: Any) -> Layer:
     """The configuration and canonical weights of a layer of the book, or of ours."""
     module, native = dispatch.load(backend), _native(backend)
     config = getattr(layer, "config", None)
@@ -81,7 +86,7 @@ def _printed(native: Any, layer: Any) -> Layer:
     return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
 
 
-def _make_book(backend: str, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
+def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer of `mha.d2l` with these canonical weights."""
     D, H = config.num_hiddens, config.num_heads
     width = D / H if D % H else D // H
@@ -114,9 +119,10 @@ def refuse(kind: str, options: Mapping[str, Any]) -> None:
 
 def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
     """Raise ValueError, naming them, unless options are what they must be for a kind of layer to exist."""
+    plain = {name: getattr(Config(1, 1), name) for name in MODERN} | {"num_key_value_heads": config.num_heads}
     others = [
         f"{name}={getattr(config, name)!r}, expected {value!r}"
-        for name, value in needed.items()
+        for name, value in (plain | dict(needed)).items()
         if getattr(config, name) != value
     ]
     if others:
@@ -124,7 +130,7 @@ def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
 
 
 def canonical(
-    arrays: Mapping[str, Any], scheme: str, prefix: str, num_heads: int | None, dropout: float = 0.0
+    arrays: Mapping[str, Any], scheme: SchemeName, prefix: str, num_heads: int | None, dropout: float = 0.0
 ) -> Layer:
     """The configuration and canonical weights of the layer with this prefix, whose arrays are of any framework."""
     own = {name: _numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
@@ -152,6 +158,11 @@ def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
     return own | {X.name: X for X in parameters if not any(X is other for other in own.values())}
 
 
+def part(name: Any) -> str:
+    """What is written after a module to have its part of this name: ".attention", or "[0]" of a list."""
+    return f"[{name}]" if str(name).isdigit() else f".{name}"
+
+
 def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         here = (*path, *(map(str, name) if isinstance(name, tuple) else [str(name)]))
@@ -171,27 +182,75 @@ def _numpy(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def _kind(source: Any) -> tuple[str | None, str]:
-    """The kind of a layer, None for the book's and ours, and its backend.
+def _kind(source: Any) -> tuple[str | None, BackendName]:
+    """The kind of a layer, None for the book's and ours, and its backend; TypeError if it is no layer of attention."""
+    if known := _known(source):
+        return known
+    wanted = f"expected named arrays, the layer of an mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}"
+    came = f"{type(source).__module__}.{type(source).__qualname__}"
+    if not (inside := _inside(source)):
+        raise TypeError(
+            f"source is a {came}, {wanted}. For a whole model, or for a subclass, pass the named arrays instead, such "
+            "as its state dict, with scheme and prefix"
+        )
+    if len(inside) == 1:
+        raise TypeError(f"source is a {came}, {wanted}; it contains one at {inside[0]}: pass source{inside[0]}")
+    more = f" and {len(inside) - LISTED} more" if len(inside) > LISTED else ""
+    raise TypeError(
+        f"source is a {came}, {wanted}; it contains {len(inside)}, at {', '.join(inside[:LISTED])}{more}: pass one of "
+        f"them, as source{inside[0]}"
+    )
+
+
+def _inside(module: Any) -> list[str]:
+    """What is written after a module to have each layer of attention in it."""
+    children = _native(dispatch.backend_of(module) or "numpy").children
+    found, seen, left = [], {id(module)}, [("", module)]
+    for path, parent in left:  # which grows
+        for name, part in children(parent):
+            if id(part) not in seen:
+                seen.add(id(part))
+                if _known(part):
+                    found.append(path + name)
+                else:
+                    left.append((path + name, part))
+    return found
+
+
+def _named_in_full(kind: Any) -> Any:
+    """The name of a kind that is told by its class, or by the beginning of its name; anything else as it is."""
+    if isinstance(kind, type):
+        return next((name for name in KINDS if _class(name) is kind), kind)
+    if not isinstance(kind, str) or kind in KINDS:
+        return kind
+    meant = [name for name in KINDS if name.startswith(f"{kind}.") or (KINDS[name] == kind and name not in BOOK)]
+    if len(meant) > 1:
+        raise ValueError(f"kind is {kind!r}, which has several, expected one of {', '.join(meant)}")
+    return meant[0] if meant else kind
+
+
+def _class(kind: str) -> type | None:
+    """The class of a kind; None if its module is not imported."""
+    place, _, name = kind.rpartition(".")
+    return getattr(sys.modules.get(place), name, None)
+
+
+def _known(source: Any) -> tuple[str | None, BackendName] | None:
+    """The kind of a layer, None for the book's and ours, and its backend; None if it is no layer of attention.
 
     A kind is told by the very class: what a subclass computes is not known.
     """
     for kind, backend in (KINDS | OWN).items():
-        place, _, name = kind.rpartition(".")
-        if type(source) is getattr(sys.modules.get(place), name, None):
+        if type(source) is _class(kind):
             return kind if kind in KINDS.keys() - BOOK else None, backend
     # A class that the book prints is wherever its reader defined it. Flax's shows its parts only when it is bound.
     unbound = getattr(source, "scope", "") is None
     parts = ("num_heads",) if unbound else ("num_heads", "attention", *schemes.PROJECTIONS)
     if type(source).__name__ == "MultiHeadAttention" and all(hasattr(source, part) for part in parts):
         return None, dispatch.backend_of(source) or "numpy"
-    raise TypeError(
-        f"source is a {type(source).__module__}.{type(source).__qualname__}, expected named arrays, the layer of an "
-        f"mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}. For a whole model, or for a subclass, pass the "
-        "named arrays instead, such as its state dict, with scheme and prefix"
-    )
+    return None
 
 
-def _native(backend: str) -> Any:
+def _native(backend: BackendName) -> Any:
     """What a backend knows of the layers of its framework."""
     return importlib.import_module(f"mha.backends.{backend}.native")

@@ -5,15 +5,16 @@ from typing import Any
 
 from mha import dispatch, native, weights
 from mha.layer import MultiHeadAttention, restore
+from mha.names import BackendName, SchemeChoice
 
 
 def from_native(
     source: Any,
     *,
-    scheme: str = "auto",
+    scheme: SchemeChoice = "auto",
     prefix: str | None = None,
     num_heads: int | None = None,
-    backend: str | None = None,
+    backend: BackendName | None = None,
 ) -> MultiHeadAttention:
     """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
 
@@ -42,9 +43,9 @@ def from_native(
 
 def load(
     path: str | os.PathLike[str],
-    backend: str | None = None,
+    backend: BackendName | None = None,
     *,
-    scheme: str = "auto",
+    scheme: SchemeChoice = "auto",
     prefix: str | None = None,
     num_heads: int | None = None,
 ) -> MultiHeadAttention:

@@ -134,7 +134,9 @@ def python():
 @pytest.fixture
 def absent(monkeypatch):
     """A backend whose framework is not installed."""
-    monkeypatch.setitem(dispatch.FRAMEWORKS, "jax", dispatch.Framework(("no_such_framework",)))
+    monkeypatch.setitem(
+        dispatch.FRAMEWORKS, "jax", dispatch.Framework(("no_such_framework",), packages=("no-such-framework>=3",))
+    )
     monkeypatch.delitem(sys.modules, "mha.backends.jax", raising=False)
     return "jax"
 

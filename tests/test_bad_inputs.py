@@ -1,5 +1,6 @@
 """What a layer must not take is refused, with the same error and words on every backend and path."""
 
+import re
 import threading
 import warnings
 
@@ -98,6 +99,29 @@ BAD = {
     "text as mask": ("mask", lambda X: "causal", TypeError, "mask is 'causal' (str), expected booleans, True = may at"),
     "true": ("mask", lambda X: True, TypeError, "mask is True (bool), expected booleans, True = may attend"),
     "masked mask": ("mask", lambda X: np.ma.masked_array(np.ones((Q, K), bool)), TypeError, "mask is *MaskedArray*, e"),
+    "float mask and its place": ("mask", lambda X: np.zeros((Q, K), "float64"), TypeError, "mask *go to score_bias="),
+    # biases of scores, offsets and gates
+    "bias in float64": ("score_bias", lambda X: np.zeros((Q, K)), TypeError, "score_bias *, expected *"),
+    "mask as bias": ("score_bias", lambda X: np.ones((Q, K), bool), TypeError, "score_bias *; booleans go to mask="),
+    "integers as bias": ("score_bias", lambda X: np.ones((Q, K), "int32"), TypeError, "score_bias has dtype int32, ex"),
+    "transposed bias": ("score_bias", lambda X: np.ones((K, Q), "float32"), ValueError, "score_bias has shape (7, 5),"),
+    "bias of rank 1": ("score_bias", lambda X: np.ones(K, "float32"), ValueError, "score_bias has shape (7,), expecte"),
+    "bias of a number": ("score_bias", lambda X: 0.5, TypeError, "score_bias is 0.5 (float), expected a dense array o"),
+    "text as bias": ("score_bias", lambda X: "alibi", TypeError, "score_bias is 'alibi' (str), expected a dense array"),
+    "offset in between": ("offset", lambda X: 0.5, TypeError, "offset is 0.5 (float), expected an int, or integers of"),
+    "offset true": ("offset", lambda X: True, TypeError, "offset is True (bool), expected an int, or integers of sh"),
+    "offset none": ("offset", lambda X: None, TypeError, "offset is None (NoneType), expected an int, or integers o"),
+    "offset text": ("offset", lambda X: "3", TypeError, "offset is '3' (str), expected an int, or integers of shap"),
+    "floats as offsets": ("offset", lambda X: [1.0, 2.0], TypeError, "offset has dtype float64, expected an int, or"),
+    "offsets of queries": ("offset", lambda X: np.ones(Q, int), ValueError, "offset has shape (5,), expected (2,), ("),
+    "offsets in a column": ("offset", lambda X: np.ones((B, 1), int), ValueError, "offset has shape (2, 1), expected"),
+    "far offset": ("offset", lambda X: 2**31, ValueError, "offset holds 2147483648, expected no position beyond 10737"),
+    "far offsets": ("offset", lambda X: np.array([-(2**30) - 1, 0]), ValueError, "offset holds 1073741825, expected n"),
+    "gates in float64": ("head_gates", lambda X: np.ones(H), TypeError, "head_gates *, expected *"),
+    "gates of a number": ("head_gates", lambda X: 1.0, TypeError, "head_gates is 1.0 (float), expected a dense array"),
+    "booleans as gates": ("head_gates", lambda X: np.ones(H, bool), TypeError, "head_gates has dtype bool, expected f"),
+    "too few gates": ("head_gates", lambda X: np.ones(H - 1, "float32"), ValueError, "head_gates has shape (2,), expe"),
+    "transposed gates": ("head_gates", lambda X: np.ones((H, B), "float32"), ValueError, "head_gates has shape (3, 2)"),
     # switches
     "causal 1": ("causal", lambda X: 1, TypeError, "causal is 1 (int), expected True or False"),
     "causal text": ("causal", lambda X: "yes", TypeError, "causal is 'yes' (str), expected True or False"),
@@ -120,6 +144,26 @@ def test_bad_inputs_are_refused(backend, rng, path, bad):
         error, words = TypeError, f"*unexpected keyword argument '{name}'"
     with refuses(error, words):
         PATHS[path](backend)(queries, keys, values, **arguments)
+
+
+# The fixes that an error names are to be copied
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "cotangent"])
+def test_the_two_fixes_of_a_wide_array_work_as_they_are_written(backend, rng, name):
+    arguments = draw_by_name(rng) | {"cotangent": np.ones((B, Q, D), "float32")}
+    wide = arguments | {name: arguments[name].astype("float64")}
+    with pytest.raises(TypeError) as caught:
+        make(backend).gradients(**wide)
+    convert, option = re.fullmatch(
+        rf"{name} has dtype float64, expected float32 as the layer; convert it, in NumPy with (.*), "
+        r"or make the layer with (dtype=.*)",
+        str(caught.value),
+    ).groups()
+    converted = eval(convert, {name: wide[name]})
+    make(backend).gradients(**(arguments | {name: converted}))
+    attention = eval(f"make(backend, {option})", {"make": make, "backend": backend})
+    attention.gradients(**{other: X.astype("float64") for other, X in arguments.items()})
 
 
 # Arrays of other kinds and places

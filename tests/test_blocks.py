@@ -50,13 +50,14 @@ def small(monkeypatch, backend):
 
 def ratios(backend, case, dtype, shrink):
     """Error by bound of the output and of every gradient, in small pieces, against float64 NumPy in one piece."""
-    inputs, hiding = case.inputs(dtype), case.call(dtype)
+    inputs, call = case.inputs(dtype), case.call(dtype)
     base, attention = case.layer("numpy", dtype), case.layer(backend, dtype)
     oracle, wide = parity.in_dtype(base, "float64"), [X.astype(np.float64) for X in inputs]
 
     def results(layer, queries, keys, values, cotangent, return_weights=False):
-        output = layer(queries, keys, values, **hiding, return_weights=return_weights)
-        gradients = layer.gradients(queries, keys, values, **hiding, cotangent=cotangent)
+        floats = {name: call[name].astype(queries.dtype) for name in ("score_bias", "head_gates") if name in call}
+        output = layer(queries, keys, values, **call | floats, return_weights=return_weights)
+        gradients = layer.gradients(queries, keys, values, **call | floats, cotangent=cotangent)
         return gradients | {"output": output[0] if return_weights else output}
 
     expected, based = results(oracle, *wide, return_weights=True), results(base, *inputs, return_weights=True)

@@ -174,7 +174,7 @@ def test_names_of_ours_without_a_word_on_their_orientation_are_asked_about(path,
 
 def test_heads_that_nothing_tells_are_asked_for(path, rng):
     checkpoint(path, rng, "bert")
-    refused(path, "num_heads is None, expected an int", error=TypeError, num_heads=None)
+    refused(path, "num_heads is None, expected an int", "; pass num_heads=...", error=TypeError, num_heads=None)
     refused(path, "num_heads is '3'", error=TypeError, num_heads="3")
     refused(path, f"{PREFIX}self.query.weight has 15 outputs, expected a multiple of num_heads = 2", num_heads=2)
 

@@ -98,11 +98,16 @@ def test_convert_names_packed_parts_and_biases_of_zeros(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--num-heads", "3"), "2 attention layers are there, expected one; choose scheme='bert', prefix='layer.0.att"),
-        (("--prefix", "layer.0.attention"), "num_heads is None, expected an int"),
-        (("--prefix", "layer.0.attention", "--num-heads", "4"), "expected a multiple of num_heads = 4"),
-        (("--prefix", "layer.0.attention", "--num-heads", "0"), "num_heads is 0"),
-        (("--from", "brt", "--num-heads", "3"), "scheme is 'brt', expected one of auto, mha"),
+        (("--num-heads", "3"), "2 attention layers are there, expected one; choose --from bert --prefix layer.0.att"),
+        (
+            ("--from", "gpt2"),
+            "no attention layer is there with --from gpt2, no --prefix; choose --from bert --prefix",
+        ),
+        (("--prefix", "layer.0.attention"), "--num-heads is not given, expected an int: "),
+        (("--prefix", "layer.0.attention"), "; pass --num-heads ... as the model's configuration says\n"),
+        (("--prefix", "layer.0.attention", "--num-heads", "4"), "expected a multiple of --num-heads = 4"),
+        (("--prefix", "layer.0.attention", "--num-heads", "0"), ": --num-heads is 0"),
+        (("--from", "brt", "--num-heads", "3"), ": --from is 'brt', expected one of auto, mha"),
     ],
 )
 def test_convert_says_in_one_line_what_is_wrong(bert, tmp_path, arguments, text):

@@ -190,7 +190,7 @@ def test_heat_maps_are_drawn(backend, d2l, rng, monkeypatch):
 def test_heat_maps_say_that_they_need_matplotlib(backend, d2l, rng, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     (matrices,) = draw(backend, rng, (2, 3, Q, K))
-    with pytest.raises(ModuleNotFoundError, match=r"show_heatmaps needs matplotlib: pip install 'mha\[plots\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r'show_heatmaps needs matplotlib: pip install "matplotlib>=3.8"'):
         d2l.show_heatmaps(matrices, xlabel="Keys", ylabel="Queries")
 
 

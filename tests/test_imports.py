@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tomllib
 
 import pages
 import pytest
@@ -193,7 +194,19 @@ def test_a_missing_framework_says_what_to_install(python):
         assert name == modules[0]
         assert error == f"backend {backend!r} needs {' and '.join(modules)}: {dispatch.install(backend)}"
         assert problem == f"{' and '.join(modules)} not installed: {dispatch.install(backend)}"
-        assert f"pip install 'mha[{backend}]'" in error
+
+
+def test_what_is_to_be_installed_is_what_the_package_asks_for():
+    """The hint names the frameworks' own packages: `mha` need not be on PyPI, nor be ours there."""
+    project = tomllib.loads(pages.text("pyproject.toml"))["project"]
+    extras = {
+        extra: tuple(package.partition(";")[0] for package in packages)
+        for extra, packages in project["optional-dependencies"].items()
+    }
+    known = {name: framework.packages for name, framework in dispatch.KNOWN.items() if framework.packages}
+    assert known | {"plots": dispatch.PLOTS} == extras
+    assert dispatch.install("torch") == 'pip install "torch>=2.4"'
+    assert dispatch.install("mxnet").endswith(" && pip install --no-deps mxnet==1.9.1")
 
 
 BROKEN = """

@@ -58,6 +58,12 @@ def begun(layer: Any) -> Any:
     return layer.bind({})
 
 
+def children(module: Any) -> list[tuple[str, Any]]:
+    """The parts of a module, each with what is written after the module to have it."""
+    parts = nnx.iter_children(module) if isinstance(module, nnx.Module) else ()
+    return [(native.part(name), part) for name, part in parts]
+
+
 def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     if layer.scope is None:
         raise ValueError(f"the {LINEN} holds no weights, expected `module.bind(variables)`")

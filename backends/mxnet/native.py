@@ -1,5 +1,6 @@
 """The book's layer in MXNet, in and out: Gluon has no attention layer of its own."""
 
+import weakref
 from typing import Any
 
 from mha import native
@@ -28,3 +29,9 @@ def begun(layer: Any) -> Any:
     """A layer of the book with room for its weights."""
     layer.initialize()
     return layer
+
+
+def children(module: Any) -> list[tuple[str, Any]]:
+    """The parts of a module, each with what is written after the module to have it."""
+    parts = getattr(module, "_children", {}).items()
+    return [(native.part(name), part() if isinstance(part, weakref.ref) else part) for name, part in parts]

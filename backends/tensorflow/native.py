@@ -67,6 +67,16 @@ def begun(layer: Any) -> Any:
     return layer
 
 
+def children(module: Any) -> list[tuple[str, Any]]:
+    """The parts of a module, each with what is written after the module to have it."""
+    if not isinstance(module, keras.layers.Layer):
+        return []
+    held = [(f".{name}", X) for name, X in vars(module).items() if not name.startswith("_")]
+    held += [(".layers", list(getattr(module, "layers", ())))]  # of a model
+    held += [(f"{name}[{i}]", X) for name, several in held if isinstance(several, list) for i, X in enumerate(several)]
+    return [(name, X) for name, X in held if isinstance(X, keras.layers.Layer)]
+
+
 def _mixed(layer: Any) -> str | None:
     """The dtype policy of a layer that computes in another dtype than its weights have, or None."""
     return None if layer.compute_dtype == layer.variable_dtype else layer.dtype_policy.name

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mha import blocks, checks
+from mha import blocks, calls
 
 from . import layer as lesson
 from .arrays import known
@@ -152,7 +152,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         each = (X.split(size) for X in (self.W_q(queries), keys, values))  # (B, T, any)
         for (samples, longest, hides), W_q, keys, values in zip(groups, *each, strict=True):
             W_k, W_v = self.W_k(keys[:, :longest]), self.W_v(values[:, :longest])  # (B, K, H*d)
-            checks.whole_heads(self.config, W_q, W_k, W_v)
+            calls.whole_heads(self.config, W_q, W_k, W_v)
             split = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
             hiding = *blocks.part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
             pooled = self.attention.pool(*split, H, *hiding, training)  # (B*H, Q, dv)
@@ -175,7 +175,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             pairs = [torch.where(seen[:, :, None], X, 0) for X in pairs]
         keys, values = pairs[0], pairs[-1]
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        checks.whole_heads(self.config, W_q, W_k, W_v)
+        calls.whole_heads(self.config, W_q, W_k, W_v)
         split_q, split_k, split_v = (X.unflatten(2, (H, -1)).transpose(1, 2) for X in (W_q, W_k, W_v))  # (B, H, T, d)
         heads = split_q, split_k, split_v
         pooled = nn.functional.scaled_dot_product_attention(*heads, visible, is_causal=causal)  # (B, H, Q, dv)

@@ -19,7 +19,7 @@ import math
 import torch
 from torch import nn
 
-from mha import arguments, checks
+from mha import arguments, calls
 from mha.config import shapes
 
 from .arrays import place, tensor, to_numpy
@@ -275,7 +275,7 @@ class MultiHeadAttention(nn.Module):
         config, B = self.config, queries.shape[0]
         H, G = config.num_heads, config.num_key_value_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        checks.whole_heads(config, W_q, W_k, W_v)
+        calls.whole_heads(config, W_q, W_k, W_v)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
         steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}
         q, k = split_q, split_k

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from mha import native
 from mha.config import Config
+from mha.names import SchemeName
 from mha.weights import schemes
 
 from .arrays import tensor
@@ -55,5 +56,11 @@ def begun(layer: Any) -> Any:
     return layer
 
 
-def _scheme(layer: Any) -> str:
+def children(module: Any) -> list[tuple[str, Any]]:
+    """The parts of a module, each with what is written after the module to have it."""
+    parts = module.named_children() if isinstance(module, torch.nn.Module) else ()
+    return [(native.part(name), part) for name, part in parts]
+
+
+def _scheme(layer: Any) -> SchemeName:
     return "torch-separate" if layer.in_proj_weight is None else "torch"

@@ -15,6 +15,7 @@ import mha
 from mha import dispatch
 from mha.bench import cases
 from mha.bench.cases import Shape
+from mha.names import BackendName
 
 
 @dataclasses.dataclass
@@ -28,7 +29,7 @@ class Row:
     framework's own.
     """
 
-    backend: str
+    backend: BackendName
     kind: str
     shape: str
     implementation: str
@@ -61,19 +62,21 @@ class Runner:
         self.progress = progress
         self._known: dict[tuple[str, str], dict[str, str]] = {}
 
-    def roles(self, backend: str, kind: str) -> dict[str, str]:
+    def roles(self, backend: BackendName, kind: str) -> dict[str, str]:
         """What each implementation is to its backend, by name; a worker is asked, once. Empty if that failed."""
         if (backend, kind) not in self._known:
             result = self._run("implementations", f"{backend}, {kind}", "implementations", backend=backend, kind=kind)
             self._known[backend, kind] = result.get("roles", {})
         return self._known[backend, kind]
 
-    def steps(self, backends: list[str], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool) -> int:
+    def steps(
+        self, backends: list[BackendName], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool
+    ) -> int:
         """How many measurements there will be at most."""
         counts = [len(self.roles(backend, kind)) for backend in backends for kind in kinds]
         return sum(len(shapes) * (1 + count * memory) + sweep * len(cases.SWEEP) * (1 + count) for count in counts)
 
-    def table(self, backend: str, kind: str, shape: Shape, memory: bool) -> None:
+    def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
         """Measure one shape, without the memory if that is not wanted."""
         rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind).items()]
         self.report.rows += rows
@@ -82,7 +85,7 @@ class Runner:
             rows = [row for row in rows if self._memory(row)]
         self._times(rows, shape)
 
-    def sweep(self, backend: str, kind: str) -> None:
+    def sweep(self, backend: BackendName, kind: str) -> None:
         """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
         free, (*_, last) = available(), cases.SWEEP.values()
         roles = self.roles(backend, kind)
@@ -159,7 +162,7 @@ def available() -> float:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def machine(backends: list[str]) -> dict[str, Any]:
+def machine(backends: list[BackendName]) -> dict[str, Any]:
     """What the numbers depend on: processor, cores, system, and versions of Python and the frameworks."""
     return {
         "processor": _processor(),
@@ -171,7 +174,7 @@ def machine(backends: list[str]) -> dict[str, Any]:
     }
 
 
-def _versions(backend: str) -> dict[str, str]:
+def _versions(backend: BackendName) -> dict[str, str]:
     """Versions of what a backend needs."""
     first, *others = dispatch.FRAMEWORKS[backend].needs
     return {first: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}

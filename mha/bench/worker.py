@@ -24,6 +24,7 @@ from mha import parity
 from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results, Step
+from mha.names import BackendName
 
 SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample of them lasts as long
 ROUNDS = 5  # at least, even if they take longer than they may
@@ -31,12 +32,12 @@ SIZE = 1024  # of the square matrices whose product tells the framework's rate
 DIFFERENCE = 1e-4  # of the largest number: far more than float32 rounds here, far less than any other result
 
 
-def implementations(backend: str, kind: str) -> dict[str, Any]:
+def implementations(backend: BackendName, kind: str) -> dict[str, Any]:
     """What there is to measure: the "roles" of the implementations by name, ours first."""
     return {"roles": {name: one.role for name, one in _implementations(backend, cases.SHAPES["S"], kind).items()}}
 
 
-def times(backend: str, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
+def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
     """Time implementations in turns, for so many seconds.
 
     Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", and what `summary` makes of these.
@@ -72,7 +73,7 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def memory(backend: str, shape: str, kind: str, name: str) -> dict[str, Any]:
+def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, Any]:
     """The memory that one call of an implementation takes at its peak, beside inputs and weights: "mebibytes"."""
     # A call of another layer, so that what loads or starts once is there before.
     _implementations(backend, cases.SHAPES["S"], kind)[name].make()()
@@ -106,12 +107,12 @@ def _parts(results: Results) -> dict[str, Any]:
     return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
 
 
-def _implementations(backend: str, shape: Shape, kind: str) -> dict[str, Implementation]:
+def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str, Implementation]:
     attention = mha.MultiHeadAttention(shape.D, shape.H, seed=0, backend=backend)
     return _module(backend).implementations(attention, shape, kind)
 
 
-def _module(backend: str) -> Any:
+def _module(backend: BackendName) -> Any:
     """The benchmarks of a backend."""
     return importlib.import_module(f"mha.backends.{backend}.bench")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, demo, parity, weights
+from mha.cli import backends, bench, demo, options, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -42,7 +42,7 @@ def main(
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
     """
-    # TensorFlow talks about its start on stderr, less so if this is set before it is imported.
+    # Of TensorFlow's messages, commands show none: what fails, they say themselves.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -51,12 +51,12 @@ def main(
         typer.echo(context.get_help())
 
 
-app.command()(demo.demo)
-app.command(name="backends")(backends.show)
-app.command(name="parity")(parity.compare)
-app.command()(bench.bench)
-app.command()(weights.convert)
+app.command()(options.command(demo.demo))
+app.command(name="backends")(options.command(backends.show))
+app.command(name="parity")(options.command(parity.compare))
+app.command()(options.command(bench.bench))
+app.command()(options.command(weights.convert))
 
 files_of_weights = typer.Typer(**OPTIONS)
-files_of_weights.command()(weights.show)
+files_of_weights.command()(options.command(weights.show))
 app.add_typer(files_of_weights, name="weights", help="Look into files of weights.", no_args_is_help=True)

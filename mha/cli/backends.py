@@ -4,8 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mha import dispatch, parity
+from mha import checks, dispatch, parity
 from mha.cli import terminal
+from mha.names import BackendName
 from mha.tables import plain_table
 
 # The option of every command that takes several backends.
@@ -28,10 +29,6 @@ def show() -> None:
       MHA_BACKEND=jax mha backends
     """
     selected = chosen(None)
-    try:
-        dispatch.is_readable()
-    except ValueError as error:
-        terminal.fail(error)
     works = False
     table = plain_table("backend", "version", "device", "note")
     for name, backend in dispatch.backends().items():
@@ -49,27 +46,36 @@ def show() -> None:
     raise typer.Exit(0 if works else 1)
 
 
-def chosen(backend: str | None) -> str:
-    """The name of the backend to use; None = the one that MHA_BACKEND selects. An unknown name ends the command."""
+def chosen(backend: str | None) -> BackendName:
+    """The name of the backend to use; None = the one that MHA_BACKEND selects.
+
+    An unknown name ends the command, and so does an MHA_READABLE that is neither 0 nor 1.
+    """
     try:
+        dispatch.is_readable()
         return dispatch.backend_name(backend)
     except ValueError as error:
         terminal.fail(error)
 
 
-def chosen_all(backends: str | None) -> list[str]:
+def chosen_all(backends: str | None) -> list[BackendName]:
     """The backends that were named, each once; None = all that are installed. One that is not ends the command."""
     known = dispatch.backends()
-    if backends is None:
-        return [name for name, backend in known.items() if backend.installed]
-    names = list(dict.fromkeys(chosen(backend.strip()) for backend in backends.split(",")))
+    asked = [name for name, backend in known.items() if backend.installed]
+    try:
+        dispatch.is_readable()
+        if backends is not None:
+            asked = [checks.choice("--backends", name.strip(), tuple(known)) for name in backends.split(",")]
+    except ValueError as error:
+        terminal.fail(error)
+    names = list(dict.fromkeys(asked))
     for name in names:
         if problem := known[name].problem:
             terminal.fail(f"backend {name!r}: {problem}")
     return names
 
 
-def device_of(name: str) -> str:
+def device_of(name: BackendName) -> str:
     """Where a backend computes, in its framework's own words; its framework is imported."""
     module: Any = dispatch.load(name)
     return module.device()

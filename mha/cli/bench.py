@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from mha import checks
+from mha import checks, dispatch
 from mha.bench import cases, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
+from mha.names import BackendName
 
 
 def bench(
@@ -93,7 +94,7 @@ def bench(
 
 
 def _measure(
-    backends: list[str], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
+    backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
 ) -> run.Report:
     """All measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
@@ -113,7 +114,7 @@ def _measure(
 def _picture(name: str) -> tuple[str, str]:
     """The file of a picture and its format; what is wrong with it is said before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
-        terminal.fail("--plot needs matplotlib: pip install 'mha[plots]'")
+        terminal.fail(f"--plot needs matplotlib: {dispatch.pip(dispatch.PLOTS)}")
     known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]
     if suffix not in known:
         terminal.fail(f"--plot is {name}, expected a file whose suffix is one of {', '.join(known)}")

@@ -21,6 +21,7 @@ from mha.cli import terminal
 from mha.cli.backends import chosen
 from mha.config import Config
 from mha.layer import restore
+from mha.names import BackendName
 from mha.tables import plain_table
 
 # A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
@@ -96,7 +97,7 @@ def show(console: Console) -> None:
     console.print(_next(attention.backend))
 
 
-def steps_table(backend: str, config: Config, steps: dict[str, Any]) -> Table:
+def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> Table:
     """Every step with its shape in letters and numbers, and the line of the backend's lesson that computes it."""
     module: Any = dispatch.load(backend)
     scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
@@ -161,7 +162,7 @@ def _legend(marks: str) -> str:
     return f"blank hidden, {', '.join(shades)}"
 
 
-def _next(backend: str) -> str:
+def _next(backend: BackendName) -> str:
     known = dispatch.backends().values()
     others = [other.name for other in known if other.installed and other.name != backend]
     missing = [other.name for other in known if not other.installed]

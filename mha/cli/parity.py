@@ -13,6 +13,7 @@ import mha
 from mha import dispatch, parity
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
+from mha.names import BackendName
 from mha.parity import Result
 from mha.tables import plain_table
 
@@ -55,7 +56,7 @@ def compare(
     raise typer.Exit(1 if failed else 0)
 
 
-def _run(names: list[str]) -> list[Result]:
+def _run(names: list[BackendName]) -> list[Result]:
     """All results of the quick suite, with a progress bar where stderr is a terminal."""
     results: list[Result] = []
     for name in names:
@@ -87,7 +88,7 @@ def _number(value: float, form: str) -> str:
     return format(value, form) if value else "0"
 
 
-def _report(names: list[str], results: list[Result]) -> dict[str, Any]:
+def _report(names: list[BackendName], results: list[Result]) -> dict[str, Any]:
     """Versions and results as JSON has them: null stands for a number that is not finite."""
 
     def row(result: Result) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _report(names: list[str], results: list[Result]) -> dict[str, Any]:
     }
 
 
-def _versions(name: str) -> dict[str, str]:
+def _versions(name: BackendName) -> dict[str, str]:
     module: Any = dispatch.load(name)
     versions = {module: importlib.import_module(module).__version__ for module in dispatch.FRAMEWORKS[name].needs}
     return versions | {"device": module.device()}

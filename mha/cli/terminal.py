@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from mha.cli.options import CommandError
 from mha.weights import files
 
 T = TypeVar("T")
@@ -69,9 +70,8 @@ def progress() -> Progress:
 
 
 def fail(problem: object) -> NoReturn:
-    """Say in one line what is wrong with the command, and end it."""
-    typer.echo(f"mha: {problem}", err=True)
-    raise typer.Exit(2)
+    """End the command, saying in one line what is wrong with it."""
+    raise CommandError(problem)
 
 
 def console(stderr: bool = False) -> Console:

@@ -14,6 +14,7 @@ from rich.table import Table
 from mha import weights
 from mha.cli import terminal
 from mha.config import Config, shapes
+from mha.names import SchemeName
 from mha.tables import plain_table
 from mha.weights import safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
@@ -86,7 +87,7 @@ def convert(
             chosen, at = weights.choose(opened, scheme, prefix)
             config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: terminal.track("Reading", names))
         except TypeError as error:  # num_heads is needed
-            raise ValueError(f"does not say everything: {error}; say --num-heads") from error
+            raise ValueError(f"does not say everything: {error}") from error
         names = set(opened.entries)
     console = terminal.console()
     console.print(f"{source}: {_described(chosen, at)}")
@@ -139,7 +140,7 @@ def _layers(source: Tensors) -> Table | str:
     return table
 
 
-def _described(scheme: str, prefix: str) -> str:
+def _described(scheme: SchemeName, prefix: str) -> str:
     return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
 
 
@@ -150,7 +151,9 @@ def _options(config: Config) -> str:
 _AXES = {"io": "(in, out)", "oi": "(out, in)", "iHd": "(in, H, d)", "Hdo": "(H, d, out)", "o": "", "Hd": "(H, d)"}
 
 
-def _origins(config: Config, arrays: dict[str, np.ndarray], scheme: str, prefix: str, names: Container[str]) -> Table:
+def _origins(
+    config: Config, arrays: dict[str, np.ndarray], scheme: SchemeName, prefix: str, names: Container[str]
+) -> Table:
     """Each weight with the array that it comes from; names: of all arrays."""
     table = plain_table("weight", "shape", "norm", "from")
     for name in shapes(config):

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from mha import arrays, checks
+from mha import arrays, checks, dispatch
 from mha.config import Config
 
 LAYER = ("num_hiddens", "num_heads", "dropout")
@@ -102,7 +102,7 @@ def show_heatmaps(
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError as error:
-        message = f"show_heatmaps needs {error.name}: pip install 'mha[plots]'"
+        message = f"show_heatmaps needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
         raise ModuleNotFoundError(message, name=error.name) from error
     matrices = arrays.to_numpy(matrices)
     if len(matrices.shape) != 4:

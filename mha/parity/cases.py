@@ -7,10 +7,11 @@ import numpy as np
 
 from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
+from mha.names import BackendName, FloatName
 from mha.positions import Rotary
 
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.
-WIDTHS = {
+WIDTHS: dict[str, Any] = {
     "num_hiddens": 29, "num_heads": 7, "bias": True,
     "query_size": 17, "key_size": 19, "value_size": 23, "key_dim": 11, "value_dim": 13,
 }  # fmt: skip
@@ -41,9 +42,9 @@ class Case:
     batch: int = 2
     num_queries: int = 3
     num_keys: int = 5
-    dtypes: tuple[str, ...] = ("float32", "float64")
+    dtypes: tuple[FloatName, ...] = ("float32", "float64")
 
-    def layer(self, backend: str, dtype: str, **options: Any) -> MultiHeadAttention:
+    def layer(self, backend: BackendName, dtype: FloatName, **options: Any) -> MultiHeadAttention:
         """The layer on a backend, with random biases and scales; the same weights on each. options: instead of its."""
         attention = MultiHeadAttention(**self.options | options, dtype=dtype, seed=0, backend=backend)
         random = np.random.default_rng(1)
@@ -53,7 +54,7 @@ class Case:
         }
         return attention
 
-    def inputs(self, dtype: str) -> tuple[np.ndarray, ...]:
+    def inputs(self, dtype: FloatName) -> tuple[np.ndarray, ...]:
         """Queries (B, Q, query_size), keys (B, K, key_size), values (B, K, value_size) and cotangent (B, Q, D)."""
         config, random = Config(**self.options), np.random.default_rng(2)
         sizes = (

@@ -12,9 +12,10 @@ import numpy as np
 from mha import arrays, dispatch
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
+from mha.names import FloatName
 
 # Unit roundoff: half the distance from 1 to the next number.
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def error(result: np.ndarray, oracle: np.ndarray) -> float:
@@ -33,7 +34,9 @@ def largest(oracle: np.ndarray) -> float:
     return float(np.abs(oracle[np.isfinite(oracle)]).max(initial=0.0))
 
 
-def bound(dtype: str, oracle: np.ndarray, base: np.ndarray, *, gradient: bool = False, scale: float = 0.0) -> float:
+def bound(
+    dtype: FloatName, oracle: np.ndarray, base: np.ndarray, *, gradient: bool = False, scale: float = 0.0
+) -> float:
     """How far a result in this dtype may be from the float64 oracle.
 
     Args:
@@ -93,7 +96,7 @@ def ratio(
     return fraction(error(found, oracle), limit)
 
 
-def in_dtype(attention: MultiHeadAttention, dtype: str) -> MultiHeadAttention:
+def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttention:
     """The same layer on the same backend, its weights cast to another dtype."""
     layer = MultiHeadAttention(
         **vars(attention.config) | {"dtype": dtype}, seed=attention.seed, backend=attention.backend

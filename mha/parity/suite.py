@@ -14,6 +14,7 @@ from rich.text import Text
 from mha import arrays, dispatch
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
+from mha.names import BackendName, FloatName
 from mha.parity.cases import ADDITIVE, CASES, Case
 from mha.parity.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
 from mha.sources import load, sync
@@ -29,7 +30,7 @@ class Result:
     where: the step, gradient or weight with the largest error, or what was raised.
     """
 
-    backend: str
+    backend: BackendName
     check: str
     case: str
     dtype: str
@@ -48,7 +49,7 @@ class Result:
         return self.error <= self.bound < np.inf
 
 
-def plan(backends: Iterable[str]) -> list[Callable[[], list[Result]]]:
+def plan(backends: Iterable[BackendName]) -> list[Callable[[], list[Result]]]:
     """The quick suite on these backends: functions to be called one after the other, each giving some results.
 
     Raises ModuleNotFoundError, or what the framework raises, if a backend does not load.
@@ -61,7 +62,7 @@ def plan(backends: Iterable[str]) -> list[Callable[[], list[Result]]]:
     return checks
 
 
-def compare(backend: str, case: Case, dtype: str) -> list[Result]:
+def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
     """A case on a backend against the float64 oracle: output, attention weights, every step and every gradient.
 
     Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. An error
@@ -126,7 +127,7 @@ def compare(backend: str, case: Case, dtype: str) -> list[Result]:
     return [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]
 
 
-def check_exact(backend: str, dtype: str) -> list[Result]:
+def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
     """What involves no arithmetic, on a backend: transposes, sync, save and load; and an answer worked out by hand.
 
     The last does not rest on the NumPy backend, as the comparisons do. An error that is raised is a failed result.
@@ -184,7 +185,7 @@ def one_line(problem: Exception) -> str:
     return " ".join(f"{type(problem).__name__}: {Text.from_ansi(str(problem)).plain}".split())
 
 
-def _result(backend: str, check: str, case: str, dtype: str, function: Callable[[], Verdict]) -> Result:
+def _result(backend: BackendName, check: str, case: str, dtype: FloatName, function: Callable[[], Verdict]) -> Result:
     try:
         return Result(backend, check, case, dtype, *function())
     except Exception as problem:

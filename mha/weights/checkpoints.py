@@ -8,19 +8,24 @@ import numpy as np
 
 from mha import checks
 from mha.config import Config
+from mha.names import SchemeChoice, SchemeName
 from mha.weights import own_format, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
 
 
 def load(
-    path: str | os.PathLike[str], *, scheme: str = "auto", prefix: str | None = None, num_heads: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    scheme: SchemeChoice = "auto",
+    prefix: str | None = None,
+    num_heads: int | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of the layer in a file; arguments and errors as for `mha.load`."""
     with safetensors_reader.opened(path) as source:
         return take(source, *choose(source, scheme, prefix), num_heads)
 
 
-def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
+def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
     """The scheme and prefix of the one layer of an open file that is meant; arguments and errors as for `mha.load`."""
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
@@ -30,14 +35,14 @@ def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> 
         if (chosen, scheme) == ("mha", "auto") and not own:
             raise ValueError(
                 "the names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
-                '(in, out), applied as x @ kernel? Then pass scheme="mha" and num_heads; else transpose them first'
+                '(in, out), applied as x @ kernel? Then pass scheme="mha" and num_heads=...; else transpose them first'
             )
     return chosen, prefix
 
 
 def take(
     source: Tensors,
-    scheme: str,
+    scheme: SchemeName,
     prefix: str,
     num_heads: int | None = None,
     track: Callable[[list[str]], Iterable[str]] = iter,

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mha import checks
-from mha.config import DTYPES, Config, shapes
+from mha.config import DTYPES, Config, shapes, special
+from mha.names import SchemeChoice, SchemeName
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
@@ -72,7 +73,7 @@ def _packed(kernel: str, bias: str, output: str, axes: str) -> dict[str, Place]:
 
 
 _TORCH = _packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
-SCHEMES = {
+SCHEMES: dict[SchemeName, Scheme] = {
     "mha": Scheme(
         "this package; also Dive into Deep Learning in Keras and Flax",
         _each(PROJECTIONS, "kernel", "io"),
@@ -137,10 +138,10 @@ SCHEMES = {
 }
 
 
-def recognise(names: Iterable[str]) -> list[tuple[str, str]]:
+def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
     """Every layer that the names of arrays show, as (scheme, prefix), in the order of the names."""
     at = {name: number for number, name in enumerate(names)}
-    found = {}
+    found: dict[tuple[SchemeName, str], int] = {}
     for scheme, description in SCHEMES.items():
         first, *others = (place.name for weight, place in description.places.items() if weight.endswith(".kernel"))
         for name in at:
@@ -151,7 +152,7 @@ def recognise(names: Iterable[str]) -> list[tuple[str, str]]:
     return sorted(found, key=lambda layer: found[layer])
 
 
-def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[str, str]:
+def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
     """The scheme and prefix of the one layer that is meant.
 
     Args:
@@ -164,7 +165,8 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
         ValueError: if none or more than one layer is like that; the message lists those that are there.
     """
     names = list(names)
-    scheme = checks.choice("scheme", scheme, ("auto", *SCHEMES))
+    known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
+    scheme = checks.choice("scheme", scheme, known)
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix is a {type(prefix).__name__}, expected a str or None")
     found = recognise(names)
@@ -192,7 +194,7 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
     )
 
 
-def wanted(names: Iterable[str], scheme: str, prefix: str) -> list[str]:
+def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     """The names of the arrays that hold the weights of the layer with this prefix.
 
     Raises ValueError, naming them, if the layer lacks a kernel or has arrays that have no counterpart here.
@@ -216,7 +218,7 @@ def wanted(names: Iterable[str], scheme: str, prefix: str) -> list[str]:
     return [name for name in own if name in places]
 
 
-def told_heads(shapes: Mapping[str, tuple[int, ...]], scheme: str, prefix: str) -> int | None:
+def told_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
     """The number of heads that an array of a layer has an axis for; None if none has."""
     for place in SCHEMES[scheme].places.values():
         shape = shapes.get(prefix + place.name, ())
@@ -226,7 +228,11 @@ def told_heads(shapes: Mapping[str, tuple[int, ...]], scheme: str, prefix: str) 
 
 
 def to_canonical(
-    arrays: Mapping[str, np.ndarray], scheme: str, prefix: str = "", num_heads: int | None = None, dropout: float = 0.0
+    arrays: Mapping[str, np.ndarray],
+    scheme: SchemeName,
+    prefix: str = "",
+    num_heads: int | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights, copies, of a layer that is stored another way.
 
@@ -251,7 +257,11 @@ def to_canonical(
 
 
 def describe(
-    arrays: Mapping[str, np.ndarray], scheme: str, prefix: str = "", num_heads: int | None = None, dropout: float = 0.0
+    arrays: Mapping[str, np.ndarray],
+    scheme: SchemeName,
+    prefix: str = "",
+    num_heads: int | None = None,
+    dropout: float = 0.0,
 ) -> Config:
     """The configuration of a layer that is stored another way, by the shapes and dtypes of its arrays alone.
 
@@ -270,11 +280,13 @@ def describe(
     return _config(canonical, {weight: place.name for weight, place in places.items()}, num_heads, dropout)
 
 
-def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: str) -> dict[str, np.ndarray]:
+def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
     """Canonical weights as a scheme names and stores them, as views where it can be: the inverse of `to_canonical`.
 
-    Raises ValueError if the scheme has no place for a weight.
+    Raises ValueError if the scheme has no place for a weight, or for an option.
     """
+    if options := special(config):
+        raise ValueError(f"scheme {scheme!r} has no place for {', '.join(options)}")
     places = dict(_places(scheme))
     if foreign := [weight for weight in weights if weight not in places]:
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)} of pooling={config.pooling!r}")
@@ -299,12 +311,12 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: st
 LISTED = 8  # of a long list, so many are shown
 
 
-def _listed(layers: list[tuple[str, str]]) -> str:
+def _listed(layers: list[tuple[SchemeName, str]]) -> str:
     listed = "; ".join(f"scheme={scheme!r}, prefix={prefix!r}" for scheme, prefix in layers[:LISTED])
     return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")
 
 
-def _places(scheme: str) -> Iterable[tuple[str, Place]]:
+def _places(scheme: SchemeName) -> Iterable[tuple[str, Place]]:
     return SCHEMES[scheme].places.items()
 
 
@@ -343,7 +355,10 @@ def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_he
                 )
             expected, source = told, place.name
     if expected is None:
-        raise TypeError("num_heads is None, expected an int: neither names nor shapes show the number of heads")
+        raise TypeError(
+            "num_heads is None, expected an int: neither names nor shapes show the number of heads; pass num_heads=... "
+            "as the model's configuration says"
+        )
     return expected
 
 

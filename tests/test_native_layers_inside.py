@@ -1,0 +1,212 @@
+"""Layers of attention inside other modules are named, and kinds are known by a class or a short name.
+
+What an error says is to be typed, so it is: it must give the layer.
+"""
+
+import re
+
+import peers
+import pytest
+from layers import assert_same_weights
+
+import mha
+from mha import dispatch
+
+
+def ours(backend):
+    """The framework's own object of a layer of ours."""
+    return mha.MultiHeadAttention(6, 2, seed=0, backend=backend).layer
+
+
+def plain_objects():
+    model = type("Model", (), {})()
+    model.attention = mha.MultiHeadAttention(6, 2, seed=0, backend="numpy")
+    return model
+
+
+def torch_model(count):
+    import torch
+
+    block = torch.nn.TransformerEncoderLayer(6, 2, 8)
+    return torch.nn.TransformerEncoder(block, count, enable_nested_tensor=False) if count > 1 else block
+
+
+def torch_model_of_ours():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Module())
+    model[1].attention = model[1].again = ours("torch")
+    return model
+
+
+def keras_model(count):
+    import keras
+
+    X = inputs = keras.Input((3, 6))
+    for _ in range(count):
+        X = keras.layers.MultiHeadAttention(2, 3)(X, X)
+    return keras.Model(inputs, X)
+
+
+def keras_layers(attention):
+    import keras
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(6)
+            self.both = [keras.layers.Dense(6), attention]
+
+    model = keras.Model()
+    model.block = Block()
+    return model
+
+
+def nnx_model(count):
+    from flax import nnx
+
+    class Block(nnx.Module):
+        def __init__(self):
+            self.dense = nnx.Linear(6, 6, rngs=nnx.Rngs(0))
+            self.attention = peers.of("nnx").new()
+
+    class Model(nnx.Module):
+        def __init__(self):
+            self.blocks = nnx.List([Block() for _ in range(count)])
+
+    return Model()
+
+
+def gluon_model(count):
+    from mxnet.gluon import nn
+
+    model = nn.Sequential()
+    for _ in range(count):
+        block = nn.Block()
+        block.attention = ours("mxnet")
+        model.add(nn.Dense(3), block)
+    return model
+
+
+# A module, and what is written after it to have each layer of attention in it, in the order of the module.
+INSIDE = {
+    "numpy": [
+        (lambda: mha.MultiHeadAttention(6, 2, seed=0, backend="numpy"), [".layer"]),
+        (plain_objects, [".attention.layer"]),
+    ],
+    "torch": [
+        (lambda: torch_model(1), [".self_attn"]),
+        (lambda: torch_model(3), [f".layers[{i}].self_attn" for i in range(3)]),
+        (lambda: torch_model(5), [f".layers[{i}].self_attn" for i in range(5)]),
+        (torch_model_of_ours, ["[1].attention"]),
+    ],
+    "tensorflow": [
+        (lambda: keras_model(1), [".layers[1]"]),
+        (lambda: keras_model(2), [".layers[1]", ".layers[2]"]),
+        (lambda: keras_layers(ours("tensorflow")), [".block.both[1]"]),
+        (lambda: keras_layers(keras_layers(peers.of("keras").new())), [".block.both[1].block.both[1]"]),
+    ],
+    "jax": [
+        (lambda: nnx_model(1), [".blocks[0].attention"]),
+        (lambda: nnx_model(4), [f".blocks[{i}].attention" for i in range(4)]),
+    ],
+    "mxnet": [
+        (lambda: gluon_model(1), ["[1].attention"]),
+        (lambda: gluon_model(2), ["[1].attention", "[3].attention"]),
+    ],
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "places"),
+    [pytest.param(*case, marks=pytest.mark.backends(backend)) for backend, cases in INSIDE.items() for case in cases],
+)
+def test_the_layers_in_a_module_are_named(make, places):
+    source = make()
+    with pytest.raises(TypeError, match=r"^source is a \S+, expected named arrays, .*; it contains ") as raised:
+        mha.from_native(source)
+    said = str(raised.value).partition("; it contains ")[2]
+    if len(places) == 1:
+        assert said == f"one at {places[0]}: pass source{places[0]}"
+    else:
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        listed = ", ".join(places[:3]) + more
+        assert said == f"{len(places)}, at {listed}: pass one of them, as source{places[0]}"
+    for place in places:
+        assert mha.from_native(eval(f"source{place}")).config.num_heads > 1
+
+
+NOTHING = {
+    "numpy": [lambda: None, lambda: mha, lambda: type("Model", (), {"__slots__": ()})()],
+    "torch": [lambda: torch_model(1).linear1, lambda: mha.ones(3, backend="torch"), lambda: type(torch_model(1))],
+    "tensorflow": [lambda: keras_model(1).layers[0], lambda: mha.ones(3, backend="tensorflow")],
+    "jax": [lambda: nnx_model(1).blocks[0].dense, lambda: mha.ones(3, backend="jax")],
+    "mxnet": [lambda: gluon_model(1)[0], lambda: mha.ones(3, backend="mxnet")],
+}
+
+
+@pytest.mark.parametrize(
+    "make", [pytest.param(case, marks=pytest.mark.backends(name)) for name, cases in NOTHING.items() for case in cases]
+)
+def test_where_there_is_none_named_arrays_are_asked_for(make):
+    with pytest.raises(TypeError, match=r"^source is a .* For a whole model, or for a subclass, pass the named arrays"):
+        mha.from_native(make())
+
+
+# Kinds
+
+SHORT = {
+    "torch": "torch.nn.MultiheadAttention",
+    "torch.nn": "torch.nn.MultiheadAttention",
+    "tensorflow": "keras.layers.MultiHeadAttention",
+    "keras": "keras.layers.MultiHeadAttention",
+    "flax.nnx": "flax.nnx.MultiHeadAttention",
+    "mha.d2l.torch": "mha.d2l.torch.MultiHeadAttention",
+    "mha.d2l.mxnet": "mha.d2l.mxnet.MultiHeadAttention",
+}
+
+
+@pytest.mark.parametrize(
+    ("short", "kind"),
+    [pytest.param(*pair, marks=pytest.mark.backends(peers.backend_of(pair[1]))) for pair in SHORT.items()],
+)
+def test_a_kind_by_a_short_name(short, kind):
+    attention = mha.MultiHeadAttention(6, 2, seed=0, backend="numpy")
+    layer = attention.to_native(short)
+    assert type(layer) is type(attention.to_native(kind))
+    assert_same_weights(mha.from_native(layer).weights, attention.weights)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.backends(peers.backend_of(kind))) for kind in peers.KINDS if "." in kind],
+)
+def test_a_kind_by_its_class(kind):
+    attention = mha.MultiHeadAttention(6, 2, seed=0, backend="numpy")
+    layer = attention.to_native(kind)
+    again = attention.to_native(type(layer))
+    assert type(again) is type(layer)
+    assert_same_weights(mha.from_native(again).weights, attention.weights)
+
+
+FLAX = dispatch.KNOWN["jax"].layers
+
+
+@pytest.mark.parametrize(("short", "candidates"), [("jax", FLAX), ("flax", FLAX), ("flax.linen", FLAX[:2])])
+def test_a_short_name_of_several_kinds_names_them(short, candidates):
+    words = f"kind is {short!r}, which has several, expected one of {', '.join(candidates)}"
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        mha.MultiHeadAttention(6, 2, backend="numpy").to_native(short)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "mxnet", "pytorch", "nn", "", "torch."])
+def test_other_short_names_list_all_kinds(kind):
+    with pytest.raises(ValueError, match=rf"^kind is {kind!r}, expected one of torch.nn.MultiheadAttention, keras"):
+        mha.MultiHeadAttention(6, 2, backend="numpy").to_native(kind)
+
+
+@pytest.mark.parametrize("kind", [int, mha.MultiHeadAttention])
+def test_another_class_lists_all_kinds(kind):
+    with pytest.raises(TypeError, match=r"^kind is <class .*> \(type\), expected one of torch.nn.MultiheadAttention,"):
+        mha.MultiHeadAttention(6, 2, backend="numpy").to_native(kind)
