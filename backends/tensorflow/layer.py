@@ -25,7 +25,7 @@ from mha.config import Config, shapes
 from mha.positions import Rotary
 
 from .arrays import must_fit, refuse_masks, row
-from .heads import HeadNorm, rotate, widen
+from .heads import HeadNorm, positions, rotate, widen
 
 # 1. Masked softmax
 
@@ -44,11 +44,11 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
         right = 0
     conditions = []
     B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
-    each_query = tf.cast(offset, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])[None]  # (B or 1, Q)
+    each_query = positions(queries, offset)  # (B or 1, Q)
     if each_query.shape[0] != 1:
         must_fit("offset", each_query, B)
     each_query = each_query[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = tf.range(tf.shape(keys, tf.int64)[1])  # (K,)
+    each_key = positions(keys)[0]  # (K,)
     if valid_lens is not None:
         must_fit("valid_lens", valid_lens, *(B, Q)[: len(valid_lens.shape)])
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -157,7 +157,7 @@ class AttentionPooling(keras.layers.Layer):
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
 
-    def __init__(self, dropout, softcap=None, scale=None):
+    def __init__(self, dropout, scale=None, softcap=None):
         super().__init__(dropout, softcap)
         self.scale = scale
 
@@ -187,7 +187,7 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     d = config.key_dim
     if config.pooling == "additive":
         return additive(config.dropout, d, d, d, config.dtype, config.softcap)
-    return dot(config.dropout, config.softcap, config.scale)
+    return dot(config.dropout, config.scale, config.softcap)
 
 
 def cap(scores, softcap):
@@ -311,9 +311,8 @@ class MultiHeadAttention(keras.layers.Layer):
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
             steps |= {"norm_q": q, "norm_k": k}
         if config.rotary:
-            each_query = tf.cast(offset, tf.int64) + tf.range(tf.shape(queries, tf.int64)[1])[None]  # (B or 1, Q)
-            q = rotate(q, each_query, config.rotary, H)  # (B*H, Q, d)
-            k = rotate(k, tf.range(tf.shape(keys, tf.int64)[1])[None], config.rotary, G)  # (B*G, K, d)
+            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
+            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
             steps |= {"rotate_q": q, "rotate_k": k}
         k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
