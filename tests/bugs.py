@@ -386,6 +386,38 @@ BENCH_BUGS: PackageBugs = {
 }
 
 
+# Of what is said: errors, and what commands print.
+SAID_TESTS = [
+    "test_bad_inputs.py", "test_imports.py", "test_native_layers_inside.py", "test_cli.py", "test_cli_narrow.py",
+    "test_cli_weights.py", "test_tensorflow_start.py",
+]  # fmt: skip
+SAID_BUGS: PackageBugs = {
+    "the two fixes are those of the other dtype": ("checks", r"\.astype\(\"\{expected\}", '.astype("{came}'),
+    "an older PyTorch is told to be installed": ("dispatch", r"torch>=2\.4", "torch>=2.3"),
+    "only the module itself is looked into": ("native", r"left\.append\(\(path \+ name, part\)\)", "pass"),
+    "the way to a layer inside begins anew": ("native", r"found\.append\(path \+ name\)", "found.append(name)"),
+    "a class is any of its name": (
+        "native",
+        r"_class\(name\) is kind",
+        'name.endswith(getattr(kind, "__name__", "-"))',
+    ),
+    "the first of several kinds is taken": ("native", r"if len\(meant\) > 1:", "if False:"),
+    "a value of a file is taken for an option's": ("cli/options", r" \{re\.escape\(value\)\}\(\?!\\w\)", ""),
+    "settings keep their names": ("cli/options", r"return re\.sub\(.*, typed, text\)", "return text"),
+    "long words are broken": ("tables", r"break_long_words=False", "break_long_words=True"),
+    "hyphens break words": ("tables", r"break_on_hyphens=False", "break_on_hyphens=True"),
+    "a table that does not fit is cut": ("tables", r"if self\._least\(\) <= options\.max_width:", "if True:"),
+    "lines wider than the terminal are cut": ("cli/terminal", r"crop=False", "crop=True"),
+    "TensorFlow's start is seen": ("backends/tensorflow/start", r'"-v", ', ""),
+    "what a failing start says is not seen": (
+        "backends/tensorflow/start",
+        r"stdout=stderr",
+        "stdout=subprocess.DEVNULL",
+    ),
+    "TF_CPP_MIN_LOG_LEVEL=0 is passed over": ("backends/tensorflow/start", r'os\.environ\[LEVEL\] == "0"', "False"),
+}
+
+
 # 3. Which tests must notice which bugs.
 
 BACKEND_GROUPS = [
@@ -401,4 +433,5 @@ PACKAGE_GROUPS = {
     "rules": (RULES_BUGS, RULES_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
+    "what is said": (SAID_BUGS, SAID_TESTS),
 }
