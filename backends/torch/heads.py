@@ -58,7 +58,7 @@ def turns(places, rotary, dtype):
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
     angles = places[:, :, None] * torch.tensor(
-        rotary.angles(), dtype=torch.float64, device=positions.device
+        rotary.angles(), dtype=torch.float64, device=places.device
     )  # (B or 1, T, n)
     return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
 
