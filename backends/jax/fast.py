@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from mha import arguments, blocks
+from mha.arguments import Checked, Hiding
 
 from . import layer as lesson
 from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
@@ -200,16 +201,17 @@ def _parted(checked):
 
     Any other offset counts as an array: decoding has another one for each token.
     """
-    hiding = checked.hiding
-    fixed = {"causal": hiding.causal, "window": hiding.window}
-    if type(hiding.offset) is int and hiding.offset == 0:
-        fixed["offset"] = 0
-    return checked._replace(hiding=hiding._replace(**dict.fromkeys(fixed))), tuple(fixed.items())
+    valid_lens, mask, score_bias, causal, offset, window = checked.hiding
+    from_0 = type(offset) is int and offset == 0
+    arrays = valid_lens, mask, score_bias, None if from_0 else offset, checked.head_gates
+    return arrays, (causal, from_0, window)
 
 
 def _whole(arrays, fixed):
     """A checked call again, of its two parts."""
-    return arrays._replace(hiding=arrays.hiding._replace(**dict(fixed)))
+    valid_lens, mask, score_bias, offset, head_gates = arrays
+    causal, from_0, window = fixed
+    return Checked(Hiding(valid_lens, mask, score_bias, causal, 0 if from_0 else offset, window), head_gates)
 
 
 def _apart(layer):
