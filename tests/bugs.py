@@ -102,7 +102,8 @@ VJP_BUGS: Bugs = {
     "gradients drop what another call would": {
         "numpy": [(r"copied\(again\)", "again")],
         "tensorflow": [(r"pulled = compiled\.prepare\(_pulled, \*same_call",
-                        "pulled = compiled.prepare(_pulled, *same_call[:3], None if seed is None else seed + 1")],
+                        "other = None if seed is None else seed + 1, inputs, checked\n"
+                        "    pulled = compiled.prepare(_pulled, *same_call[:3], *other")],
     },
     "gradients can be pulled back once": {
         "torch": [(r"retain_graph=True", "retain_graph=False")],
