@@ -121,6 +121,66 @@ VJP_BUGS: Bugs = {
     },
 }  # fmt: skip
 
+# Of the options of today's models: what others take for them.
+MODERN_TESTS = ["test_options.py"]
+MODERN_BUGS: Bugs = {
+    "heads of keys are tiled, not repeated": {
+        "numpy": [(r"np\.repeat\(X, times, 0\)", "np.tile(X, (times, 1, 1))")],
+        "torch": [(r"X\.repeat_interleave\(times, 0\)", "X.repeat(times, 1, 1)")],
+        "tensorflow": [(r"tf\.repeat\(X, times, 0\)", "tf.tile(X, (times, 1, 1))")],
+        "jax": [(r"jnp\.repeat\(X, times, 0\)", "jnp.tile(X, (times, 1, 1))")],
+        "mxnet": [(r"np\.repeat\(X, times, 0\)", "np.tile(X, (times, 1, 1))")],
+    },
+    "rotary components are paired the other way": [(r"if rotary\.interleaved:", "if not rotary.interleaved:")],
+    "the rotation is off by one": [(r"rotate\(q, positions", "rotate(q, 1 + positions")],
+    "the rotation begins again at every offset": [(r"rotate\(q, positions\(queries, offset\)", "rotate(q, positions(queries)")],
+    "another base": [(r"rotary\.angles\(\)", "[angle**0.5 for angle in rotary.angles()]")],
+    "angles in half precision": {
+        "numpy": [(r"np\.array\(rotary\.angles\(\)\)", 'np.array(rotary.angles(), "float32")')],
+        "torch": [(r"dtype=torch\.float64, device", "dtype=torch.float32, device")],
+        "tensorflow": [(r"(angles = tf\.cast\(places, )tf\.float64(.*), tf\.float64\)", r"\1tf.float32\2, tf.float32)")],
+        "jax": [(r"if dtype == np\.float64:", "if True:")],
+        "mxnet": [(r'"float64"', '"float32"')],
+    },
+    "the norm comes after the rotation": [
+        (r"q = rotate\(q, (.*)\)  #", r"q = (self.q_norm if config.qk_norm else lambda X: X)(rotate(split_q, \1))  #"),
+    ],
+    "keys have no norm": [(r"self\.q_norm\(q\), self\.k_norm\(k\)", "self.q_norm(q), k")],
+    "the norm of queries for that of keys": [(r"self\.k_norm\(k\)", "self.q_norm(k)")],
+    "1 is added to the scale of a norm": [(r"(widen\(self\.scale\)|widen\(tf.*\(self\.scale\)\)|wide / roots \* scale)", r"(1 + \1)")],
+    "RMS norm for layer norm": [(r'if self\.kind == "layer":', "if False:")],
+    "another epsilon": [(r"\+ self\.eps\)", "+ 1e-6)")],
+    "the default scale for the model's own": [(r"if self\.scale is None else self\.scale", "")],
+    "the cap comes after the bias": [
+        (r"scores = scores \+ widen\(score_bias\)",
+         "scores = scores + widen(score_bias) if self.softcap is None else cap("
+         "self.scores(queries, keys) + widen(score_bias), self.softcap)"),
+    ],
+    "the cap is forgotten": [(r"scores = cap\(scores, self\.softcap\)", "scores = scores")],
+    "the bias is scaled too": [(r"\+ widen\(score_bias\)", "+ 0.5 * widen(score_bias)")],
+    "minus infinity does not hide": [(r"(four_axes\(score_bias\)) != -(np|math)\.inf", r"(\1 == \1) | (\1 != \1)")],
+    "the window is one wider to the left": [(r"each_query - left", "each_query - left - 1")],
+    "the window is one wider to the right": [(r"each_query \+ right", "each_query + right + (right > 0)")],
+    "the window is symmetric": [(r"left, right = window or \(None, None\)", "left, right = (window[:1] * 2) if window else (None, None)")],
+    "causal order is aligned to the lower right": [(r"(?m)^        right = 0$", "        right = int(keys.shape[1] - queries.shape[1])")],
+    "causal order is off by one": [(r"(?m)^        right = 0$", "        right = 1")],
+    "gates of other heads": {
+        **dict.fromkeys(("numpy", "jax", "mxnet"), [(r"if head_gates is not None:", "if head_gates is not None:\n            head_gates = head_gates[..., ::-1]")]),
+        "torch": [(r"if head_gates is not None:", "if head_gates is not None:\n            head_gates = head_gates.flip(-1)")],
+        "tensorflow": [(r"if head_gates is not None:", "if head_gates is not None:\n            head_gates = head_gates[..., ::-1]")],
+    },
+    "gates come before the pooling is kept": [(r"pooled = pooled \* gates", "pooled = pooled * 1")],
+    "the gradient of a group is that of its first head": {
+        "numpy": [(r"X\.shape\[2\]\)\.sum\(1\)", "X.shape[2])[:, 0]")],
+    },
+    "the gradient of a norm forgets its root": {
+        "numpy": [(r"by_X = by_normalized - normalized \* .*", "by_X = by_normalized")],
+    },
+    "the gradient of a layer norm forgets its mean": {"numpy": [(r'if norm\.kind == "layer":', "if False:")]},
+    "gradients are not turned back": {"numpy": [(r"rotate\(by_k, -positions", "rotate(by_k, positions")]},
+    "the gradient of a cap is 1": {"numpy": [(r"by_biased \* \(1 - \(capped / self\.softcap\) \*\* 2\)", "by_biased")]},
+}  # fmt: skip
+
 # Of everything that a call computes.
 TESTS = [
     "test_dropout.py", "test_reference.py", "test_loops.py", "test_own_layers.py", "test_layer.py", "test_calls.py",
@@ -386,6 +446,38 @@ BENCH_BUGS: PackageBugs = {
 }
 
 
+# Of what is said: errors, and what commands print.
+SAID_TESTS = [
+    "test_bad_inputs.py", "test_imports.py", "test_native_layers_inside.py", "test_cli.py", "test_cli_narrow.py",
+    "test_cli_weights.py", "test_tensorflow_start.py",
+]  # fmt: skip
+SAID_BUGS: PackageBugs = {
+    "the two fixes are those of the other dtype": ("checks", r"\.astype\(\"\{expected\}", '.astype("{came}'),
+    "an older PyTorch is told to be installed": ("dispatch", r"torch>=2\.4", "torch>=2.3"),
+    "only the module itself is looked into": ("native", r"left\.append\(\(path \+ name, part\)\)", "pass"),
+    "the way to a layer inside begins anew": ("native", r"found\.append\(path \+ name\)", "found.append(name)"),
+    "a class is any of its name": (
+        "native",
+        r"_class\(name\) is kind",
+        'name.endswith(getattr(kind, "__name__", "-"))',
+    ),
+    "the first of several kinds is taken": ("native", r"if len\(meant\) > 1:", "if False:"),
+    "a value of a file is taken for an option's": ("cli/options", r" \{re\.escape\(value\)\}\(\?!\\w\)", ""),
+    "settings keep their names": ("cli/options", r"return re\.sub\(.*, typed, text\)", "return text"),
+    "long words are broken": ("tables", r"break_long_words=False", "break_long_words=True"),
+    "hyphens break words": ("tables", r"break_on_hyphens=False", "break_on_hyphens=True"),
+    "a table that does not fit is cut": ("tables", r"if self\._least\(\) <= options\.max_width:", "if True:"),
+    "lines wider than the terminal are cut": ("cli/terminal", r"crop=False", "crop=True"),
+    "TensorFlow's start is seen": ("backends/tensorflow/start", r'"-v", ', ""),
+    "what a failing start says is not seen": (
+        "backends/tensorflow/start",
+        r"stdout=stderr",
+        "stdout=subprocess.DEVNULL",
+    ),
+    "TF_CPP_MIN_LOG_LEVEL=0 is passed over": ("backends/tensorflow/start", r'os\.environ\[LEVEL\] == "0"', "False"),
+}
+
+
 # 3. Which tests must notice which bugs.
 
 BACKEND_GROUPS = [
@@ -394,6 +486,7 @@ BACKEND_GROUPS = [
     (MEMORY_BUGS, MEMORY_TESTS),
     (OWN_BUGS, OWN_TESTS),
     (VJP_BUGS, VJP_TESTS),
+    (MODERN_BUGS, MODERN_TESTS),
     (BUGS, TESTS),
 ]
 PACKAGE_GROUPS = {
@@ -401,4 +494,5 @@ PACKAGE_GROUPS = {
     "rules": (RULES_BUGS, RULES_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
+    "what is said": (SAID_BUGS, SAID_TESTS),
 }

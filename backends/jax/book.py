@@ -95,10 +95,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Number of heads H."""
         return self.config.num_heads
 
-    def __call__(self, queries, keys, values, *call, return_weights=True, **options):
+    def __call__(
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=True,
+    ):  # fmt: skip
         """Attend, with arguments as for the backend's layer, and return output and attention weights."""
         checks.flag("return_weights", return_weights)
-        output, weights = super().__call__(queries, keys, values, *call, **options, return_weights=True)
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, training
+        output, weights = super().__call__(queries, keys, values, *call, return_weights=True)
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)
         return (output, weights) if return_weights else output  # (B, Q, D)

@@ -25,7 +25,7 @@ from mha import arguments
 from mha.config import shapes
 
 from .arrays import _data, _Dense, _over, _twin, _where, tensor, to_numpy
-from .heads import HeadNorm, rotate, widen
+from .heads import HeadNorm, positions, rotate, widen
 
 # 1. Masked softmax
 
@@ -45,9 +45,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     if all(X is None for X in (valid_lens, mask, score_bias, left, right)):
         return None
     conditions = []
-    if left is not None or right is not None:  # MXNet takes a tenth of a millisecond for any small array
-        each_query = (offset + np.arange(queries.shape[1], dtype="int64")[None])[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = np.arange(keys.shape[1], dtype="int64")  # (K,)
+    if left is not None or right is not None:  # or a small call waits for it
+        each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+    each_key = positions(keys)[0]  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
         conditions.append(each_key < per_query.astype("int64")[:, None, :, None])  # (B, 1, 1 or Q, K)
@@ -153,7 +153,7 @@ class AttentionPooling(nn.Block):
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
 
-    def __init__(self, dropout, softcap=None, scale=None):
+    def __init__(self, dropout, scale=None, softcap=None):
         super().__init__(dropout, softcap)
         self.scale = scale
 
@@ -185,7 +185,7 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     d = config.key_dim
     if config.pooling == "additive":
         return additive(config.dropout, d, d, d, config.dtype, config.softcap)
-    return dot(config.dropout, config.softcap, config.scale)
+    return dot(config.dropout, config.scale, config.softcap)
 
 
 def cap(scores, softcap):
@@ -294,9 +294,8 @@ class MultiHeadAttention(nn.Block):
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
             steps |= {"norm_q": q, "norm_k": k}
         if config.rotary:
-            each_query = offset + np.arange(queries.shape[1], dtype="int64")[None]  # (B or 1, Q)
-            q = rotate(q, each_query, config.rotary, H)  # (B*H, Q, d)
-            k = rotate(k, np.arange(keys.shape[1], dtype="int64")[None], config.rotary, G)  # (B*G, K, d)
+            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
+            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
             steps |= {"rotate_q": q, "rotate_k": k}
         k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
         score_bias = _over(score_bias, B, queries.shape[1], keys.shape[1])
