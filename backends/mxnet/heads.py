@@ -34,7 +34,8 @@ class HeadNorm(nn.Block):
 
 def positions(X, offset=0):
     """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    return offset + np.arange(X.shape[1], dtype="int64")[None]  # (B or 1, T)
+    T = X.shape[1]
+    return offset + np.arange(T, dtype="int64").reshape(1, T)  # (B or 1, T); `[None]` takes MXNet longer
 
 
 def rotate(X, places, rotary, num_heads):

@@ -42,8 +42,11 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     left, right = window or (None, None)
     if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         right = 0
+    if all(X is None for X in (valid_lens, mask, score_bias, left, right)):
+        return None
     conditions = []
-    each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+    if left is not None or right is not None:  # or a small call waits for it
+        each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
     each_key = positions(keys)[0]  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
@@ -56,7 +59,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
         conditions.append(each_key >= each_query - left)  # (B or 1, 1, Q, K)
     if right is not None:
         conditions.append(each_key <= each_query + right)  # (B or 1, 1, Q, K)
-    return functools.reduce(operator.mul, conditions) if conditions else None
+    return functools.reduce(operator.mul, conditions)
 
 
 def four_axes(pairs):
