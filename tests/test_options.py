@@ -141,6 +141,7 @@ def test_rotations_are_right_far_away(backend, rng, offset):
 def test_minus_infinity_hides_as_a_mask_does_and_a_large_number_does_not(backend, rng):
     attention, arrays = layer(backend), inputs(rng)
     mask = rng.random((B, 1, Q, K)) < 0.6
+    mask[1, :, 2] = False  # for one query, all
     bias = np.where(mask, 0.0, -np.inf)
     expected, weights = attention(*arrays, mask=mask, return_weights=True)
     output, found = attention(*arrays, score_bias=bias, return_weights=True)
@@ -148,6 +149,18 @@ def test_minus_infinity_hides_as_a_mask_does_and_a_large_number_does_not(backend
     assert (found[~np.broadcast_to(mask, weights.shape)] == 0).all()
     lowest = np.full((1, K), np.finfo("float64").min)  # beside which no score counts
     assert np.allclose(attention(*arrays, score_bias=lowest, return_weights=True)[1], 1 / K, rtol=1e-12, atol=0)
+
+
+def test_a_window_sees_both_its_ends(backend, rng):
+    _, weights = layer(backend, window=(2, 1))(*inputs(rng), offset=1, return_weights=True)
+    expected = [
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0],
+        [0, 0, 0, 1, 1, 1, 1],
+    ]
+    assert ((weights > 0) == np.array(expected, bool)).all()
 
 
 def test_what_a_bias_holds_where_something_else_hides_does_not_matter(backend, rng):
