@@ -1,9 +1,26 @@
-"""Where the packages are, which pyproject.toml cannot say: backends/ is mha.backends, also where a link is no link."""
+"""What pyproject.toml cannot say: where the packages are, also in a checkout without links, and the text for PyPI."""
+
+import re
+from pathlib import Path
 
 from setuptools import find_packages, setup
+
+
+def for_pypi(readme):
+    """The README without links to its own files, which lead nowhere on PyPI: each becomes its text and a file name."""
+
+    def words(link):
+        text, file = link.groups()
+        return text if file in text else f"{text} (`{file}`)"
+
+    named = re.sub(r"!?\[([^]]+)\]\((?!https:)([^)#]*)[^)]*\)", words, readme)
+    return f"{named}\nThe source distribution has the files that are named here; the commands run in its folder.\n"
+
 
 ours = [name for name in find_packages(include=["mha", "mha.*"]) if not name.startswith("mha.backends")]
 setup(
     packages=[*ours, "mha.backends", *(f"mha.backends.{name}" for name in find_packages("backends"))],
     package_dir={"": ".", "mha.backends": "backends"},
+    long_description=for_pypi(Path("README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
 )

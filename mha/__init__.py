@@ -1,6 +1,7 @@
 """One multi-head attention over five backends that gives the same numbers on each.
 
-The backend is an argument, else the environment variable MHA_BACKEND, else "numpy"; see README.md for the rest.
+The backend is an argument, else the environment variable MHA_BACKEND, else "numpy". `help(mha.MultiHeadAttention)` and
+`mha --help`, on the command line, say the rest.
 """
 
 import importlib

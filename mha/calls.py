@@ -73,13 +73,13 @@ def extras(
 ) -> None:
     """As `inputs`, for what few calls have; sizes: those of a call, (B, Q, K)."""
     if score_bias is not None:
-        _array("score_bias", score_bias, f"of {config.dtype}, which is added to the scores", is_own, place)
+        _own_or_numpy("score_bias", score_bias, f"of {config.dtype}, added to the scores", is_own, place)
         if dtype_name(score_bias.dtype) == "bool":
             raise TypeError(f"score_bias has dtype bool, expected {config.dtype} as the layer; booleans go to mask=")
         _dtype_fits("score_bias", score_bias, config.dtype)
         _pairs_fit("score_bias", score_bias, sizes[0], config.num_heads, *sizes[1:])
     if head_gates is not None:
-        _array("head_gates", head_gates, f"of {config.dtype}, which the heads are multiplied by", is_own, place)
+        _own_or_numpy("head_gates", head_gates, f"of {config.dtype}, the heads' factors", is_own, place)
         _dtype_fits("head_gates", head_gates, config.dtype)
         expected = ((config.num_heads,), (sizes[0], config.num_heads))
         if not any(_shape_fits(head_gates.shape, shape) for shape in expected):
@@ -216,6 +216,10 @@ def _array(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], plac
     if not is_own(value):
         raise TypeError(f"{name} is {brief(value)}, expected a dense array {kind}")
     _lies(name, value, place)
+
+
+def _own_or_numpy(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], place: Any) -> None:
+    _array(name, value, kind, lambda X: is_own(X) or is_numpy(X), place)
 
 
 def _lies(name: str, value: Any, place: Any) -> None:

@@ -1,15 +1,54 @@
 """The plain tables that commands print."""
 
+import textwrap
+
 from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 
-def plain_table(*columns: str, folded: str | None = None) -> Table:
-    """An empty table without a frame; where the terminal is narrow, one column is folded, None = the last one."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+class PlainTable(Table):
+    """A table without a frame, in which one column is folded between words.
+
+    Where the terminal is too narrow for that, each row is a paragraph: no word or number is ever broken or cut.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._least() <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if self.title:
+            yield Text(str(self.title), "bold")
+        names = [str(column.header) for column in self.columns]
+        for row in zip(*(map(str, column.cells) for column in self.columns), strict=True):
+            rest = "; ".join(f"{name} {value}" for name, value in zip(names[1:], row[1:], strict=True) if value)
+            for line in (*wrapped(f"{names[0]} {row[0]}", options.max_width), *wrapped(rest, options.max_width, "  ")):
+                yield Text(line, no_wrap=True, overflow="ignore")
+
+    def _least(self) -> int:
+        """The width below which a word would be broken."""
+        least = 2 * (len(self.columns) - 1)  # between the columns
+        for column in self.columns:
+            parts = [str(column.header), *map(str, column.cells)]
+            least += max(map(cell_len, parts if column.no_wrap else " ".join(parts).split()))
+        return least
+
+
+def plain_table(*columns: str, folded: str | None = None) -> PlainTable:
+    """An empty table; where the terminal is narrow, one column is folded, None = the last one."""
+    table = PlainTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         if column == (folded or columns[-1]):
             table.add_column(column, overflow="fold")
         else:
             table.add_column(column, no_wrap=True)
     return table
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """A text as lines of at most this width, indented, broken between words alone; a longer word has its own line."""
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

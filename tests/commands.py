@@ -5,14 +5,24 @@ import shutil
 import subprocess
 import sysconfig
 
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from mha import cli
+from mha.cli import terminal
 
 
-def run(*arguments):
-    """A command in this process: its exit code and what it printed."""
-    return CliRunner().invoke(cli.app, arguments)
+def run(*arguments, **options):
+    """A command in this process: its exit code and what it printed; terminal_width: of its help."""
+    return CliRunner().invoke(cli.app, arguments, **options)
+
+
+def narrow(monkeypatch, width):
+    """Let commands in this process print as on a terminal of this width; progress bars are left out."""
+    looks = {"width": width, "force_terminal": True, "color_system": None}
+    looks |= dict.fromkeys(("markup", "highlight", "emoji"), False)
+    monkeypatch.setattr(terminal, "console", lambda stderr=False: terminal.Terminal(stderr=stderr, **looks))
+    monkeypatch.setattr(terminal, "progress", lambda: Progress(disable=True))
 
 
 def run_installed(*arguments, **environment):

@@ -10,13 +10,21 @@ import pytest
 
 import mha
 from mha import blocks, dispatch, parity
+from mha.config import MODERN
 
 SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
+
+
+def in_one_piece(case):
+    """Whether a case has one of the options that calls in pieces do not know yet."""
+    of_call = case.offset or case.score_bias or case.head_gates
+    return bool(of_call or set(case.options) & set(MODERN))
+
 
 CASES = {
     case.name: case
     for case in (
-        *(case for case in parity.CASES if case.num_keys < 100),
+        *(case for case in parity.CASES if case.num_keys < 100 and not in_one_piece(case)),
         parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),

@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands import run, run_installed
 
 import mha
+from mha import dispatch
 from mha.cli.options import in_options
 
 
@@ -93,6 +95,12 @@ def test_a_missing_framework_is_one_line_that_says_what_to_install(absent, comma
     assert 'pip install "no-such-framework>=3"' in result.stderr
 
 
+def test_nothing_that_is_installed_names_a_file_that_is_not():
+    """What is said, in errors, help and docstrings, can be found by who has the package alone."""
+    for path in (*Path(mha.__file__).parent.rglob("*.py"), *dispatch.FOLDER.rglob("*.py")):
+        assert not re.search(r"\b(docs|examples|tests)/|\bREADME\b|\w\.md\b", path.read_text(encoding="utf-8")), path
+
+
 def test_python_m_mha_is_the_command():
     ran = subprocess.run([sys.executable, "-m", "mha", "--version"], capture_output=True, text=True, check=True)
     assert ran.stdout == run("--version").stdout
@@ -101,3 +109,4 @@ def test_python_m_mha_is_the_command():
 def test_the_shell_can_complete():
     asked = {"_MHA_COMPLETE": "complete_bash", "COMP_WORDS": "mha d", "COMP_CWORD": "1"}
     assert run_installed(**asked).stdout.split() == [b"demo"]
+    assert all(option in run("--help").stdout for option in ("--install-completion", "--show-completion"))

@@ -37,6 +37,7 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
         assert re.findall(r"def (\w+)", before)[-1] == function
         computes = statement.partition(" = ")[0].split(", ")
         assert name in computes or (name == "scores" and statement.startswith("return ")), statement
+    assert "code, in mha/backends/" in result.stdout
     assert "transpose_qkv" in code[int(rows["split_q"][3]) - 1]
     assert "MHA_READABLE=1" in result.stdout
 

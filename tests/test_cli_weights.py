@@ -6,12 +6,10 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
-from commands import run
-from rich.console import Console
+from commands import narrow, run
 from stored import stored
 
 import mha
-from mha.cli import terminal
 
 
 @pytest.fixture
@@ -158,10 +156,10 @@ def test_paths_that_the_system_refuses_are_one_line(bert, tmp_path):
         assert result.stderr.count("\n") == 1
 
 
-def test_show_folds_long_names_and_cuts_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("width", "shown"), [(80, r"\n  shape {}; dtype {}; norm {}\n"), (200, " +{} +{} +{} *\n")])
+def test_show_neither_folds_nor_cuts_long_names(tmp_path, monkeypatch, width, shown):
     name = "model.vision_tower." * 4 + "k_proj.weight"
     safetensors.numpy.save_file({name: np.full((1024, 3), 1e200)}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(terminal, "console", lambda stderr=False: Console(stderr=stderr, width=80, markup=False))
+    narrow(monkeypatch, width)
     result = run("weights", "show", str(tmp_path / "model.safetensors"))
-    assert "…" not in result.stdout
-    assert re.search(r"\(1024, 3\) +float64 +5\.54256e\+201", result.stdout)
+    assert re.search(name + shown.format(r"\(1024, 3\)", "float64", r"5\.54256e\+201"), result.stdout)

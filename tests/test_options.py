@@ -2,6 +2,7 @@
 
 import json
 
+import formula
 import numpy as np
 import pytest
 import safetensors
@@ -33,6 +34,70 @@ def inputs(rng, dtype="float64", num_queries=Q):
 
 def agree(found, expected):
     return parity.error(found, expected) <= parity.bound("float64", expected, expected)
+
+
+def combination(number):
+    """Options and other arguments of a call, drawn with the number as seed."""
+    random = np.random.default_rng(number)
+
+    def maybe(value, otherwise=None):
+        return value if random.random() < 0.6 else otherwise
+
+    pairs = [(Q, K), (B, 1, K), (1, H, Q, 1), (B, H, Q, K)][number % 4]
+    options = {
+        "bias": bool(random.random() < 0.5),
+        "num_key_value_heads": maybe(int(random.choice([1, 2, 3]))),
+        "scale": maybe(0.7),
+        "softcap": maybe(1.5),
+        "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
+        "rotary": maybe(mha.Rotary([2, 4][number % 2], base=100.0, interleaved=bool(random.random() < 0.5))),
+        "qk_norm": maybe(["rms", "layer"][number % 2]),
+        "qk_norm_eps": 0.01,
+    }
+    call = {
+        "valid_lens": maybe(random.integers(0, K + 2, [(B,), (B, Q)][number % 2])),
+        "mask": maybe(random.random(pairs) < 0.7),
+        "score_bias": maybe(np.where(random.random(pairs) < 0.2, -np.inf, random.normal(size=pairs))),
+        "causal": bool(random.random() < 0.5),
+        "offset": maybe([2, [1, -2]][number % 2], 0),
+        "head_gates": maybe(random.normal(size=[(H,), (B, H)][number % 2])),
+    }
+    return options, call
+
+
+OFTEN = pytest.mark.backends("numpy", "torch", "mxnet")  # others compile each combination
+
+
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=OFTEN) for number in range(2, 24))])
+def test_the_formula(backend, rng, number):
+    options, call = combination(number)
+    attention, arrays = layer(backend, **options), inputs(rng)
+    expected = formula.attend(attention.config, attention.weights, *arrays, **call)
+    assert agree(attention(*arrays, **call), expected)
+    assert agree(attention(*arrays, **call, return_weights=True)[0], expected)
+
+
+@pytest.mark.backends("numpy")
+@pytest.mark.parametrize("number", range(24))
+def test_gradients_are_slopes_of_the_formula(backend, rng, number):
+    options, call = combination(number)
+    attention, arrays, cotangent = layer(backend, **options), inputs(rng), rng.normal(size=(B, Q, 11))
+    given = dict(zip(("queries", "keys", "values"), arrays, strict=True)) | attention.weights
+    given |= {name: call[name] for name in ("score_bias", "head_gates") if call[name] is not None}
+    gradients = attention.gradients(*arrays, **call, cotangent=cotangent)
+    assert set(gradients) == set(given)
+    steps = {name: rng.normal(size=X.shape) for name, X in given.items()}
+    for name in given:
+
+        def loss(size, name=name):
+            moved = given | {name: given[name] + size * steps[name]}
+            again = call | {name: moved[name] for name in call if name in moved}
+            inputs_and_weights = moved, *(moved[one] for one in ("queries", "keys", "values"))
+            return (formula.attend(attention.config, *inputs_and_weights, **again) * cotangent).sum()
+
+        slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+        found = (gradients[name] * steps[name]).sum()
+        assert abs(found - slope) <= 1e-6 * max(1, abs(slope)), name
 
 
 def test_the_start_of_norms_is_a_scale_of_1(backend):

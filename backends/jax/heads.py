@@ -33,14 +33,19 @@ class HeadNorm(nn.Module):
         return (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
 
 
-def rotate(X, positions, rotary, num_heads):
+def positions(X, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+    return offset + jnp.arange(X.shape[1])[None]  # (B or 1, T)
+
+
+def rotate(X, places, rotary, num_heads):
     """Turn pairs of components of X (B*H, T, d) by their frequency times the position; the rest of them stays.
 
-    positions: integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i), or
-    (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
+    places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
+    or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
     """
     (BH, T, _), n, wide = X.shape, rotary.dim // 2, widen(X)
-    cos, sin = turns(positions, rotary, wide.dtype)  # (B or 1, T, n)
+    cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
     sizes = BH // num_heads, num_heads, T, n
     cos, sin = (jnp.broadcast_to(part[:, None], sizes).reshape(BH, T, n) for part in (cos, sin))  # (B*H, T, n)
     if rotary.interleaved:
@@ -53,21 +58,21 @@ def rotate(X, positions, rotary, num_heads):
     return jnp.concatenate([*turned, wide[:, :, 2 * n :]], -1).astype(X.dtype)  # (B*H, T, d)
 
 
-def turns(positions, rotary, dtype):
-    """Cosines and sines (B or 1, T, n) of the angles at positions (B or 1, T), as numbers of this dtype.
+def turns(places, rotary, dtype):
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
 
-    The angles themselves are better than float32: at position 100,000, that would be off by 0.004. JAX has float64 only
-    where it is switched on. Elsewhere an angle is counted in parts of a turn, 2**32 of them, by 32-bit integers: what
-    overflows there is whole turns.
+    The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
-    positions, frequencies = positions[:, :, None], np.array(rotary.angles())  # (B or 1, T, 1), (n,)
+    # JAX has float64 only where it is switched on. Elsewhere an angle is counted in parts of a turn, 2**32 of them, by
+    # 32-bit integers: what overflows there is whole turns.
+    places, frequencies = places[:, :, None], np.array(rotary.angles())  # (B or 1, T, 1), (n,)
     if dtype == np.float64:
-        angles = positions * frequencies  # (B or 1, T, n)
+        angles = places * frequencies  # (B or 1, T, n)
         return jnp.cos(angles), jnp.sin(angles)
     whole, rest = np.divmod(frequencies / (2 * math.pi) % 1 * 2**32, 1)  # parts of a turn, (n,)
-    parts = (positions.astype(np.uint32) * whole.astype(np.uint32)).astype(np.int32)  # (B or 1, T, n)
+    parts = (places.astype(np.uint32) * whole.astype(np.uint32)).astype(np.int32)  # (B or 1, T, n)
     quarters = (parts + 2**29) >> 30  # the nearest ones, so that what is left is small, and thus precise
-    parts = (parts - (quarters << 30)).astype(dtype) + positions.astype(dtype) * rest.astype(dtype)  # (B or 1, T, n)
+    parts = (parts - (quarters << 30)).astype(dtype) + places.astype(dtype) * rest.astype(dtype)  # (B or 1, T, n)
     angles = parts * (2 * math.pi / 2**32)  # (B or 1, T, n)
     cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, 1 - (quarters & 2)
     return jnp.where(odd, -sin, cos) * sign, jnp.where(odd, cos, sin) * sign

@@ -13,7 +13,7 @@ import numpy as np
 from mha.config import shapes
 
 from . import layer as lesson
-from .heads import rotate, widen
+from .heads import positions, rotate, widen
 from .layer import (
     blank_unused,
     four_axes,
@@ -157,11 +157,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             by_q, by_k, by_v, by_biased, by_pooling = copied(again).backward(*call)
             if bias is not None:
                 by_bias = summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)  # (B or 1, H or 1, ...)
-                by_more = {"score_bias": by_bias.reshape(bias.shape)} | by_more
+                by_bias = by_bias.reshape(bias.shape)  # (Q, K), (B, Q, K) or (B, H, Q, K)
+                by_more = {"score_bias": by_bias} | by_more
             by_k, by_v = (X.reshape(B * G, H // G, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
             if config.rotary:
-                by_q = rotate(by_q, -(hiding.offset + np.arange(Q)[None]), config.rotary, H)  # (B*H, Q, d)
-                by_k = rotate(by_k, -np.arange(K)[None], config.rotary, G)  # (B*G, K, d)
+                by_q = rotate(by_q, -positions(queries, hiding.offset), config.rotary, H)  # (B*H, Q, d)
+                by_k = rotate(by_k, -positions(keys), config.rotary, G)  # (B*G, K, d)
             if config.qk_norm:
                 by_q, by_q_scale = through_norm(self.q_norm, "q_norm", steps["split_q"], by_q)
                 by_k, by_k_scale = through_norm(self.k_norm, "k_norm", steps["split_k"], by_k)

@@ -29,14 +29,19 @@ class HeadNorm:
         return X / roots, roots
 
 
-def rotate(X, positions, rotary, num_heads):
+def positions(X, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+    return offset + np.arange(X.shape[1])[None]  # (B or 1, T)
+
+
+def rotate(X, places, rotary, num_heads):
     """Turn pairs of components of X (B*H, T, d) by their frequency times the position; the rest of them stays.
 
-    positions: integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i), or
-    (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
+    places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
+    or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
     """
     (BH, T, _), n, wide = X.shape, rotary.dim // 2, widen(X)
-    cos, sin = turns(positions, rotary, wide.dtype)  # (B or 1, T, n)
+    cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
     sizes = BH // num_heads, num_heads, T, n
     cos, sin = (np.broadcast_to(part[:, None], sizes).reshape(BH, T, n) for part in (cos, sin))  # (B*H, T, n)
     if rotary.interleaved:
@@ -49,12 +54,12 @@ def rotate(X, positions, rotary, num_heads):
     return np.concatenate([*turned, wide[:, :, 2 * n :]], -1).astype(X.dtype)  # (B*H, T, d)
 
 
-def turns(positions, rotary, dtype):
-    """Cosines and sines (B or 1, T, n) of the angles at positions (B or 1, T), as numbers of this dtype.
+def turns(places, rotary, dtype):
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
 
-    The angles themselves are float64: at position 100,000, float32 would be off by 0.004.
+    The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
-    angles = positions[:, :, None] * np.array(rotary.angles())  # (B or 1, T, n)
+    angles = places[:, :, None] * np.array(rotary.angles())  # (B or 1, T, n)
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 

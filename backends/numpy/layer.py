@@ -21,7 +21,7 @@ import numpy as np
 from mha import arguments, checks
 from mha.config import shapes
 
-from .heads import HeadNorm, rotate, widen
+from .heads import HeadNorm, positions, rotate, widen
 
 # 1. Masked softmax
 
@@ -39,8 +39,8 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         right = 0
     conditions = []
-    each_query = (offset + np.arange(queries.shape[1])[None])[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = np.arange(keys.shape[1])  # (K,)
+    each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+    each_key = positions(keys)[0]  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
         conditions.append(each_key < per_query[:, None, :, None])  # (B, 1, 1 or Q, K)
@@ -145,7 +145,7 @@ class AttentionPooling:
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
 
-    def __init__(self, dropout, softcap=None, scale=None):
+    def __init__(self, dropout, scale=None, softcap=None):
         super().__init__(dropout, softcap)
         self.scale = scale
 
@@ -179,7 +179,7 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     d = config.key_dim
     if config.pooling == "additive":
         return additive(config.dropout, d, d, d, config.dtype, config.softcap)
-    return dot(config.dropout, config.softcap, config.scale)
+    return dot(config.dropout, config.scale, config.softcap)
 
 
 def cap(scores, softcap):
@@ -284,8 +284,8 @@ class MultiHeadAttention:
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
             steps |= {"norm_q": q, "norm_k": k}
         if config.rotary:
-            q = rotate(q, offset + np.arange(queries.shape[1])[None], config.rotary, H)  # (B*H, Q, d)
-            k = rotate(k, np.arange(keys.shape[1])[None], config.rotary, G)  # (B*G, K, d)
+            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
+            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
             steps |= {"rotate_q": q, "rotate_k": k}
         k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)

@@ -57,14 +57,14 @@ def bench(
       L         1  1024  768     12
       XL        1  4096  512      8
       R        16   512  512      8  any lengths from 1 to T
-      C         1  4096  512      8  the causal order, no lengths
+      C         1  4096  512      8  causal, no lengths
 
     All of it takes over an hour, and so does --plot. There, an implementation ends at the T after which half of the
-    free memory may not be enough for it, whatever --no-memory says of the tables.
+    free memory may not be enough for it; --no-memory is about the tables alone.
 
     \b
     Examples:
-      mha bench --backends torch --shapes S,M --json bench.json
+      mha bench --backends torch --shapes S --json bench.json
       mha bench --kinds inference --shapes "" --plot bench.svg
 
     Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or a backend that it names
@@ -79,13 +79,13 @@ def bench(
     picture, suffix = _picture(plot) if plot else (None, "")
     results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
     console = terminal.console(stderr=to == "-")
-    console.print(report.about(machine := run.machine(names)), soft_wrap=True)
+    console.print(report.about(machine := run.machine(names)))
     for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
         console.print("", report.table(list(rows)), sep="\n")
     for line in results.left_out:
-        console.print(f"left out: {line}", soft_wrap=True)
+        console.print(f"left out: {line}")
     for line in results.failed:
-        typer.echo(f"mha: {line}", err=True)
+        terminal.complain(line)
     if to is not None:
         terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
     if picture:

@@ -22,7 +22,7 @@ from mha.cli.backends import chosen
 from mha.config import Config
 from mha.layer import restore
 from mha.names import BackendName
-from mha.tables import plain_table
+from mha.tables import plain_table, wrapped
 
 # A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
 BLOCKS, ASCII = "·░▒▓█", ".-+#@"
@@ -72,29 +72,35 @@ def show(console: Console) -> None:
 
     console.print(f"Multi-head attention on the backend {attention.backend!r}\n", style="bold")
     console.print("1. The book's example", style="bold")
-    source = inspect.getsource(example).splitlines()[2:-1]
-    console.print(textwrap.indent(textwrap.dedent("\n".join(source)), "   "), style="cyan")
-    console.print(f"   output.shape: {checks.shape(output)}\n")
+    source = textwrap.dedent("\n".join(inspect.getsource(example).splitlines()[2:-1]))
+    _paragraphs(console, *source.splitlines(), style="cyan")
+    _paragraphs(console, f"output.shape: {checks.shape(output)}", "")
 
     console.print("2. From input to output", style="bold")
     B, H, Q, K = weights.shape
     D, d, dv = attention.config.num_hiddens, attention.config.key_dim, attention.config.value_dim
-    console.print(f"   B = {B} samples, Q = {Q} queries, K = {K} keys and values, D = {D} hidden units,")
-    console.print(f"   H = {H} heads, d = {d} wide in queries and keys, dv = {dv} in values\n")
-    console.print(steps_table(attention.backend, attention.config, steps))
-    console.print("\n   This code has just run. With MHA_READABLE=1 it runs in every call, and your")
-    console.print("   breakpoints in it take effect.\n")
+    sizes = f"B = {B} samples, Q = {Q} queries, K = {K} keys and values, D = {D} hidden units,"
+    _paragraphs(console, sizes, f"H = {H} heads, d = {d} wide in queries and keys, dv = {dv} in values", "")
+    console.print(steps_table(attention.backend, attention.config, steps), "")
+    run = "This code has just run. With MHA_READABLE=1 it runs in every call, and your breakpoints in it take effect."
+    _paragraphs(console, run, "")
 
     console.print("3. What each head of sample 0 attends to, in random queries and keys", style="bold")
     marks = BLOCKS if console.encoding.startswith("utf") else ASCII
-    console.print("   Rows are queries, columns are keys. How much of a query's weight a key gets:")
-    console.print(f"   {_legend(marks)}")
+    rows = "Rows are queries, columns are keys. How much of a query's weight a key gets:"
+    _paragraphs(console, rows, _legend(marks))
     heads = (Panel(heat_map(head, marks), title=f"head {h}", padding=0) for h, head in enumerate(weights[0]))
     console.print(Columns(heads, padding=0, expand=False))
-    console.print(f"   Sample 0 has {valid_lens[0]} keys that may be seen; the others are padding.\n")
+    _paragraphs(console, f"Sample 0 has {valid_lens[0]} keys that may be seen; the others are padding.", "")
 
     console.print("4. What to try next", style="bold")
-    console.print(_next(attention.backend))
+    _paragraphs(console, *_next(attention.backend))
+
+
+def _paragraphs(console: Console, *texts: str, style: str = "") -> None:
+    """Print texts, indented, each from a new line, "" = an empty one; lines are no longer than in a usual terminal."""
+    for text in texts:
+        console.print("\n".join(wrapped(text, min(console.width, 80), "   ")), style=style)
 
 
 def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> Table:
@@ -118,7 +124,7 @@ def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> 
         "merged": ("(B, Q, H*dv)", whole),
         "output": ("(B, Q, D)", whole),
     }
-    table = plain_table("step", "shape", "here", "code, in backends/")
+    table = plain_table("step", "shape", "here", "code, in mha/backends/")
     for name, step in steps.items():
         letters, function = known[name]
         table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function, name))
@@ -126,23 +132,19 @@ def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> 
 
 
 def place(function: Callable, step: str) -> str:
-    """Where a function of a backend computes a step, or else returns it, in backends/: torch/layer.py:241 steps."""
+    """Where a function of a backend computes a step, or else returns it, from FOLDER: torch/layer.py:241 steps."""
     function = inspect.unwrap(function)
     lines, first = inspect.getsourcelines(function)
     statements = list(ast.walk(ast.parse(textwrap.dedent("".join(lines)))))
     assigned = [one.lineno for one in statements if isinstance(one, ast.Assign) and step in _names(one.targets[0])]
     returned = [one.lineno for one in statements if isinstance(one, ast.Return)]
     line = first + (assigned or returned)[-1] - 1
-    return f"{file(function).removeprefix('backends/')}:{line} {function.__name__}"
+    file = Path(inspect.getfile(function)).relative_to(dispatch.FOLDER).as_posix()
+    return f"{file}:{line} {function.__name__}"
 
 
 def _names(target: ast.expr) -> set[str]:
     return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
-
-
-def file(function: Callable) -> str:
-    """The file of a backend that a function is written in: backends/torch/layer.py."""
-    return Path(inspect.getfile(function)).relative_to(dispatch.FOLDER.parent).as_posix()
 
 
 def heat_map(weights: np.ndarray, marks: str) -> str:
@@ -162,7 +164,7 @@ def _legend(marks: str) -> str:
     return f"blank hidden, {', '.join(shades)}"
 
 
-def _next(backend: BackendName) -> str:
+def _next(backend: BackendName) -> list[str]:
     known = dispatch.backends().values()
     others = [other.name for other in known if other.installed and other.name != backend]
     missing = [other.name for other in known if not other.installed]
@@ -170,6 +172,4 @@ def _next(backend: BackendName) -> str:
     if missing:
         lines.append(f"mha backends: how to install {', '.join(missing)}")
     lines.append("mha parity: do the installed backends compute the same numbers?")
-    code: Any = dispatch.load(backend)
-    lines.append(f"{file(code.transpose_qkv)}: the code, to be read beside the other four")
-    return textwrap.indent("\n".join(lines), "   ")
+    return [*lines, f"{dispatch.FOLDER / backend / 'layer.py'}: the code, to be read beside the other four"]

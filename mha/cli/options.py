@@ -8,11 +8,9 @@ from typing import Any
 
 import typer
 
+from mha.cli import terminal
+
 START = r"(?<![\w-])"  # of an argument's name, which is no part of an option's
-
-
-class CommandError(Exception):
-    """What is wrong with a command."""
 
 
 def command(function: Callable) -> Callable:
@@ -22,8 +20,8 @@ def command(function: Callable) -> Callable:
     def run(**given: Any) -> None:
         try:
             function(**given)
-        except CommandError as error:
-            typer.echo(f"mha: {in_options(str(error), _written(function), given)}", err=True)
+        except terminal.CommandError as error:
+            terminal.complain(in_options(str(error), _written(function), given))
             raise typer.Exit(2) from None
 
     return run

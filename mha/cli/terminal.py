@@ -7,13 +7,18 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress
 
-from mha.cli.options import CommandError
+from mha.tables import wrapped
 from mha.weights import files
 
 T = TypeVar("T")
+
+
+class CommandError(Exception):
+    """What is wrong with a command, which it ends."""
 
 
 def writable(argument: str, name: str, expected: str = "expected one") -> str:
@@ -74,9 +79,28 @@ def fail(problem: object) -> NoReturn:
     raise CommandError(problem)
 
 
-def console(stderr: bool = False) -> Console:
-    """Where to print: as wide as the terminal; in a pipe wide enough that no line is folded."""
-    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+class Terminal(Console):
+    """A console that breaks texts between words alone, and in a pipe not at all."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as `rich` does; but a word that is wider than the terminal is neither broken nor cut."""
+        if self.is_terminal:
+            objects = tuple("\n".join(self._fitted(one)) if isinstance(one, str) else one for one in objects)
+        super().print(*objects, overflow="ignore", crop=False, **options)
+
+    def _fitted(self, text: str) -> Iterator[str]:
+        for line in text.split("\n"):
+            yield from wrapped(line, self.width) if cell_len(line) > self.width else [line]
+
+
+def console(stderr: bool = False) -> Terminal:
+    """Where to print: as wide as the terminal; in a pipe wide enough for tables."""
+    made = Terminal(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not made.file.isatty():
         made.width = 200
     return made
+
+
+def complain(problem: object) -> None:
+    """Say on stderr what is wrong, in one line of a pipe."""
+    console(stderr=True).print(f"mha: {problem}")

@@ -56,7 +56,7 @@ def convert(
         typer.Option(
             "--from",
             metavar="SCHEME",
-            help=f"How IN names its arrays: as they show (auto), {', '.join(schemes.SCHEMES)}.",
+            help=f"How IN names its arrays: auto (as they show), {', '.join(schemes.SCHEMES)}.",
         ),
     ] = "auto",
     prefix: Annotated[
@@ -74,8 +74,10 @@ def convert(
 
     \b
     Examples:
-      mha convert model.safetensors layer.safetensors --prefix encoder.layer.0.attention --num-heads 12
-      mha convert gpt2.safetensors layer.safetensors --from gpt2 --prefix h.3.attn --num-heads 12 --dry-run
+      mha convert model.safetensors layer.safetensors \\
+        --prefix encoder.layer.0.attention --num-heads 12
+      mha convert gpt2.safetensors layer.safetensors \\
+        --from gpt2 --prefix h.3.attn --num-heads 12 --dry-run
 
     Exit code 0 if the layer was converted, 2 if not; OUT then stays as it was.
     """

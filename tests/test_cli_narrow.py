@@ -1,0 +1,106 @@
+"""On a terminal of 60 columns no word, number or path is broken or cut, and lines fit if their words do."""
+
+import re
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from commands import narrow, run
+from stored import stored
+
+import mha
+from mha import dispatch, parity
+from mha.bench.run import Report, Row
+from mha.cli import bench
+
+PREFIX = "model.text_encoder.layers.0.attention."
+COMMANDS = ["demo", "backends", "parity", "bench", "weights", "weights show", "convert"]
+CALL = "attention(...), NumPy arrays"
+ROW = Row("numpy", "inference", "S", CALL, "NumPy call", 0.262, 9, [1.54, 1.61, 1.86], 36.0, 0.04)
+MACHINE = {
+    "processor": "Abacus(R) of Many Beads 9999 @ 2.50 Hz", "cores": 2, "system": "Linux-6.18.44-x86_64-with-glibc2.36",
+    "mha": "0.1.0", "python": "3.11.7", "frameworks": {"numpy": "2.4.6", "torch": "2.13.0+cpu", "tensorflow": "2.21.0"},
+}  # fmt: skip
+
+
+def shown(monkeypatch, width, *arguments):
+    """What a command prints at this width: its exit code, its words without the lines of frames, its lines."""
+    narrow(monkeypatch, width)
+    mha.manual_seed(0)  # for the layer of the demo
+    result = run(*arguments, terminal_width=width - 2)  # as help is set
+    lines = (result.stdout + result.stderr).splitlines()
+    return result.exit_code, set(re.findall(r"[^\s─━│╭╮╰╯;]+", "\n".join(lines))), lines
+
+
+def keeps_words(monkeypatch, *arguments, code=0):
+    """Run a command at 60 columns, whose words must be those of a wide terminal; its lines."""
+    wide_code, wide, _ = shown(monkeypatch, 250, *arguments)
+    narrow_code, found, lines = shown(monkeypatch, 60, *arguments)
+    assert (narrow_code, wide_code) == (code, code)
+    assert found == wide
+    assert [line for line in lines if len(line) > 60 and len(line.split()) > 1] == []
+    return lines
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(monkeypatch, command, width):
+    _, wide, _ = shown(monkeypatch, 100, *command.split(), "--help")
+    code, found, lines = shown(monkeypatch, width, *command.split(), "--help")
+    assert code == 0
+    # Of what a command does, the list of commands shows as much as there is room for.
+    assert {word for word in found if not word.endswith("...")} <= wide
+    assert max(map(len, lines)) <= width
+
+
+def test_demo(monkeypatch, backend):
+    monkeypatch.setenv("MHA_BACKEND", "numpy")
+    lines = keeps_words(monkeypatch, "demo", "--backend", backend)
+    (code,) = [line.split(":")[0].strip() for line in lines if line.strip().startswith(str(dispatch.FOLDER))]
+    assert code == str(dispatch.FOLDER / backend / "layer.py")
+
+
+def test_backends(monkeypatch, absent):
+    monkeypatch.setenv("MHA_BACKEND", "numpy")
+    framework = dispatch.Framework(("no_such_framework_at_all",), packages=("no-such-framework-at-all>=3.14",) * 2)
+    monkeypatch.setitem(dispatch.FRAMEWORKS, absent, framework)
+    lines = keeps_words(monkeypatch, "backends")
+    assert any('"no-such-framework-at-all>=3.14"' in line for line in lines)
+
+
+def test_parity(monkeypatch):
+    monkeypatch.setattr(parity.suite, "CASES", tuple(case for case in parity.CASES if case.name == "mask"))
+    keeps_words(monkeypatch, "parity", "--backends", "numpy")
+
+
+def test_bench(monkeypatch):
+    measured = Report(
+        [ROW], left_out=[f"numpy, inference, XL: {CALL}: half of the free memory may not be enough for it"]
+    )
+    monkeypatch.setattr(bench.run, "machine", lambda names: MACHINE)
+    monkeypatch.setattr(bench, "_measure", lambda *asked: measured)
+    lines = keeps_words(monkeypatch, "bench", "--backends", "numpy")
+    assert "ms 0.26" in " ".join(lines)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    _, arrays = stored("bert", PREFIX)
+    safetensors.numpy.save_file({name: np.ascontiguousarray(X) for name, X in arrays.items()}, tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_weights_show(monkeypatch, checkpoint, tmp_path):
+    lines = keeps_words(monkeypatch, "weights", "show", checkpoint)
+    assert f"{PREFIX}self.query.weight" in lines
+    mha.MultiHeadAttention(6, 3, bias=True, backend="numpy").save(tmp_path / "own")
+    keeps_words(monkeypatch, "weights", "show", str(tmp_path / "own"))
+
+
+def test_convert(monkeypatch, checkpoint, tmp_path):
+    keeps_words(monkeypatch, "convert", checkpoint, str(tmp_path / "out"), "--num-heads", "3")
+
+
+@pytest.mark.parametrize("arguments", [["--from", "brt"], ["--prefix", "model"], [], ["--num-heads", "7"]])
+def test_errors(monkeypatch, checkpoint, tmp_path, arguments):
+    keeps_words(monkeypatch, "convert", checkpoint, str(tmp_path / "out"), *arguments, code=2)

@@ -1,0 +1,48 @@
+"""The metadata of the package, built as for a wheel: what a package index shows."""
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+
+import pages
+import pytest
+
+LINK = re.compile(r"\]\(([^)]*)\)")
+
+
+@pytest.fixture(scope="module")
+def description(tmp_path_factory):
+    """The long description, built in a copy: setuptools writes beside its sources."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(pages.ROOT / name, folder)
+    for name in ("mha", "backends"):
+        shutil.copytree(pages.ROOT / name, folder / name, symlinks=True)
+    (folder / "built").mkdir()
+    code = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('built')"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    (metadata,) = folder.glob("built/*.dist-info/METADATA")
+    message = email.message_from_bytes(metadata.read_bytes())
+    assert message["Description-Content-Type"] == "text/markdown"
+    return message.get_payload(decode=True).decode()
+
+
+def test_no_link_leads_nowhere(description):
+    assert [link for link in LINK.findall(description) if not link.startswith("https://")] == []
+
+
+def test_every_file_that_the_readme_links_is_named(description):
+    links = [link for link in LINK.findall(pages.text("README.md")) if not link.startswith(("https:", "#"))]
+    files = {link.partition("#")[0] for link in links}
+    assert len(files) > 10
+    assert [file for file in files if f"`{file}" not in description] == []
+
+
+def test_the_rest_is_the_readme(description):
+    readme = pages.text("README.md")
+    blocks = re.findall(r"```.*?```", readme, re.DOTALL)
+    assert re.findall(r"```.*?```", description, re.DOTALL) == blocks
+    plain = [line for line in readme.splitlines() if not re.search(r"[\[\]]", line)]
+    assert [line for line in plain if line not in description.splitlines()] == []
