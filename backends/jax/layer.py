@@ -13,7 +13,6 @@ Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; D
 Transformer Models from Multi-Head Checkpoints (2023), for the groups.
 """
 
-import dataclasses
 import functools
 import math
 import operator
@@ -117,7 +116,7 @@ class AttentionPooling(nn.Module):
     """What all attention poolings share: weigh the values by a softmax of scores. Subclasses define the scores."""
 
     dropout: float
-    softcap: float | None = dataclasses.field(default=None, kw_only=True)
+    softcap = None  # type: float | None  # a field of the subclasses, where it comes after theirs
 
     def setup(self):
         self.dropping = nn.Dropout(self.dropout)
@@ -150,6 +149,7 @@ class AttentionPooling(nn.Module):
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
 
+    softcap: float | None = None
     scale: float | None = None
 
     def scores(self, queries, keys):
@@ -165,6 +165,7 @@ class AdditiveAttention(AttentionPooling):
     query_size: int | None
     key_size: int | None
     dtype: str = "float32"
+    softcap: float | None = None
 
     def setup(self):
         super().setup()
@@ -182,8 +183,8 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
     d = config.key_dim
     if config.pooling == "additive":
-        return additive(config.dropout, d, d, d, config.dtype, softcap=config.softcap)
-    return dot(config.dropout, config.scale, softcap=config.softcap)
+        return additive(config.dropout, d, d, d, config.dtype, config.softcap)
+    return dot(config.dropout, config.softcap, config.scale)
 
 
 def cap(scores, softcap):
