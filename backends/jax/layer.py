@@ -149,8 +149,8 @@ class AttentionPooling(nn.Module):
 class DotProductAttention(AttentionPooling):
     """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
 
-    softcap: float | None = None
     scale: float | None = None
+    softcap: float | None = None
 
     def scores(self, queries, keys):
         """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
@@ -184,7 +184,7 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     d = config.key_dim
     if config.pooling == "additive":
         return additive(config.dropout, d, d, d, config.dtype, config.softcap)
-    return dot(config.dropout, config.softcap, config.scale)
+    return dot(config.dropout, config.scale, config.softcap)
 
 
 def cap(scores, softcap):
