@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.checks import FLOATS, INTEGERS, brief, dtype_name, extremes, flag, is_numpy, is_whole, shape
-
-FURTHEST = 2**30  # offset: positions fit the 32-bit integers that every backend has
+from mha.checks import FLOATS, FURTHEST, INTEGERS, brief, dtype_name, extremes, flag, is_numpy, is_whole, shape
 
 
 def inputs(
@@ -100,12 +98,13 @@ def extras(
 
 def offset(value: Any) -> Any:
     """The position of the first query, an int, or integers as int32; those that a compiler will know as they are."""
-    if not isinstance(value, (int, np.integer, np.ndarray)):
+    known = isinstance(value, np.ndarray)
+    if not known and not is_whole(value):
         return value
-    far = max(map(abs, extremes(np.asarray(value))))
+    far = max(map(abs, extremes(value))) if known else abs(int(value))
     if far > FURTHEST:
         raise ValueError(f"offset holds {far}, expected no position beyond {FURTHEST} either way")
-    return value.astype(np.int32) if isinstance(value, np.ndarray) and value.ndim else int(value)
+    return value.astype(np.int32) if known and value.ndim else int(value)
 
 
 def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:

@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "np": "numpy", "pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "gluon": "mxnet",
     "half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf16": "bfloat16",
 }  # fmt: skip
+FURTHEST = 2**30  # positions and windows fit the 32-bit integers that every backend has
 FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
@@ -101,13 +102,13 @@ def window(value: Any) -> tuple[int | None, int | None] | None:
             f"window is {brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
             f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees so many on either side"
         )
-    expected = "expected a pair (left, right) of ints of at least 0, or None for no bound"
+    expected = f"expected a pair (left, right) of ints from 0 to {FURTHEST}, or None for no bound"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError(f"window is {brief(value)}, {expected}")
     left, right = sides = [_whole(side) for side in value]
     if any(whole is None is not side for whole, side in zip(sides, value, strict=True)):
         raise TypeError(f"window is {brief(value)}, {expected}")
-    if any(whole is not None and whole < 0 for whole in sides):
+    if not all(whole is None or 0 <= whole <= FURTHEST for whole in sides):
         raise ValueError(f"window is {brief(value)}, {expected}")
     return None if left is right is None else (left, right)
 

@@ -141,12 +141,12 @@ BUGS: Bugs = {
     ],
     "length counts one key too many": [(r"each_key < ", "each_key <= ")],
     "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
-    "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
+    "causal hides the query's own key": [(r"each_key - right <= each_query", "each_key - right < each_query")],
     "causal forgotten where there are lengths": [
         (r"if causal or 0 in", "if (causal and valid_lens is None) or 0 in"),
     ],
     "causal order ends at the last key": [
-        (r"each_key <= each_query \+ right", "each_key <= each_query + right + (keys.shape[1] - queries.shape[1])"),
+        (r"each_key - right <=", "each_key - right - (keys.shape[1] - queries.shape[1]) <="),
     ],
     "length of the first sample for all": [(r"\[:, None, :, None\]\)", "[:1, None, :, None])")],
     "mask means hide": [

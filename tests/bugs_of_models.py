@@ -43,8 +43,8 @@ MODERN_BUGS = {
     "the cap is forgotten": [(r"scores = cap\(scores, self\.softcap\)", "scores = scores")],
     "the bias is scaled too": [(r"\+ widen\(score_bias\)", "+ 0.5 * widen(score_bias)")],
     "minus infinity does not hide": [(r"(four_axes\(score_bias\)) != -(np|math)\.inf", r"(\1 == \1) | (\1 != \1)")],
-    "the window is one wider to the left": [(r"each_query - left", "each_query - left - 1")],
-    "the window is one wider to the right": [(r"each_query \+ right", "each_query + right + (right > 0)")],
+    "the window is one wider to the left": [(r"each_key \+ left >=", "each_key + left + 1 >=")],
+    "the window is one wider to the right": [(r"each_key - right <=", "each_key - right - (right > 0) <=")],
     "the window is symmetric": [
         (r"left, right = window or \(None, None\)", "left, right = (window[:1] * 2) if window else (None, None)"),
     ],

@@ -82,7 +82,7 @@ def test_any_sizes_are_three_programs_of_torch(backend, rng, pooling, hiding):
 
         def called(X, lengths):
             X, lengths = (None if array is None else torch.tensor(array) for array in (X, lengths))
-            return compiled(X, X, X, lengths, None, hiding == "causal")
+            return compiled(X, X, X, lengths, causal=hiding == "causal")
 
         check(called, attention, X, lengths, causal=hiding == "causal")
     assert len(programs) <= 3

@@ -54,9 +54,9 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     if score_bias is not None:
         conditions.append(four_axes(score_bias) != -math.inf)  # (B, 1 or H, Q, K)
     if left is not None:
-        conditions.append(each_key >= each_query - left)  # (B or 1, 1, Q, K)
+        conditions.append(each_key + left >= each_query)  # (B or 1, 1, Q, K)
     if right is not None:
-        conditions.append(each_key <= each_query + right)  # (B or 1, 1, Q, K)
+        conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
 
