@@ -59,7 +59,7 @@ BAD_OPTIONS = BAD_BOOK_OPTIONS | {
     "window of three": ({"window": (1, 2, 3)}, TypeError, "window is (1, 2, 3) (tuple), expected a pair (left, right)"),
     "window of floats": ({"window": (1.0, 0)}, TypeError, "window is (1.0, 0) (tuple), expected a pair (left, right)"),
     "window of booleans": ({"window": (True, 0)}, TypeError, "window is (True, 0) (tuple), expected a pair (left, rig"),
-    "endless window": ({"window": (2**31, 0)}, ValueError, "window is (2147483648, 0) (tuple), expected a pair (left, "),
+    "endless window": ({"window": (2**31, 0)}, ValueError, "window is (2147483648, 0) (tuple), expected a pair (left,"),
     "negative window": ({"window": (-1, 0)}, ValueError, "window is (-1, 0) (tuple), expected a pair (left, right)"),
     "rotary true": ({"rotary": True}, TypeError, "rotary is True (bool), expected an mha.Rotary, such as mha.Rotary("),
     "rotary too wide": ({"rotary": mha.Rotary(6)}, ValueError, "dim of Rotary is 6, expected an even number of at mos"),
