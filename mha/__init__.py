@@ -25,6 +25,7 @@ from mha.arrays import (
     zeros,
 )
 from mha.layer import MultiHeadAttention
+from mha.positions import Rotary, alibi, llama3_frequencies, t5_buckets
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
 
@@ -41,15 +42,19 @@ import_mxnet.enable()
 
 __all__ = [
     "MultiHeadAttention",
+    "Rotary",
+    "alibi",
     "backends",
     "check_shape",
     "from_native",
+    "llama3_frequencies",
     "load",
     "manual_seed",
     "masked_softmax",
     "normal",
     "ones",
     "sync",
+    "t5_buckets",
     "tensor",
     "to_numpy",
     "transpose_output",

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import arguments, checks, dispatch
+from mha import arguments, calls, checks, dispatch
 from mha.config import DTYPES, numpy_dtype
 from mha.names import ArrayDtype, BackendName
 
@@ -102,7 +102,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
+    calls.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_qkv(X, num_heads)
 
@@ -114,7 +114,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    checks.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
+    calls.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_output(X, num_heads)
 
@@ -134,7 +134,7 @@ def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
     """
     module = dispatch.module_of(X, "X")
     valid_lens, place = arguments.known("valid_lens", valid_lens), module.place(None, X)
-    checks.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
-    valid_lens = checks.lengths(valid_lens, X.shape[2])
+    calls.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
+    valid_lens = calls.lengths(valid_lens, X.shape[2])
     with module.context(checks.dtype_name(X.dtype)):
         return module.masked_softmax(X, arguments.native(module, place, valid_lens))

@@ -9,6 +9,13 @@ from mha import checks
 SCORES = 2**20  # in one piece: 4 MiB in float32
 
 
+def is_plain(config: Any, hiding: Any, head_gates: Any) -> bool:
+    """Whether a call has none of the options that the lesson alone knows; hiding: `mha.arguments.Hiding`."""
+    options = config.scale, config.softcap, config.window, config.rotary, config.qk_norm, hiding.score_bias, head_gates
+    first_at_0 = isinstance(hiding.offset, int) and hiding.offset == 0
+    return first_at_0 and config.num_key_value_heads == config.num_heads and all(X is None for X in options)
+
+
 def fits(scores: int) -> bool:
     """Whether this number of scores is small enough for one piece."""
     return scores <= SCORES

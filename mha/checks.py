@@ -5,11 +5,10 @@ and what to do.
 """
 
 import contextlib
-import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -26,6 +25,7 @@ OTHER_NAMES = {
     "np": "numpy", "pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "gluon": "mxnet",
     "half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf16": "bfloat16",
 }  # fmt: skip
+FURTHEST = 2**30  # positions and windows fit the 32-bit integers that every backend has
 FEW = 100  # up to so many numbers, Python finds the smallest and the largest faster than NumPy
 
 # Options of a layer
@@ -35,7 +35,7 @@ def size(name: str, value: object) -> int:
     """A positive whole number; neither a bool nor a float."""
     whole = _whole(value)
     if whole is None:
-        raise TypeError(f"{name} is {_brief(value)}, expected a positive int")
+        raise TypeError(f"{name} is {brief(value)}, expected a positive int")
     if whole < 1:
         raise ValueError(f"{name} is {_text(whole)}, expected at least 1")
     return whole
@@ -51,14 +51,14 @@ def probability(name: str, value: object) -> float:
 def flag(name: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is {_brief(value)}, expected True or False")
+        raise TypeError(f"{name} is {brief(value)}, expected True or False")
     return bool(value)
 
 
 def choice(name: str, value: object, known: Sequence[Name]) -> Name:
     """One of the known names."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {_brief(value)}, expected one of {', '.join(known)}")
+        raise TypeError(f"{name} is {brief(value)}, expected one of {', '.join(known)}")
     if value not in known:
         written = {one.lower(): one for one in known}
         near = difflib.get_close_matches(OTHER_NAMES.get(value.lower(), value.lower()), written, 1, cutoff=0.75)
@@ -72,9 +72,9 @@ def sizes(name: str, value: Any) -> tuple[int, ...]:
     given = value if isinstance(value, (list, tuple)) else (value,)
     whole = [_whole(length) for length in given]
     if None in whole:
-        raise TypeError(f"{name} is {_brief(value)}, expected a tuple of ints of at least 0")
+        raise TypeError(f"{name} is {brief(value)}, expected a tuple of ints of at least 0")
     if any(length < 0 for length in whole if length is not None):
-        raise ValueError(f"{name} is {_brief(value)}, expected ints of at least 0")
+        raise ValueError(f"{name} is {brief(value)}, expected ints of at least 0")
     return tuple(length for length in whole if length is not None)
 
 
@@ -86,14 +86,54 @@ def number(name: str, value: object, least: float = -math.inf) -> float:
     return real
 
 
+def positive(name: str, value: object) -> float:
+    """A finite number above 0."""
+    if not 0 < (real := _real(name, value, "a number above 0")) < math.inf:
+        raise ValueError(f"{name} is {_text(value)}, expected a finite number above 0")
+    return real
+
+
+def window(value: Any) -> tuple[int | None, int | None] | None:
+    """None, or how many keys a query sees before and after its own position, (left, right), where None = all."""
+    if value is None:
+        return None
+    if (whole := _whole(value)) is not None:
+        raise TypeError(
+            f"window is {brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
+            f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees so many on either side"
+        )
+    expected = f"expected a pair (left, right) of ints from 0 to {FURTHEST}, or None for no bound"
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"window is {brief(value)}, {expected}")
+    left, right = sides = [_whole(side) for side in value]
+    if any(whole is None is not side for whole, side in zip(sides, value, strict=True)):
+        raise TypeError(f"window is {brief(value)}, {expected}")
+    if not all(whole is None or 0 <= whole <= FURTHEST for whole in sides):
+        raise ValueError(f"window is {brief(value)}, {expected}")
+    return None if left is right is None else (left, right)
+
+
 def seed(value: object) -> int:
     """A whole number of at least 0, which NumPy's generators take as a seed."""
     whole = _whole(value)
     if whole is None:
-        raise TypeError(f"seed is {_brief(value)}, expected an int of at least 0")
+        raise TypeError(f"seed is {brief(value)}, expected an int of at least 0")
     if whole < 0:
         raise ValueError(f"seed is {_text(whole)}, expected at least 0")
     return whole
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number; neither a bool nor a float."""
+    number = _whole(value)
+    if number is None:
+        raise TypeError(f"{name} is {brief(value)}, expected an int")
+    return number
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number, which a bool and a float are not."""
+    return _whole(value) is not None
 
 
 def dtype_name(dtype: Any) -> Any:
@@ -106,115 +146,7 @@ def dtype_name(dtype: Any) -> Any:
     return str(name).removeprefix("torch.").rstrip("_")
 
 
-# Arguments of a call
-
-
-def inputs(
-    config: Any,
-    queries: Any,
-    keys: Any,
-    values: Any,
-    valid_lens: Any = None,
-    mask: Any = None,
-    causal: Any = False,
-    training: Any = None,
-    return_weights: Any = False,
-    *,
-    is_own: Callable[[Any], bool],
-    place: Any = None,
-) -> None:
-    """Check that the arguments of a call fit the layer and each other; only shapes and dtypes are looked at.
-
-    A size that a compiler does not know yet (None) fits everything. `is_own` says whether an array is of the layer's
-    framework. All arrays must be at the layer's `place`; None = anywhere.
-    """
-    named = {"queries": queries, "keys": keys, "values": values}
-    widths = (config.query_size, config.key_size, config.value_size)
-    if queries is keys is values and len(set(widths)) == 1:  # the same array three times is checked once
-        del named["keys"], named["values"]
-    for (name, value), width in zip(named.items(), widths, strict=False):
-        if not is_own(value):
-            raise TypeError(f"{name} is {_brief(value)}, expected a dense array of shape {_rows(name, width)}")
-        _lies(name, value, place)
-        if len(value.shape) != 3 or not _fits(value.shape[2], width):
-            raise ValueError(f"{name} has shape {shape(value)}, expected {_rows(name, width)}")
-        _dtype_fits(name, value, config.dtype)
-    batch, num_queries, _ = queries.shape
-    _, num_keys, _ = keys.shape
-    for name, value in (("keys", keys), ("values", values)):
-        if not _fits(value.shape[0], batch):
-            raise ValueError(f"{name} has batch size {value.shape[0]}, expected {batch} as queries: nothing broadcasts")
-    if not _fits(values.shape[1], num_keys):
-        raise ValueError(f"values has {values.shape[1]} rows a sample, expected {num_keys}: one for each of the keys")
-    if valid_lens is not None:
-        _lengths_fit(valid_lens, batch, num_queries, is_own, place)
-    if mask is not None:
-        _mask_fits(mask, batch, config.num_heads, num_queries, num_keys, is_own, place)
-    flag("causal", causal)
-    flag("return_weights", return_weights)
-    if training is not None:
-        flag("training", training)
-
-
-def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
-    """Check that no projection gave a part of its features, as after PyTorch's `parallelize_module`."""
-    H, d, dv = config.num_heads, config.key_dim, config.value_dim
-    for name, X, width in (("W_q", W_q, H * d), ("W_k", W_k, H * d), ("W_v", W_v, H * dv)):
-        if X.shape[-1] != width:
-            raise ValueError(
-                f"{name} gave {X.shape[-1]} features, expected {width} for {H} heads: the heads of a layer cannot be "
-                f"split over devices yet; leave {name} out of `parallelize_module`"
-            )
-
-
-def pooling_inputs(
-    pooling: Any,
-    queries: Any,
-    keys: Any,
-    values: Any,
-    valid_lens: Any,
-    dtypes: Sequence[str],
-    *,
-    is_own: Callable[[Any], bool],
-    place: Any = None,
-) -> None:
-    """Check that the arguments of an attention pooling fit it and each other; only shapes and dtypes are looked at.
-
-    The pooling: query_size and key_size (None = any), weights_dtype (None = it has no weights) and same_width, whether
-    queries and keys must have one width. `dtypes` are the framework's floats; `is_own` and `place` as for `inputs`.
-    """
-    for name, value in {"queries": queries, "keys": keys, "values": values}.items():
-        _array(name, value, "of shape (batch, rows, width)", is_own, place)
-        if len(value.shape) != 3:
-            raise ValueError(f"{name} has shape {shape(value)}, expected (batch, rows, width)")
-        _floats(name, value, dtypes)
-        expected = dtype_name(queries.dtype if pooling.weights_dtype is None else pooling.weights_dtype)
-        if dtype_name(value.dtype) != expected:
-            other = "queries" if pooling.weights_dtype is None else "the weights"
-            raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected {expected} as {other}; convert one")
-    query_size = queries.shape[2] if pooling.query_size is None else pooling.query_size
-    any_key_size = query_size if pooling.same_width else keys.shape[2]
-    key_size = any_key_size if pooling.key_size is None else pooling.key_size
-    sizes = _Sizes(query_size, key_size, values.shape[2], dtype_name(queries.dtype))
-    inputs(sizes, queries, keys, values, valid_lens, is_own=is_own, place=place)
-
-
-def lengths(valid_lens: Any, num_keys: int | None) -> Any:
-    """Check that no length is below 0; return lengths above K, which hide nothing, as K.
-
-    None, and lengths whose values only a compiled program will know, are returned as they are.
-    """
-    if not isinstance(valid_lens, np.ndarray):
-        return valid_lens
-    shortest, longest = extremes(valid_lens)
-    if shortest < 0:
-        raise ValueError(f"valid_lens holds {shortest}, expected 0 or more: the number of keys to see")
-    wide = valid_lens.dtype.kind == "i" and valid_lens.dtype.itemsize >= 4
-    if wide and num_keys is not None and longest <= num_keys:
-        return valid_lens  # as most are
-    # Python's ints do not overflow, whatever the integers' width and sign.
-    limit = min(2**31 - 1 if num_keys is None else num_keys, int(np.iinfo(valid_lens.dtype).max))
-    return np.minimum(valid_lens, valid_lens.dtype.type(limit)).astype(np.int32)
+# Arrays
 
 
 def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
@@ -223,34 +155,6 @@ def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
         return int(valid_lens.min()), int(valid_lens.max())
     listed = valid_lens.ravel().tolist()
     return min(listed, default=0), max(listed, default=0)
-
-
-def output(config: Any, cotangent: Any, expected: Any, *, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    """Check that a cotangent has the output's dtype and shape, which is expected; the rest as for `inputs`."""
-    _array("cotangent", cotangent, f"of shape {expected} as the output", is_own, place)
-    if not _shape_fits(cotangent.shape, expected):
-        raise ValueError(f"cotangent has shape {shape(cotangent)}, expected {expected} as the output")
-    _dtype_fits("cotangent", cotangent, config.dtype)
-
-
-def divides(name: str, value: Any, axis: int, by: str, parts: int, *, is_own: Callable[[Any], bool]) -> None:
-    """Check that an array has three axes, and that the given one is a multiple of `parts`; `is_own` as for `inputs`."""
-    _array(name, value, "of 3 axes", is_own)
-    if len(value.shape) != 3:
-        raise ValueError(f"{name} has shape {shape(value)}, expected 3 axes")
-    length = value.shape[axis]
-    if length is not None and length % parts:
-        raise ValueError(f"{name} has shape {shape(value)}, expected axis {axis} to be a multiple of {by} = {parts}")
-
-
-def scores(X: Any, valid_lens: Any, dtypes: Sequence[str], *, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    """Check scores (batch, queries, keys) and the lengths for them; `dtypes` are the framework's floats."""
-    _array("X", X, "of shape (batch, queries, keys)", is_own)
-    if len(X.shape) != 3:
-        raise ValueError(f"X has shape {shape(X)}, expected (batch, queries, keys)")
-    _floats("X", X, dtypes)
-    if valid_lens is not None:
-        _lengths_fit(valid_lens, X.shape[0], X.shape[1], is_own, place)
 
 
 def listed(name: str, value: Any, empty: str = "float32") -> np.ndarray:
@@ -296,7 +200,7 @@ def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict[str, np.ndarray]:
     """Check that arrays are canonical weights: NumPy arrays of exactly these names, these shapes and this dtype."""
     if not isinstance(arrays, dict):
-        raise TypeError(f"weights is {_brief(arrays)}, expected a dict of NumPy arrays named {', '.join(shapes)}")
+        raise TypeError(f"weights is {brief(arrays)}, expected a dict of NumPy arrays named {', '.join(shapes)}")
     if missing := [name for name in shapes if name not in arrays]:
         raise ValueError(f"weights lacks {', '.join(missing)}; expected {', '.join(shapes)}")
     if extra := [str(name) for name in arrays if name not in shapes]:
@@ -304,7 +208,7 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
     for name, expected in shapes.items():
         value = arrays[name]
         if not is_numpy(value):
-            raise TypeError(f"weights[{name!r}] is {_brief(value)}, expected a NumPy array of shape {expected}")
+            raise TypeError(f"weights[{name!r}] is {brief(value)}, expected a NumPy array of shape {expected}")
         if value.shape != expected:
             raise ValueError(f"weights[{name!r}] has shape {value.shape}, expected {expected}: kernels are (in, out)")
         if dtype_name(value.dtype) != dtype:
@@ -339,86 +243,6 @@ def shape(value: Any) -> tuple[int | None, ...]:
 # Pieces of the above
 
 
-@dataclasses.dataclass
-class _Sizes:
-    query_size: Any
-    key_size: Any
-    value_size: Any
-    dtype: str
-
-
-def _rows(name: str, width: int) -> str:
-    return f"(batch, {'queries' if name == 'queries' else 'key-value pairs'}, {width})"
-
-
-def _array(name: str, value: Any, kind: str, is_own: Callable[[Any], bool], place: Any = None) -> None:
-    if not is_own(value):
-        raise TypeError(f"{name} is {_brief(value)}, expected a dense array {kind}")
-    _lies(name, value, place)
-
-
-def _lies(name: str, value: Any, place: Any) -> None:
-    # NumPy's arrays are copied to wherever they are needed.
-    if place is not None and not isinstance(value, np.ndarray) and value.device != place:
-        raise ValueError(f"{name} is on device {value.device}, expected {place} as the others; move it there")
-
-
-def _floats(name: str, value: Any, dtypes: Sequence[str]) -> None:
-    if dtype_name(value.dtype) not in dtypes:
-        raise TypeError(f"{name} has dtype {dtype_name(value.dtype)}, expected floats: {', '.join(dtypes)}")
-
-
-def _dtype_fits(name: str, value: Any, expected: str) -> None:
-    came = dtype_name(value.dtype)
-    if came != expected:
-        fixes = f', in NumPy with {name}.astype("{expected}"), or make the layer with dtype="{came}"'
-        raise TypeError(
-            f"{name} has dtype {came}, expected {expected} as the layer; convert it{fixes if came in FLOATS else ''}"
-        )
-
-
-def _lengths_fit(valid_lens: Any, batch: Any, num_queries: Any, is_own: Callable[[Any], bool], place: Any) -> None:
-    if not (is_own(valid_lens) or is_numpy(valid_lens)):
-        raise TypeError(f"valid_lens is {_brief(valid_lens)}, expected integers of shape (batch,) or (batch, queries)")
-    if dtype_name(valid_lens.dtype) not in INTEGERS:
-        raise TypeError(f"valid_lens has dtype {dtype_name(valid_lens.dtype)}, expected integers; masks go to mask=")
-    expected = ((batch,), (batch, num_queries))
-    if tuple(valid_lens.shape) not in expected and not any(_shape_fits(valid_lens.shape, sizes) for sizes in expected):
-        hint = "; it looks transposed" if _shape_fits(valid_lens.shape, (num_queries, batch)) else ""
-        raise ValueError(
-            f"valid_lens has shape {shape(valid_lens)}, expected {expected[0]} or {expected[1]}: "
-            f"(batch,) or (batch, queries){hint}"
-        )
-    _lies("valid_lens", valid_lens, place)
-
-
-def _mask_fits(
-    mask: Any, batch: Any, num_heads: int, num_queries: Any, num_keys: Any, is_own: Callable[[Any], bool], place: Any
-) -> None:
-    if not (is_own(mask) or is_numpy(mask)):
-        raise TypeError(f"mask is {_brief(mask)}, expected booleans, True = may attend")
-    if dtype_name(mask.dtype) != "bool":
-        raise TypeError(f"mask has dtype {dtype_name(mask.dtype)}, expected booleans, True = may attend")
-    full = (batch, num_heads, num_queries, num_keys)
-    expected = {2: full[2:], 3: (batch, *full[2:]), 4: full}.get(len(mask.shape))
-    if expected is None or not all(
-        got == 1 or _fits(got, want) for got, want in zip(mask.shape, expected, strict=True)
-    ):
-        raise ValueError(
-            f"mask has shape {shape(mask)}, expected {full[2:]}, {(batch, *full[2:])} or {full}: (queries, keys), "
-            "(batch, queries, keys) or (batch, heads, queries, keys), where any size may be 1"
-        )
-    _lies("mask", mask, place)
-
-
-def _shape_fits(got: Sequence[Any], expected: Sequence[Any]) -> bool:
-    return len(got) == len(expected) and all(map(_fits, got, expected))
-
-
-def _fits(got: Any, expected: Any) -> bool:
-    return got is None or expected is None or got == expected
-
-
 def _whole(value: object) -> int | None:
     # No `__index__`: a framework's array of one boolean, or of several axes, has it too.
     return int(value) if isinstance(value, (int, np.integer)) and not isinstance(value, bool) else None
@@ -427,14 +251,15 @@ def _whole(value: object) -> int | None:
 def _real(name: str, value: Any, expected: str) -> float:
     """A real number as a float."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {_brief(value)}, expected {expected}")
+        raise TypeError(f"{name} is {brief(value)}, expected {expected}")
     try:
         return float(value)
     except OverflowError:  # of an int beyond all floats
         return math.inf
 
 
-def _brief(value: object) -> str:
+def brief(value: object) -> str:
+    """A value and its class, for an error."""
     return f"{_text(value)} ({type(value).__name__})"
 
 

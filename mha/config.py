@@ -2,16 +2,20 @@
 
 import dataclasses
 import math
+import reprlib
 import sys
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from mha import checks
-from mha.names import FloatName, PoolingName
+from mha.names import FloatName, NormName, PoolingName
+from mha.positions import Rotary
 
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
+NORMS: tuple[NormName, ...] = get_args(NormName)
+MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +30,21 @@ class Config:
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
         key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. Where num_hiddens is no
             multiple of num_heads, key_dim must be given, and value_dim is key_dim unless given.
-        pooling: "dot" (scaled dot product) or "additive".
+        num_key_value_heads: number G of heads of keys and values, of which H is a multiple: query head h reads head
+            h // (H / G); None = H.
+        scale: what the dot products are multiplied by; None = 1 / sqrt(key_dim).
+        softcap: c of the scores' cap c * tanh(scores / c); None = no cap.
+        window: (left, right), how many keys before and after its own position a query may see; None = all.
+        rotary: how queries and keys turn with their positions, an `mha.Rotary`; None = they do not.
+        qk_norm: "rms" or "layer", the norm of queries and keys over the width of a head; None = none.
+        qk_norm_eps: what is added to the mean square, or to the variance, before its root.
+        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary and qk_norm.
         dtype: "float32", "float64", "float16" or "bfloat16", of inputs, weights and output.
 
     Raises:
         TypeError: if an argument is of the wrong type.
-        ValueError: if a size is not positive, dropout is outside [0, 1), a name is unknown, or num_hiddens is no
-            multiple of num_heads and key_dim is not given.
+        ValueError: if a size is not positive, dropout is outside [0, 1), a name is unknown, num_hiddens is no multiple
+            of num_heads and key_dim is not given, or options do not go together.
     """
 
     num_hiddens: int
@@ -45,6 +57,13 @@ class Config:
     value_size: int = None  # type: ignore[assignment]
     key_dim: int = None  # type: ignore[assignment]
     value_dim: int = None  # type: ignore[assignment]
+    num_key_value_heads: int = None  # type: ignore[assignment]
+    scale: float | None = None
+    softcap: float | None = None
+    window: tuple[int | None, int | None] | None = None
+    rotary: Rotary | None = None
+    qk_norm: NormName | None = None
+    qk_norm_eps: float = 1e-6
     pooling: PoolingName = "dot"
     dtype: FloatName = "float32"
 
@@ -68,8 +87,35 @@ class Config:
         fill("key_dim", width if self.key_dim is None else checks.size("key_dim", self.key_dim))
         value_dim = self.key_dim if remainder else width
         fill("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
+        groups = self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+        fill("num_key_value_heads", checks.size("num_key_value_heads", groups))
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads is {self.num_key_value_heads}, expected a divisor of num_heads = "
+                f"{self.num_heads}: each serves as many heads"
+            )
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            fill(name, None if value is None else checks.positive(name, value))
+        fill("window", checks.window(self.window))
+        if self.rotary is not None:
+            if not isinstance(self.rotary, Rotary):
+                came = f"{reprlib.repr(self.rotary)} ({type(self.rotary).__name__})"
+                raise TypeError(f"rotary is {came}, expected an mha.Rotary, such as mha.Rotary(base=10000.0)")
+            fill("rotary", self.rotary.within(self.key_dim))
+        fill("qk_norm", None if self.qk_norm is None else checks.choice("qk_norm", self.qk_norm, NORMS))
+        fill("qk_norm_eps", checks.positive("qk_norm_eps", self.qk_norm_eps))
         fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
+        for name in ("scale", "rotary", "qk_norm"):
+            if self.pooling == "additive" and getattr(self, name) is not None:
+                raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
+
+
+def special(config: Config) -> dict[str, Any]:
+    """The options of today's models that are not at their defaults, by name: what other layers and files may lack."""
+    plain = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
+    return {name: getattr(config, name) for name in MODERN if getattr(config, name) != getattr(plain, name)}
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -86,11 +132,11 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
     Raises ValueError if one would have more numbers than any memory can hold.
     """
-    H, d, dv = config.num_heads, config.key_dim, config.value_dim
+    H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
     kernels = {
         "W_q": (config.query_size, H * d),
-        "W_k": (config.key_size, H * d),
-        "W_v": (config.value_size, H * dv),
+        "W_k": (config.key_size, G * d),
+        "W_v": (config.value_size, G * dv),
         "W_o": (H * dv, config.num_hiddens),
     }
     named: dict[str, tuple[int, ...]] = {}
@@ -100,6 +146,8 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
             named[f"{name}.bias"] = kernel[1:]
     if config.pooling == "additive":
         named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
+    if config.qk_norm:
+        named |= {"q_norm.scale": (d,), "k_norm.scale": (d,)}
     for name, shape in named.items():
         if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
             raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")

@@ -6,9 +6,10 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from mha import arguments, checks, dispatch, native, seeds, weights
-from mha.config import Config, numpy_dtype, shapes
-from mha.names import BackendName, KindName, KindStart, LayerDtype, PoolingName
+from mha import arguments, calls, checks, dispatch, inputs, native, seeds, weights
+from mha.config import MODERN, Config, shapes, special
+from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
+from mha.positions import Rotary
 
 
 class MultiHeadAttention:
@@ -27,7 +28,16 @@ class MultiHeadAttention:
         bias: whether the four projections add a bias.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
         key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads.
-        pooling: "dot" or "additive".
+        num_key_value_heads: number G of heads of keys and values, a divisor of H: query head h reads head
+            h // (H / G); None = H, 1 = multi-query attention.
+        scale: what dot products are multiplied by; None = 1 / sqrt(d).
+        softcap: c of the cap c * tanh(score / c); None = no cap.
+        window: (left, right): query i sees key j only if it is at most `left` before and `right` after the query's
+            position; either may be None = no bound; None = no window.
+        rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
+        qk_norm: "rms" or "layer" (without a shift), the norm of each head's queries and keys; None = none.
+        qk_norm_eps: what is added to the mean square before its root.
+        pooling: "dot" or "additive", which takes no scale, rotary and qk_norm.
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
         seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
             for each layer, the same in every run: see `mha.manual_seed`.
@@ -62,6 +72,13 @@ class MultiHeadAttention:
         value_size: int | None = None,
         key_dim: int | None = None,
         value_dim: int | None = None,
+        num_key_value_heads: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        rotary: Rotary | None = None,
+        qk_norm: NormName | None = None,
+        qk_norm_eps: float = 1e-6,
         pooling: PoolingName = "dot",
         dtype: LayerDtype = "float32",
         seed: int | None = None,
@@ -69,8 +86,10 @@ class MultiHeadAttention:
         backend: BackendName | None = None,
     ) -> None:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
-        sizes |= {"key_dim": key_dim, "value_dim": value_dim}
-        config = Config(num_hiddens, num_heads, dropout, bias, **sizes, pooling=pooling, dtype=checks.dtype_name(dtype))
+        sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
+        options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
+        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
+        config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
 
@@ -113,7 +132,10 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
         training: bool = False,
         return_weights: Literal[True],
     ) -> tuple[Any, Any]: ...
@@ -127,7 +149,10 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
         training: bool = False,
         return_weights: bool = False,
     ) -> Any: ...
@@ -140,7 +165,10 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
         training: bool = False,
         return_weights: bool = False,
     ) -> Any:
@@ -151,7 +179,11 @@ class MultiHeadAttention:
                 three NumPy arrays or nested lists, or all three of the backend's own framework.
             valid_lens: None, or integers (B,) or (B, Q): query i of sample b sees key j iff j < valid_lens[b(, i)].
             mask: None, or booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K); a size may be 1.
-            causal: whether query i sees key j only if j <= i.
+            score_bias: None, or floats of the layer's dtype in the shapes of a mask, added to the scores; -inf hides,
+                a large negative number does not.
+            causal: whether query i sees key j only if j <= offset + i.
+            offset: position of the first query, an int or integers (B,); key j is at position j.
+            head_gates: None, or floats (H,) or (B, H) of the layer's dtype, which multiply the pooled heads.
             training: whether to drop attention weights.
             return_weights: whether to return the attention weights too.
 
@@ -163,16 +195,16 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         causal, training = checks.flag("causal", causal), checks.flag("training", training)
-        return_weights = checks.flag("return_weights", return_weights)
-        switches = causal, training, return_weights
+        switches = training, checks.flag("return_weights", return_weights)
+        call: Any = valid_lens, mask, score_bias, causal, offset, head_gates
         queries, keys, values, given = self._arrays(queries, keys, values)
         if given == self.backend:  # its layer checks
-            call, back = (queries, keys, values, valid_lens, mask), _same
+            arrays, back = (queries, keys, values), _same
         else:
-            call, back = self._checked(queries, keys, values, given, valid_lens, mask, *switches)
+            arrays, call, back = self._checked(queries, keys, values, given, *call, *switches)
         module = self._module
         with module.context(self.config.dtype, tracked=given == self.backend):
-            result = self._calls.attend(self.layer, *call, *switches)
+            result = self._calls.attend(self.layer, *arrays, *call, training=training, return_weights=return_weights)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def vjp(
@@ -183,13 +215,16 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
         training: bool = False,
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
         """Attend, and keep what gradients need: one forward pass for the output and for any number of gradients.
 
         Args:
-            queries, keys, values, valid_lens, mask, causal, training: as for a call.
+            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates, training: as for a call.
 
         Returns:
             The output (B, Q, D), and a function `pull_back(cotangent)`. It takes the gradient of a loss by the output,
@@ -200,14 +235,13 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
         """
         causal, training = checks.flag("causal", causal), checks.flag("training", training)
-        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal, training)
+        given = valid_lens, mask, score_bias, causal, offset, head_gates, training
+        arrays, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
-            queries, keys, values, hiding, _ = call
-            copies = {id(X): module.copied(X) for X in (queries, keys, values, *hiding) if X is not None}
-            hiding = arguments.Checked(*(copies.get(id(X)) for X in hiding))
-            inputs = (copies[id(X)] for X in (queries, keys, values))
-            output, pull = self._calls.vjp(self.layer, *inputs, hiding, None, causal, training)
+            copies = {id(X): module.copied(X) for X in (*arrays, *checked.arrays())}
+            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(lambda X: copies[id(X)])
+            output, pull = self._calls.vjp(self.layer, *arrays, checked, training=training)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
             cotangent = self._cotangent(cotangent, output.shape, place)
@@ -224,28 +258,32 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
         cotangent: Any = None,
     ) -> dict[str, Any]:
         """Gradients of sum(output * cotangent), without dropout; the layer stays as it was.
 
         Args:
-            queries, keys, values, valid_lens, mask, causal: as for a call.
+            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
             cotangent: (B, Q, D), the gradient of a loss by the output; None = ones.
 
         Returns:
-            A dict: "queries", "keys", "values" and each weight's canonical name, in the shapes of these; NumPy arrays
-            if the inputs were, else the framework's own.
+            A dict: "queries", "keys", "values", "score_bias" and "head_gates" where they were given, and each weight's
+            canonical name, in the shapes of these; NumPy arrays if the inputs were, else the framework's own.
 
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
+        given = valid_lens, mask, score_bias, causal, offset, head_gates
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         if cotangent is not None:
-            shape = *call[0].shape[:2], self.config.num_hiddens
+            shape = *arrays[0].shape[:2], self.config.num_hiddens
             cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            gradients = self._calls.gradients(self.layer, *call, bool(causal), cotangent)
+            gradients = self._calls.gradients(self.layer, *arrays, *call, cotangent=cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
     def trace(
@@ -256,24 +294,30 @@ class MultiHeadAttention:
         valid_lens: Any = None,
         *,
         mask: Any = None,
+        score_bias: Any = None,
         causal: bool = False,
+        offset: Any = 0,
+        head_gates: Any = None,
     ) -> dict[str, Any]:
         """Every step of a call without dropout, from the projected inputs to the output.
 
         Args:
-            queries, keys, values, valid_lens, mask, causal: as for a call.
+            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
 
         Returns:
-            A dict, in this order: W_q, W_k, W_v (B, T, H*d); split_q, split_k, split_v (B*H, T, d); scores, before
-            masking, and weights (B*H, Q, K); pooled (B*H, Q, dv); merged (B, Q, H*dv); output (B, Q, D). Scores of
-            half-precision layers are float32. NumPy arrays if the inputs were, else the framework's own.
+            A dict, in this order, of those in brackets what the layer and the call have: W_q, W_k, W_v (B, T, H*d);
+            split_q (B*H, Q, d), split_k and split_v (B*G, K, d); [norm_q, norm_k; rotate_q, rotate_k, as these];
+            scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [and head_gated] (B*H, Q, dv);
+            merged (B, Q, H*dv); output (B, Q, D). Scores of half-precision layers are float32. NumPy arrays if the
+            inputs were, else the framework's own.
 
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        call, back = self._checked(*self._arrays(queries, keys, values), valid_lens, mask, causal)
+        given = valid_lens, mask, score_bias, causal, offset, head_gates
+        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
         with self._module.context(self.config.dtype):
-            steps = self._calls.trace(self.layer, *call, bool(causal))
+            steps = self._calls.trace(self.layer, *arrays, *call)
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -328,65 +372,40 @@ class MultiHeadAttention:
         weights.save(path, self.config, self.weights)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={value!r}" for name, value in vars(self.config).items())
+        told = special(self.config)
+        named = {name: X for name, X in vars(self.config).items() if name not in MODERN or name in told}
+        options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
-    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
         """Queries, keys and values as arrays of one framework, and the backend that it is."""
-        queries, given = self._array("queries", queries)
-        keys, of_keys = self._array("keys", keys)
-        values, of_values = self._array("values", values)
-        for name, other in (("keys", of_keys), ("values", of_values)):
-            if other != given:
-                raise TypeError(
-                    f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
-                )
-        return queries, keys, values, given
+        return inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
 
-    def _checked(
-        self, queries: Any, keys: Any, values: Any, given: Any, valid_lens: Any, mask: Any, *switches: Any
-    ) -> tuple:
-        """Queries, keys, values, lengths and mask of a call, checked, as the backend's arrays; what turns results back.
+    def _checked(self, queries: Any, keys: Any, values: Any, given: Any, *call: Any) -> tuple[Any, Any, Any]:
+        """The inputs of a call and its other arguments, checked, as the backend's arrays; what turns results back.
 
-        given: the backend of queries, keys and values; switches: causal, and where they matter training and
-        return_weights.
+        given: the backend of queries, keys and values; call: the other arguments, from valid_lens on.
         """
         module = self._module
         with module.context(self.config.dtype):
-            checked = arguments.check(given, self.layer, queries, keys, values, valid_lens, mask, *switches)
-            arrays = queries, keys, values, *checked
+            checked = arguments.check(given, self.layer, queries, keys, values, *call)
+            arrays = queries, keys, values
             if given == "numpy":
                 place = module.place(self.layer)
-                taken = {id(X): _taken(module, place, X) for X in arrays}  # an array that comes three times, once
+                taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
                 arrays = tuple(taken[id(X)] for X in arrays)
-            queries, keys, values, valid_lens, mask = arrays
-            call = queries, keys, values, arguments.Checked(valid_lens, mask), None
-            return call, module.to_numpy if given == "numpy" else _same
+                checked = checked.mapped(lambda X: inputs.taken(module, place, X))
+            return arrays, (checked,), module.to_numpy if given == "numpy" else _same
 
     def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
         """A cotangent of an output of this shape, checked, as the backend's own array."""
-        cotangent, kind = self._array("cotangent", cotangent)
-        checks.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
+        cotangent, kind = inputs.array(self.backend, self.config.dtype, "cotangent", cotangent)
+        calls.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
         with self._module.context(self.config.dtype):
             return arguments.native(self._module, place, cotangent)
-
-    def _array(self, name: str, value: Any) -> tuple[Any, BackendName]:
-        """An array and its backend: lists as NumPy's in the layer's dtype, NumPy's and our backend's as it is."""
-        if isinstance(value, (list, tuple)):
-            array = checks.listed(name, value, self.config.dtype)
-            if array.dtype.kind == "b" or _has_dtype(value):
-                return array, "numpy"
-            return checks.cast(name, array, numpy_dtype(self.config.dtype)), "numpy"
-        given = dispatch.backend_of(value)
-        if given != self.backend and given != "numpy":
-            raise TypeError(
-                f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
-                f"{self.backend!r}; convert with mha.to_numpy or mha.tensor"
-            )
-        return value, given
 
 
 def restore(
@@ -402,22 +421,5 @@ def restore(
     return attention
 
 
-def _taken(module: Any, place: Any, X: Any) -> Any:
-    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
-    if not isinstance(X, np.ndarray):
-        return X
-    X = checks.plain(X)
-    return X if module.is_own(X) else module.tensor(X, place)
-
-
 def _same(X: Any) -> Any:
     return X
-
-
-def _has_dtype(value: Any) -> bool:
-    """Whether nested lists hold arrays or NumPy's numbers, whose dtype is not to be changed silently."""
-    while isinstance(value, (list, tuple)):
-        if not value:
-            return False
-        value = value[0]
-    return hasattr(value, "dtype")

@@ -4,6 +4,8 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
+from bugs_of_models import MODERN_BUGS, MODERN_TESTS
+
 from mha import dispatch
 
 Replacements = list[tuple[str, str]]
@@ -84,7 +86,7 @@ OWN_BUGS: Bugs = {
     "the scores of a replaced pooling are ignored": {
         "torch": [(r"type\(self\) is DotProductAttention", "isinstance(self, DotProductAttention)")],
     },
-    "heads that were split over devices are taken": {"torch": [(r"checks\.whole_heads\(.*\)", "pass")]},
+    "heads that were split over devices are taken": {"torch": [(r"calls\.whole_heads\(.*\)", "pass")]},
     "calls with NumPy arrays are recorded": {"torch": [(r"if not tracked:", "if False:")]},
     "frozen weights have no gradients": {"mxnet": [(r'parameter\.grad_req = "write"', "pass")]},
     "frozen weights are thawed": {"mxnet": [(r"twin = copy\.deepcopy\(layer, kept\)", "twin = layer")]},
@@ -102,7 +104,8 @@ VJP_BUGS: Bugs = {
     "gradients drop what another call would": {
         "numpy": [(r"copied\(again\)", "again")],
         "tensorflow": [(r"pulled = compiled\.prepare\(_pulled, \*same_call",
-                        "pulled = compiled.prepare(_pulled, *same_call[:3], None if seed is None else seed + 1")],
+                        "other = None if seed is None else seed + 1, inputs, checked\n"
+                        "    pulled = compiled.prepare(_pulled, *same_call[:3], *other")],
     },
     "gradients can be pulled back once": {
         "torch": [(r"retain_graph=True", "retain_graph=False")],
@@ -138,30 +141,29 @@ BUGS: Bugs = {
     ],
     "length counts one key too many": [(r"each_key < ", "each_key <= ")],
     "length counts one key too few": [(r"each_key < ", "each_key + 1 < ")],
-    "causal hides the query's own key": [(r"each_key <= each_query", "each_key < each_query")],
-    "causal forgotten where there are lengths": [(r"= causal or ", "= causal and valid_lens is None or ")],
+    "causal hides the query's own key": [(r"each_key - right <= each_query", "each_key - right < each_query")],
+    "causal forgotten where there are lengths": [
+        (r"if causal or 0 in", "if (causal and valid_lens is None) or 0 in"),
+    ],
     "causal order ends at the last key": [
-        (r"each_key <= each_query\[:, None\]",
-         "each_key <= each_query[:, None] + (keys.shape[1] - queries.shape[1])"),
+        (r"each_key - right <=", "each_key - right - (keys.shape[1] - queries.shape[1]) <="),
     ],
     "length of the first sample for all": [(r"\[:, None, :, None\]\)", "[:1, None, :, None])")],
     "mask means hide": [
-        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
-         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask) == False)"),
+        (r"conditions\.append\(four_axes\(mask\)\)", "conditions.append(four_axes(mask) == False)"),
     ],
     "mask of the first head for all": [
-        (r"if len\(mask\.shape\) == 3 else mask\)", "if len(mask.shape) == 3 else mask[:, :1])"),
+        (r"conditions\.append\(four_axes\(mask\)\)", "conditions.append(four_axes(mask)[:, :1])"),
     ],
     "mask of the first sample for all": [
-        (r"mask\[:, None\] if len\(mask\.shape\) == 3", "mask[:1, None] if len(mask.shape) == 3"),
+        (r"conditions\.append\(four_axes\(mask\)\)", "conditions.append(four_axes(mask)[:1])"),
     ],
     "mask of the first query for all": [
-        (r"conditions\.append\(mask\[:, None\] if len\(mask\.shape\) == 3 else mask\)",
-         "conditions.append((mask[:, None] if len(mask.shape) == 3 else mask)[:, :, :1])"),
+        (r"conditions\.append\(four_axes\(mask\)\)", "conditions.append(four_axes(mask)[:, :, :1])"),
     ],
-    "no scale": [(r" / math\.sqrt\(d\)", "")],
-    "scale by d, not its root": [(r"math\.sqrt\(d\)", "d")],
-    "scale by the number of keys": [(r"math\.sqrt\(d\)", "math.sqrt(keys.shape[1])")],
+    "no scale": [(r"1 / math\.sqrt\(queries\.shape\[-1\]\)", "1.0")],
+    "scale by d, not its root": [(r"math\.sqrt\(queries\.shape\[-1\]\)", "queries.shape[-1]")],
+    "scale by the number of keys": [(r"math\.sqrt\(queries\.shape\[-1\]\)", "math.sqrt(keys.shape[1])")],
     "square kernels not transposed": {
         "numpy": [(r"arrays\[name\]", "(ARRAY)")], "torch": [(r"arrays\[name\]", "(ARRAY)")],
         "tensorflow": [(r"arrays\[name\]", "(ARRAY)")], "mxnet": [(r"arrays\[name\]", "(ARRAY)")],
@@ -217,7 +219,7 @@ BUGS: Bugs = {
         "mxnet": [(r"onp\.promote_types\(X\.dtype, onp\.float32\)", '"float32"')],
     },
     "no gradient through the weights": {
-        "numpy": [(r"by_scores = weights \*", "by_scores = 0 * weights *")],
+        "numpy": [(r"by_biased = weights \*", "by_biased = 0 * weights *")],
         "torch": [(r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)")],
         "tensorflow": [(r"self\.drop\(weights, training\)", "self.drop(tf.stop_gradient(weights), training)")],
         "jax": [(r"self\.drop\(weights, training\)", "self.drop(jax.lax.stop_gradient(weights), training)")],
@@ -299,7 +301,7 @@ WEIGHTS_BUGS: PackageBugs = {
         r"if len\(dtypes := (.*)\) > 1:",
         r"if len(dtypes := \1) < 0:",
     ),
-    "any layout is taken": ("weights/own_format", r" if layout == LAYOUT:", ":"),
+    "any layout is taken": ("weights/own_format", r" if layout in LAYOUTS:", ":"),
     "a header of ours may have any length": ("weights/own_format", r"if source\.header_size > .*:", "if False:"),
     "an interrupted save leaves its temporary file": ("weights/files", r"except BaseException:", "except Exception:"),
     "every array is read": ("weights/checkpoints", r"for name in track\(names\)", "for name in source.entries"),
@@ -331,8 +333,8 @@ RULES_BUGS: PackageBugs = {
     "padding of keys checked without NaN": ("parity/suite", r"= np\.nan, np\.nan, np\.inf", "= np.nan, 1e3, np.inf"),
     "padding not checked in gradients": (
         "parity/suite",
-        r"outputs\(attention\(\), hiding, \*X\) \| gradients\(.*\*X\) for",
-        "outputs(attention(), hiding, *X) for",
+        r"outputs\(attention\(\), call, \*X\) \| gradients\(.*\*X\) for",
+        "outputs(attention(), call, *X) for",
     ),
     "half precision left out of the cases": ("parity/cases", r", dtypes=DTYPES\)", ")"),
     "half precision left out of the plan": ("parity/suite", r"if dtype in known\]", "if dtype in known[:2]]"),
@@ -360,7 +362,7 @@ OTHER_BUGS: PackageBugs = {
     "a readable layer of another backend is not": ("layer", r"self\.seed, self\.readable\)", "self.seed)"),
     "the longest of the first lengths": ("checks", r"valid_lens\.max\(\)", "valid_lens.ravel()[:FEW].max()"),
     "the shortest of the last lengths": ("checks", r"valid_lens\.min\(\)", "valid_lens.ravel()[-FEW:].min()"),
-    "one array three times fits if the queries do": ("checks", r" and len\(set\(widths\)\) == 1", ""),
+    "one array three times fits if the queries do": ("calls", r" and len\(set\(widths\)\) == 1", ""),
     "Glorot by fan-in alone": ("weights/canonical", r"6 / sum\(shape\)", "3 / shape[0]"),
     "packages named mxnet... see MXNet's NumPy": (
         "import_mxnet",
@@ -392,7 +394,7 @@ SAID_TESTS = [
     "test_cli_weights.py", "test_tensorflow_start.py",
 ]  # fmt: skip
 SAID_BUGS: PackageBugs = {
-    "the two fixes are those of the other dtype": ("checks", r"\.astype\(\"\{expected\}", '.astype("{came}'),
+    "the two fixes are those of the other dtype": ("calls", r"\.astype\(\"\{expected\}", '.astype("{came}'),
     "an older PyTorch is told to be installed": ("dispatch", r"torch>=2\.4", "torch>=2.3"),
     "only the module itself is looked into": ("native", r"left\.append\(\(path \+ name, part\)\)", "pass"),
     "the way to a layer inside begins anew": ("native", r"found\.append\(path \+ name\)", "found.append(name)"),
@@ -426,6 +428,7 @@ BACKEND_GROUPS = [
     (MEMORY_BUGS, MEMORY_TESTS),
     (OWN_BUGS, OWN_TESTS),
     (VJP_BUGS, VJP_TESTS),
+    (MODERN_BUGS, MODERN_TESTS),
     (BUGS, TESTS),
 ]
 PACKAGE_GROUPS = {

@@ -21,10 +21,11 @@ def through_own_arrays(backend, attention, *arrays, **options):
 
 
 def through_layer(
-    backend, layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-):
-    arrays = [own(backend, X) for X in (queries, keys, values, valid_lens, mask)]
-    result = layer(*arrays, causal, training, return_weights)
+    backend, layer, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
+    head_gates=None, training=None, return_weights=False,
+):  # fmt: skip
+    arrays = [own(backend, X) for X in (queries, keys, values, valid_lens, mask, score_bias)]
+    result = layer(*arrays, causal, own(backend, offset), own(backend, head_gates), training, return_weights)
     return result[0] if isinstance(result, tuple) else result
 
 

@@ -66,7 +66,7 @@ def test_numpy_arrays_of_any_memory_order(backend, rng):
 def test_native_layer_and_dispatch_compute_the_same(backend, rng):
     attention, arrays = make(backend, bias=True), adapters.of(backend).own(*draw(rng))
     lengths = mha.tensor(np.array([3, 2], "int32"), backend=backend)
-    output = dispatch.load(backend).attend(attention.layer, *arrays, lengths, None, True, False)
+    output = dispatch.load(backend).attend(attention.layer, *arrays, lengths, causal=True)
     assert np.array_equal(mha.to_numpy(output), mha.to_numpy(attention(*arrays, lengths, causal=True)))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha import blocks, checks, parity
+from mha import blocks, calls, checks, parity
 
 MANY = checks.FEW + 20
 
@@ -48,7 +48,7 @@ def test_one_of_many_lengths_is_the_longest(place):
 def test_one_of_many_lengths_is_above_the_keys(place):
     lengths = np.full(MANY, 2)
     lengths[place] = 2**40
-    limited = checks.lengths(lengths, 6)
+    limited = calls.lengths(lengths, 6)
     assert limited.tolist() == [6 if i == place else 2 for i in range(MANY)]
 
 

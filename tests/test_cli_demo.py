@@ -28,7 +28,8 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
     for name, (letters, shape, *_) in rows.items():
         assert eval(letters, {}, sizes) == eval(shape)
         assert name not in steps or eval(shape) == steps[name].shape
-    assert max(map(len, result.stdout.splitlines())) <= 80
+    told = [line for line in result.stdout.splitlines() if "layer.py" not in line]  # the place of a file may be long
+    assert max(map(len, told)) <= 80
     for name in steps:
         _, _, module, line, function = rows[name]
         assert module == f"{backend}/layer"

@@ -150,7 +150,7 @@ def test_a_layer_gives_the_numbers_of_mha(backend, d2l, rng, lengths):
 
     # The lesson's layer rather than that of `reference`, which some backends compile as a whole: that rounds otherwise.
     plain = lesson.build(reference.config, reference.weights)
-    expected, expected_weights = lesson.attend(plain, *inputs, valid_lens, None, False, False, True)
+    expected, expected_weights = lesson.attend(plain, *inputs, valid_lens, training=False, return_weights=True)
     np.testing.assert_array_equal(mha.to_numpy(output), mha.to_numpy(expected))
     d2l.check_shape(attention_weights, (B * H, Q, K))
     np.testing.assert_array_equal(mha.to_numpy(attention_weights).reshape(B, H, Q, K), mha.to_numpy(expected_weights))

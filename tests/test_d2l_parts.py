@@ -41,8 +41,8 @@ def oracle_results(kernels, queries, keys, values, lengths, dtype):
         oracle = oracle_module.DotProductAttention(0.0)
     queries, keys, values = (X.astype(dtype) for X in (queries, keys, values))
     visible = oracle_module.visible_keys(queries, keys, lengths)
-    _, attention_weights, pooled = oracle(queries, keys, values, None if visible is None else visible[:, 0])
-    return pooled, attention_weights
+    steps = oracle(queries, keys, values, None if visible is None else visible[:, 0])
+    return steps["pooled"], steps["weights"]
 
 
 POOLINGS = {

@@ -1,5 +1,7 @@
 """How many programs the frameworks compile: for kinds of calls, not for each of their sizes or lengths."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,20 @@ def test_lengths_compile_nothing_new_in_jax(backend, rng):
     for longest in LENGTHS:
         check(called, attention, X, np.array([longest, 3], "int32"))
     assert called._cache_size() == 1
+
+
+@pytest.mark.backends("jax")
+def test_offsets_compile_nothing_new_in_jax(backend, rng):
+    from mha.backends.jax import fast
+
+    attention = mha.MultiHeadAttention(12, 3, window=(2, 0), rotary=mha.Rotary(), backend=backend)
+    X, programs = rng.normal(size=(2, 8, 12)).astype("float32"), set()
+    for offset in (1, 2, 5, -3):
+        options = {"causal": True, "offset": offset}
+        called = functools.partial(attention, X, X, **options)
+        check(called, attention, X, None, **options)
+        programs.add(fast._attend._cache_size())
+    assert len(programs) == 1
 
 
 @pytest.mark.backends("tensorflow")
@@ -66,7 +82,7 @@ def test_any_sizes_are_three_programs_of_torch(backend, rng, pooling, hiding):
 
         def called(X, lengths):
             X, lengths = (None if array is None else torch.tensor(array) for array in (X, lengths))
-            return compiled(X, X, X, lengths, None, hiding == "causal")
+            return compiled(X, X, X, lengths, causal=hiding == "causal")
 
         check(called, attention, X, lengths, causal=hiding == "causal")
     assert len(programs) <= 3

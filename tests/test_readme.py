@@ -70,6 +70,28 @@ def test_training_without_a_frameworks_loop(backend, monkeypatch, capsys):
     assert names["attention"].backend == backend
 
 
+def test_todays_models(backend, monkeypatch, capsys):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    names = {}
+    for block in pages.code("docs/models.md"):
+        exec(block, names)
+    assert "'norm_q', 'norm_k', 'rotate_q', 'rotate_k', 'scores', 'capped', 'weights'" in capsys.readouterr().out
+
+    def agree(found, *expected):
+        return np.allclose(mha.to_numpy(found), np.concatenate(expected, 1), rtol=0, atol=1e-5)
+
+    # Token by token, and each segment, prefix and length by itself, as calls that need no such recipe.
+    attention, heads, X = names["attention"], names["heads"], mha.to_numpy(names["X"])
+    assert agree(attention(X, X, X, causal=True), *(mha.to_numpy(one) for one in names["one_by_one"]))
+    parts = (X[:1, :4], X[:1, 4:7], X[:1, 7:])
+    assert agree(names["packed"][:1], *(heads(part, part, part, causal=True) for part in parts))
+    seen = X[:1, :3]
+    one_by_one = (heads(X[:1, i : i + 1], X[:1, : i + 1], X[:1, : i + 1]) for i in range(3, 10))
+    assert agree(names["prefix"][:1], heads(seen, seen, seen), *one_by_one)
+    some = heads(X[:1, :4], X[:1, :7], X[:1, :7])
+    assert agree(names["ragged"][:1], some, np.zeros((1, 6, 64), "float32"))
+
+
 @pytest.mark.backends("torch")
 def test_a_model_of_ones_own(backend):
     _, block, _ = pages.code("docs/layer.md")

@@ -115,8 +115,8 @@ class Planted(parity.Case):
 
     change: Callable | None = None
 
-    def layer(self, backend, dtype):
-        layer = super().layer("numpy", dtype)
+    def layer(self, backend, dtype, **options):
+        layer = super().layer("numpy", dtype, **options)
         return Changed(layer, self.change) if backend == "changed" else layer
 
 

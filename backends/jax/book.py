@@ -41,8 +41,8 @@ class _Pooling(lesson.AttentionPooling):
         valid_lens = arguments.check_pooling("jax", self, queries, keys, values, valid_lens)
         visible = lesson.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
-        _, weights, pooled = super().__call__(queries, keys, values, visible, training)
-        return pooled, weights  # (B, Q, dv), (B, Q, K)
+        steps = super().__call__(queries, keys, values, visible, training=training)
+        return steps["pooled"], steps["weights"]  # (B, Q, dv), (B, Q, K)
 
 
 class DotProductAttention(_Pooling, lesson.DotProductAttention):
@@ -52,7 +52,7 @@ class DotProductAttention(_Pooling, lesson.DotProductAttention):
     same_width = True
 
     def __init__(self, dropout, **flax_options):
-        super().__init__(checks.probability("dropout", dropout), **flax_options)
+        lesson.DotProductAttention.__init__(self, checks.probability("dropout", dropout), **flax_options)
 
 
 class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
@@ -61,7 +61,7 @@ class AdditiveAttention(_Pooling, lesson.AdditiveAttention):
     same_width = False
 
     def __init__(self, *arguments, **options):
-        flax_options = {name: options.pop(name) for name in ("dtype", "name", "parent") if name in options}
+        flax_options = {name: options.pop(name) for name in ("dtype", "softcap", "name", "parent") if name in options}
         lesson.AdditiveAttention.__init__(self, **common.additive_options(arguments, options), **flax_options)
 
     weights_dtype = property(lambda self: self.dtype)
@@ -96,11 +96,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return self.config.num_heads
 
     def __call__(
-        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=True
-    ):
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=True,
+    ):  # fmt: skip
         """Attend, with arguments as for the backend's layer, and return output and attention weights."""
         checks.flag("return_weights", return_weights)
-        output, weights = super().__call__(queries, keys, values, valid_lens, mask, causal, training, True)
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, training
+        output, weights = super().__call__(queries, keys, values, *call, return_weights=True)
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)
         return (output, weights) if return_weights else output  # (B, Q, D)

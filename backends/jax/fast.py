@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from mha import arguments, blocks
+from mha.arguments import Checked, Hiding
 
 from . import layer as lesson
 from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
@@ -31,7 +32,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     """
     if mask is not None:
         in_any_head = blocks.part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = jnp.full((1, 1), K)  # (1, 1)
@@ -61,9 +62,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
@@ -93,18 +94,20 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
-        call = queries, keys, values, valid_lens, mask, causal, training
-        if return_weights or self.needs_lesson(queries, keys):
-            return super().attend(*call, return_weights)
-        return self.output(*call)  # (B, Q, D)
+        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
+        call = hiding.valid_lens, hiding.mask, hiding.causal, training
+        return self.output(queries, keys, values, *call)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+    def needs_lesson(self, queries, keys, hiding, head_gates):
+        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])
         # To initialise is to make every parameter, which a branch or a loop would not.
-        return empty or self.is_initializing() or not isinstance(self.attention, AttentionPooling)
+        empty = empty or self.is_initializing()
+        plain = blocks.is_plain(self.config, hiding, head_gates)
+        return empty or not plain or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -133,46 +136,47 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 build = functools.partial(lesson.build, kind=MultiHeadAttention)
 
 
-def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
+def attend(layer, queries, keys, values, *call, training=None, return_weights=False, **options):
     """As the lesson's, compiled."""
-    switches = causal, training, return_weights
-    checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, *switches)
+    options |= {"training": training, "return_weights": return_weights}
+    checked = arguments.check("jax", layer, queries, keys, values, *call, **options)
     rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
-    return _attend(*_apart(layer), rngs, queries, keys, values, checked, *switches)
+    return _attend(*_apart(layer), rngs, queries, keys, values, *_parted(checked), training, return_weights)
 
 
-def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+def vjp(layer, queries, keys, values, *call, training=False, **options):
     """As the lesson's, compiled."""
-    checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
+    checked = arguments.check("jax", layer, queries, keys, values, *call, **options)
     rngs = {"dropout": layer.make_rng("dropout")} if training and layer.config.dropout else {}
-    output, pull_back = _vjp(*_apart(layer), rngs, queries, keys, values, checked, causal, training)
+    output, pull_back = _vjp(*_apart(layer), rngs, queries, keys, values, *_parted(checked), training)
     return output, lambda cotangent: dict(_pulled(pull_back, cotangent))
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+def gradients(layer, queries, keys, values, *call, cotangent=None, **options):
     """As the lesson's, compiled."""
-    checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_gradients(*_apart(layer), queries, keys, values, checked, causal, cotangent))
+    checked = arguments.check("jax", layer, queries, keys, values, *call, **options)
+    return dict(_gradients(*_apart(layer), queries, keys, values, *_parted(checked), cotangent))
 
 
-def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+def trace(layer, queries, keys, values, *call, **options):
     """As the lesson's, compiled."""
-    checked = arguments.check("jax", layer, queries, keys, values, valid_lens, mask, causal)
-    return dict(_trace(*_apart(layer), queries, keys, values, checked, causal))
+    checked = arguments.check("jax", layer, queries, keys, values, *call, **options)
+    return dict(_trace(*_apart(layer), queries, keys, values, *_parted(checked)))
 
 
 # One by one, JAX would compile every operation for every new shape. A plain dict would come back sorted.
 
 
-@functools.partial(jax.jit, static_argnames=("module", "causal", "training", "return_weights"))
-def _attend(module, variables, rngs, queries, keys, values, checked, causal, training, return_weights):
-    call = queries, keys, values, checked, None, causal, training, return_weights
-    return module.apply(variables, *call, rngs=rngs)
+@functools.partial(jax.jit, static_argnames=("module", "fixed", "training", "return_weights"))
+def _attend(module, variables, rngs, queries, keys, values, arrays, fixed, training, return_weights):
+    options = {"training": training, "return_weights": return_weights}
+    return module.apply(variables, queries, keys, values, _whole(arrays, fixed), rngs=rngs, **options)
 
 
-@functools.partial(jax.jit, static_argnames=("module", "causal", "training"))
-def _vjp(module, variables, rngs, queries, keys, values, checked, causal, training):
-    return lesson.vjp(module.bind(variables, rngs=rngs), queries, keys, values, checked, None, causal, training)
+@functools.partial(jax.jit, static_argnames=("module", "fixed", "training"))
+def _vjp(module, variables, rngs, queries, keys, values, arrays, fixed, training):
+    layer = module.bind(variables, rngs=rngs)
+    return lesson.vjp(layer, queries, keys, values, _whole(arrays, fixed), training=training)
 
 
 @jax.jit
@@ -180,15 +184,34 @@ def _pulled(pull_back, cotangent):
     return collections.OrderedDict(pull_back(cotangent))
 
 
-@functools.partial(jax.jit, static_argnames=("module", "causal"))
-def _gradients(module, variables, queries, keys, values, checked, causal, cotangent):
-    call = queries, keys, values, checked, None, causal, cotangent
-    return collections.OrderedDict(lesson.gradients(module.bind(variables), *call))
+@functools.partial(jax.jit, static_argnames=("module", "fixed"))
+def _gradients(module, variables, queries, keys, values, arrays, fixed, cotangent):
+    inputs = queries, keys, values, _whole(arrays, fixed)
+    return collections.OrderedDict(lesson.gradients(module.bind(variables), *inputs, cotangent=cotangent))
 
 
-@functools.partial(jax.jit, static_argnames=("module", "causal"))
-def _trace(module, variables, queries, keys, values, checked, causal):
-    return collections.OrderedDict(lesson.trace(module.bind(variables), queries, keys, values, checked, None, causal))
+@functools.partial(jax.jit, static_argnames=("module", "fixed"))
+def _trace(module, variables, queries, keys, values, arrays, fixed):
+    inputs = queries, keys, values, _whole(arrays, fixed)
+    return collections.OrderedDict(lesson.trace(module.bind(variables), *inputs))
+
+
+def _parted(checked):
+    """The arrays of a checked call, and what a compiler must know of it: its order, its window, and an offset of 0.
+
+    Any other offset counts as an array: decoding has another one for each token.
+    """
+    valid_lens, mask, score_bias, causal, offset, window = checked.hiding
+    from_0 = type(offset) is int and offset == 0
+    arrays = valid_lens, mask, score_bias, None if from_0 else offset, checked.head_gates
+    return arrays, (causal, from_0, window)
+
+
+def _whole(arrays, fixed):
+    """A checked call again, of its two parts."""
+    valid_lens, mask, score_bias, offset, head_gates = arrays
+    causal, from_0, window = fixed
+    return Checked(Hiding(valid_lens, mask, score_bias, causal, 0 if from_0 else offset, window), head_gates)
 
 
 def _apart(layer):

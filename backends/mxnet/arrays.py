@@ -5,7 +5,7 @@ import copy
 import threading
 
 import mxnet as mx
-from mxnet import np, npx
+from mxnet import gluon, np, npx
 from mxnet.gluon import nn
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
@@ -96,3 +96,24 @@ def _adopt(block):
         if isinstance(part, nn.Block):
             block.register_child(part, name)
             _adopt(part)
+
+
+def _parameter(block, name, shape, dtype):
+    """A parameter of ones for a block; in MXNet 1.9 the block's own dictionary must make it."""
+    made = {"shape": shape, "dtype": dtype, "init": "ones"}
+    return gluon.Parameter(name, **made) if type(block.params) is dict else block.params.get(name, **made)
+
+
+def _where(condition, X, Y):
+    """Where of arrays; MXNet's crashes if it broadcasts to an empty array, and sends no gradient if Y is a number."""
+    return X if X.size == 0 else np.where(condition, X, Y)
+
+
+def _over(X, *sizes):
+    """X, or None, to be broadcast over axes of these sizes. Over an empty one, zeros of X's shape in its graph.
+
+    MXNet's gradient of what broadcasts over an empty axis is whatever the memory held; these zeros send X none.
+    """
+    if X is None or 0 not in sizes:
+        return X
+    return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))

@@ -22,10 +22,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     layer: Any = attention.layer
 
     def ours(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, None, shape.causal)
+        return layer(X, X, X, lengths, None, None, shape.causal)
 
     def readable(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, None, shape.causal, None, True)[0]
+        return layer(X, X, X, lengths, None, None, shape.causal, 0, None, None, True)[0]
 
     step = _training if kind == "training" else _inference
     made = {

@@ -26,7 +26,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     """
     if mask is not None:
         in_any_head = _part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = np.full((1, 1), K, dtype="int64")  # (1, 1)
@@ -71,9 +71,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
 
     def drop(self, weights, training):
         """As the lesson's; a block that is computed again drops the same weights."""
@@ -111,17 +111,18 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
-        call = queries, keys, values, valid_lens, mask, causal, training
-        if return_weights or self.needs_lesson(queries, keys):
-            return super().attend(*call, return_weights)
-        return self.output(*call)  # (B, Q, D)
+        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
+        call = hiding.valid_lens, hiding.mask, hiding.causal, training
+        return self.output(queries, keys, values, *call)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+    def needs_lesson(self, queries, keys, hiding, head_gates):
+        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])
-        return empty or not isinstance(self.attention, AttentionPooling)
+        plain = blocks.is_plain(self.config, hiding, head_gates)
+        return empty or not plain or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.

@@ -1,7 +1,7 @@
 """Multi-head attention in MXNet, with Gluon's blocks: the lesson, to be read beside those of the other frameworks.
 
-Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, D num_hiddens,
-d width of a query or key head, dv width of a value head.
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless
+they are grouped), D num_hiddens, d width of a query or key head, dv width of a value head.
 
 MXNet stores a kernel as (out, in): `get_weights` and `set_weights` transpose. It knows by itself whether it is training
 (`autograd.record()`), so `training` is needed only to overrule it. On the CPU it has no half-precision matrix product.
@@ -9,7 +9,8 @@ MXNet stores a kernel as (out, in): `get_weights` and `set_weights` transpose. I
 
 Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
 Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, sections
-"Attention Scoring Functions" and "Multi-Head Attention".
+"Attention Scoring Functions" and "Multi-Head Attention"; Ainslie et al., GQA: Training Generalized Multi-Query
+Transformer Models from Multi-Head Checkpoints (2023), for the groups.
 """
 
 import functools
@@ -17,41 +18,54 @@ import math
 import operator
 
 import mxnet as mx
-import numpy as onp
 from mxnet import autograd, np, npx
 from mxnet.gluon import nn
 
 from mha import arguments
 from mha.config import shapes
 
-from .arrays import _data, _Dense, _twin, tensor, to_numpy
+from .arrays import _data, _Dense, _over, _twin, _where, tensor, to_numpy
+from .heads import HeadNorm, positions, rotate, widen
 
 # 1. Masked softmax
 
 
-def visible_keys(queries, keys, valid_lens=None, mask=None, causal=False, offset=0):
-    """Combine lengths, mask and causal order into one array of booleans, True = may attend.
+def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, window=None):
+    """Combine all that hides keys from queries into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); either may be None. offset: position of the first query.
+    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); score_bias: floats in the mask's shapes, of which -inf
+    hides; any may be None. Query i is at position offset + i, an int or integers (B or 1, 1), and key j at j; causal
+    hides the keys after a query, and window = (left, right) those further before or after it, None = no bound.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
-    ordered = causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
-    if valid_lens is None and mask is None and not ordered:
+    left, right = window or (None, None)
+    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+        right = 0
+    if all(X is None for X in (valid_lens, mask, score_bias, left, right)):
         return None
     conditions = []
-    each_query = offset + npx.arange_like(queries, axis=1).astype("int64")  # (Q,)
-    each_key = npx.arange_like(keys, axis=1).astype("int64")  # (K,)
+    if left is not None or right is not None:  # or a small call waits for it
+        each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+    each_key = positions(keys)[0]  # (K,)
     if valid_lens is not None:
         per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
         conditions.append(each_key < per_query.astype("int64")[:, None, :, None])  # (B, 1, 1 or Q, K)
     if mask is not None:
-        mask = mask[None] if len(mask.shape) == 2 else mask  # (B, Q, K) or (B, H, Q, K)
-        conditions.append(mask[:, None] if len(mask.shape) == 3 else mask)  # (B, 1 or H, Q, K)
-    if ordered:
-        order = each_key <= each_query[:, None]  # (Q, K)
-        conditions.append(order[None, None])  # (1, 1, Q, K)
+        conditions.append(four_axes(mask))  # (B, 1 or H, Q, K)
+    if score_bias is not None:
+        conditions.append(four_axes(score_bias) != -math.inf)  # (B, 1 or H, Q, K)
+    if left is not None:
+        conditions.append(each_key + left >= each_query)  # (B or 1, 1, Q, K)
+    if right is not None:
+        conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
     return functools.reduce(operator.mul, conditions)
+
+
+def four_axes(pairs):
+    """A mask or bias of pairs, (Q, K), (B, Q, K) or (B, H, Q, K), with all four axes, of which any size may be 1."""
+    pairs = pairs[None] if len(pairs.shape) == 2 else pairs  # (B, Q, K) or (B, H, Q, K)
+    return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
 
 
 def blank_unused(queries, keys, values, visible):
@@ -97,34 +111,35 @@ def masked_softmax(X, valid_lens=None):
     return weights.astype(X.dtype)
 
 
-def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
-    return X.astype(onp.promote_types(X.dtype, onp.float32), copy=False)
-
-
 # 2. Attention poolings
 
 
 class AttentionPooling(nn.Block):
     """What all attention poolings share: weigh the values by a softmax of scores. Subclasses define the scores."""
 
-    def __init__(self, dropout):
+    def __init__(self, dropout, softcap=None):
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.softcap = dropout, softcap
 
-    def forward(self, queries, keys, values, visible=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d); visible broadcasts against (B, Q, K).
+    def forward(self, queries, keys, values, visible=None, score_bias=None, training=None):
+        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
 
-        Returns the scores (B, Q, K), the weights (B, Q, K) before dropout, and the pooled values (B, Q, dv).
+        visible and score_bias, which is added to the scores, broadcast against (B, Q, K). Returns the steps by name:
+        scores, capped and biased where they are, weights before dropout, all (B, Q, K), and pooled (B, Q, dv).
         """
-        return self.weigh(*blank_unused(queries, keys, values, visible), visible, training)
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training)
 
-    def weigh(self, queries, keys, values, visible=None, training=None):
+    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None):
         """As a call, of queries, keys and values that are blank already where they are not used."""
         scores = self.scores(queries, keys)  # (B, Q, K)
+        steps = {"scores": scores}
+        if self.softcap is not None:
+            steps["capped"] = scores = cap(scores, self.softcap)  # (B, Q, K)
+        if score_bias is not None:
+            steps["biased"] = scores = scores + widen(score_bias)  # (B, Q, K)
         weights = visible_softmax(scores, visible)  # (B, Q, K)
         pooled = npx.batch_dot(self.drop(weights, training), widen(values))  # (B, Q, dv)
-        return scores, weights.astype(values.dtype), pooled.astype(values.dtype)
+        return steps | {"weights": weights.astype(values.dtype), "pooled": pooled.astype(values.dtype)}
 
     def drop(self, weights, training):
         """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
@@ -136,38 +151,46 @@ class AttentionPooling(nn.Block):
 
 
 class DotProductAttention(AttentionPooling):
-    """Scaled dot-product attention: softmax(q k^T / sqrt(d)) v."""
+    """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
+
+    def __init__(self, dropout, scale=None, softcap=None):
+        super().__init__(dropout, softcap)
+        self.scale = scale
 
     def scores(self, queries, keys):
         """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
-        d = queries.shape[-1]
-        return npx.batch_dot(widen(queries), widen(keys), transpose_b=True) / math.sqrt(d)  # (B, Q, K)
+        scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale
+        return npx.batch_dot(widen(queries), widen(keys), transpose_b=True) * scale  # (B, Q, K)
 
 
 class AdditiveAttention(AttentionPooling):
     """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
 
-    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32"):
-        super().__init__(dropout)
+    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32", softcap=None):
+        super().__init__(dropout, softcap)
         self.W_q = dense(query_size, num_hiddens, False, dtype)
         self.W_k = dense(key_size, num_hiddens, False, dtype)
         self.w_v = dense(num_hiddens, 1, False, dtype)
 
     def scores(self, queries, keys):
         """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
-        W_q, W_k = self.W_q(queries), self.W_k(keys)  # (B, Q, n), (B, K, n)
-        if 0 in (queries.shape[1], keys.shape[1]):
-            # The gradient of a sum that broadcasts over an empty axis is whatever the memory held.
-            W_q, W_k = _blocked(W_q), _blocked(W_k)
+        sizes = queries.shape[1], keys.shape[1]
+        W_q, W_k = _over(self.W_q(queries), *sizes), _over(self.W_k(keys), *sizes)  # (B, Q, n), (B, K, n)
         features = np.tanh(W_q[:, :, None, :] + W_k[:, None, :, :])  # (B, Q, K, n)
         return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
 
 
 def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
+    d = config.key_dim
     if config.pooling == "additive":
-        return additive(config.dropout, config.key_dim, config.key_dim, config.key_dim, config.dtype)
-    return dot(config.dropout)
+        return additive(config.dropout, d, d, d, config.dtype, config.softcap)
+    return dot(config.dropout, config.scale, config.softcap)
+
+
+def cap(scores, softcap):
+    """Scores (B, Q, K) bent so that none is beyond softcap either way."""
+    return softcap * np.tanh(scores / softcap)  # (B, Q, K)
 
 
 # 3. The transposes
@@ -201,6 +224,15 @@ def repeat_heads(visible, batch_size, num_heads):
     return visible.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
 
 
+def repeat_groups(X, times):
+    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
+    if times == 1:
+        return X
+    BG, T, d = X.shape
+    # `repeat` has no gradient in MXNet 2.0, and fails for an empty array in 1.9.
+    return np.broadcast_to(X[:, None], (BG, times, T, d)).reshape(BG * times, T, d)  # (B*H, T, d)
+
+
 # 4. The layer
 
 
@@ -212,51 +244,70 @@ class MultiHeadAttention(nn.Block):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.W_q = dense(config.query_size, config.num_heads * config.key_dim, config.bias, config.dtype)
-        self.W_k = dense(config.key_size, config.num_heads * config.key_dim, config.bias, config.dtype)
-        self.W_v = dense(config.value_size, config.num_heads * config.value_dim, config.bias, config.dtype)
-        self.W_o = dense(config.num_heads * config.value_dim, config.num_hiddens, config.bias, config.dtype)
+        H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
+        self.W_q = dense(config.query_size, H * d, config.bias, config.dtype)
+        self.W_k = dense(config.key_size, G * d, config.bias, config.dtype)
+        self.W_v = dense(config.value_size, G * dv, config.bias, config.dtype)
+        self.W_o = dense(H * dv, config.num_hiddens, config.bias, config.dtype)
         self.attention = self.pooling(config)
+        if config.qk_norm:
+            self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+            self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
 
     def forward(
-        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-    ):
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=False,
+    ):  # fmt: skip
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
         valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
-        causal: query i sees key j only if j <= i; training: whether to drop weights, None = as the framework says.
+        score_bias: floats in the mask's shapes, added to the scores, -inf hides; causal: query i sees key j only if
+        j <= offset + i; offset: an int or integers (B,); head_gates: (H,) or (B, H) floats that multiply the pooled
+        heads; training: whether to drop weights, None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        switches = causal, training, return_weights
-        valid_lens, mask = arguments.check("mxnet", self, queries, keys, values, valid_lens, mask, *switches)
-        return self.attend(queries, keys, values, valid_lens, mask, *switches)  # (B, Q, D)
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        checked = arguments.check("mxnet", self, queries, keys, values, *call)
+        return self.attend(queries, keys, values, *checked, training, return_weights)  # (B, Q, D)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As a call, of arguments that are checked; all attention weights are kept."""
         B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        visible = visible_keys(queries, keys, valid_lens, mask, causal)  # (B or 1, H or 1, Q or 1, K)
+        visible = visible_keys(queries, keys, *hiding)  # (B or 1, H or 1, Q or 1, K)
         in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
         queries, keys, values = blank_unused(queries, keys, values, in_any_head)
-        steps = self.steps(queries, keys, values, visible, training)
+        steps = self.steps(queries, keys, values, visible, hiding.score_bias, hiding.offset, head_gates, training)
         weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
         return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
 
-    def steps(self, queries, keys, values, visible=None, training=None):
+    def steps(self, queries, keys, values, visible=None, score_bias=None, offset=0, head_gates=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
-        B, H = queries.shape[0], self.config.num_heads
+        config, B = self.config, queries.shape[0]
+        H, G = config.num_heads, config.num_key_value_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
-        visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
-        scores, weights, pooled = self.attention(split_q, split_k, split_v, visible, training)  # (B*H, ...)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}
+        q, k = split_q, split_k
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
+            steps |= {"norm_q": q, "norm_k": k}
+        if config.rotary:
+            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
+            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
+            steps |= {"rotate_q": q, "rotate_k": k}
+        k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
+        score_bias = _over(score_bias, B, queries.shape[1], keys.shape[1])
+        score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
+        steps |= self.attention(q, k, v, repeat_heads(visible, B, H), score_bias, training)  # Gluon takes no names
+        pooled = steps["pooled"]  # (B*H, Q, dv)
+        if head_gates is not None:
+            gates = np.broadcast_to(_over(head_gates, B, queries.shape[1]), (B, H)).reshape(B * H, 1, 1)  # (B*H, 1, 1)
+            steps["head_gated"] = pooled = pooled * gates  # (B*H, Q, dv)
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
-        return {
-            "W_q": W_q, "W_k": W_k, "W_v": W_v,
-            "split_q": split_q, "split_k": split_k, "split_v": split_v,
-            "scores": scores, "weights": weights, "pooled": pooled,
-            "merged": merged, "output": output,
-        }  # fmt: skip
+        return steps | {"merged": merged, "output": output}
 
 
 # 5. Weights and gradients in and out
@@ -286,55 +337,60 @@ def set_weights(layer, arrays):
     return layer
 
 
-def attend(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False):
+def attend(layer, queries, keys, values, *call, **options):
     """Call the layer, with its own arguments in its framework's own way."""
-    return layer(queries, keys, values, valid_lens, mask, causal, training, return_weights)  # Gluon takes no names
+    return layer(queries, keys, values, *_in_order(*call, **options))  # Gluon takes no names
 
 
-def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+def vjp(layer, queries, keys, values, *call, training=False, **options):
     """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
 
     pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
-    values and each canonical weight: of this call, whatever becomes of the layer, and as often as one likes.
+    values, score_bias and head_gates where they are, and each canonical weight: of this call, whatever becomes of the
+    layer, and as often as one likes.
     """
-    inputs = [X.detach() for X in (queries, keys, values)]
-    for X in inputs:
+    checked = arguments.check("mxnet", layer, queries, keys, values, *call, **options)
+    given = {"queries": queries, "keys": keys, "values": values}
+    given |= {"score_bias": checked.hiding.score_bias, "head_gates": checked.head_gates}
+    inputs = {name: X.detach() for name, X in given.items() if X is not None}
+    for X in inputs.values():
         X.attach_grad()
     twin = _twin(layer)  # the layer itself may be frozen, or change
     parameters = {name: _data(X) for name, X in _parameters(twin).items()}
+    queries, keys, values = (inputs[name] for name in ("queries", "keys", "values"))
     with autograd.record(train_mode=training):
-        output = attend(twin, *inputs, valid_lens, mask, causal, training)
+        output = attend(twin, queries, keys, values, checked.replaced(inputs), training=training)
 
     def pull_back(cotangent):
-        by_all = autograd.grad([output], [*inputs, *parameters.values()], [cotangent], retain_graph=True)
+        by_all = autograd.grad([output], [*inputs.values(), *parameters.values()], [cotangent], retain_graph=True)
         by_all = [X.as_np_ndarray() for X in by_all]
-        by_inputs = dict(zip(("queries", "keys", "values"), by_all, strict=False))
-        return by_inputs | {name: _canonical(X) for name, X in zip(parameters, by_all[3:], strict=True)}
+        return {
+            name: _canonical(X) if name in parameters else X
+            for name, X in zip([*inputs, *parameters], by_all, strict=True)
+        }
 
     return output.detach(), pull_back
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+def gradients(layer, queries, keys, values, *call, cotangent=None, **options):
     """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
-    output, pull_back = vjp(layer, queries, keys, values, valid_lens, mask, causal)
+    output, pull_back = vjp(layer, queries, keys, values, *call, **options)
     return pull_back(np.ones_like(output) if cotangent is None else cotangent)
 
 
-def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+def trace(layer, queries, keys, values, *call, **options):
     """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    valid_lens, mask = arguments.check("mxnet", layer, queries, keys, values, valid_lens, mask, causal)
-    visible = visible_keys(queries, keys, valid_lens, mask, causal)
-    return layer.steps(queries, keys, values, visible, training=False)
+    hiding, head_gates = arguments.check("mxnet", layer, queries, keys, values, *call, **options)
+    visible = visible_keys(queries, keys, *hiding)
+    return layer.steps(queries, keys, values, visible, hiding.score_bias, hiding.offset, head_gates, training=False)
 
 
-def _where(condition, X, Y):
-    """Where of arrays; MXNet's crashes if it broadcasts to an empty array, and sends no gradient if Y is a number."""
-    return X if X.size == 0 else np.where(condition, X, Y)
-
-
-def _blocked(X):
-    """Zeros of X's shape that send X no gradient, and yet belong to its graph."""
-    return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))
+def _in_order(
+    valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None, training=None,
+    return_weights=False,
+):  # fmt: skip
+    """The arguments of a call after queries, keys and values, as the layer takes them."""
+    return valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
 
 
 def _canonical(X):

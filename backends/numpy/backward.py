@@ -10,10 +10,21 @@ import math
 
 import numpy as np
 
-from . import layer as lesson
-from .layer import blank_unused, transpose_output, transpose_qkv, visible_softmax, widen
+from mha.config import shapes
 
-# 1. A dense layer
+from . import layer as lesson
+from .heads import positions, rotate, widen
+from .layer import (
+    blank_unused,
+    four_axes,
+    repeat_groups,
+    repeat_heads,
+    transpose_output,
+    transpose_qkv,
+    visible_softmax,
+)
+
+# 1. A dense layer, a norm, and what was broadcast
 
 
 def through_dense(dense, name, X, by_output):
@@ -23,6 +34,23 @@ def through_dense(dense, name, X, by_output):
     if dense.bias is not None:
         by_weights[f"{name}.bias"] = widen(by_output).sum(axes)  # (out,)
     return lesson._matmul(by_output, dense.kernel.T), by_weights  # (..., in)
+
+
+def through_norm(norm, name, X, by_output):
+    """Gradients of norm(X) by X (B*H, T, d) and, in a dict, by the scale called `name`; by_output (B*H, T, d)."""
+    normalized, roots = norm.normalize(X)  # (B*H, T, d), (B*H, T, 1)
+    by_scale = (widen(by_output) * normalized).sum((0, 1))  # (d,)
+    by_normalized = widen(by_output) * widen(norm.scale)  # (B*H, T, d)
+    by_X = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
+    if norm.kind == "layer":
+        by_X = by_X - by_normalized.mean(-1, keepdims=True)
+    return (by_X / roots).astype(X.dtype), {f"{name}.scale": by_scale}
+
+
+def summed(by_X, shape):
+    """The gradient by an array of this shape, all axes kept, that was broadcast to that of by_X."""
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return by_X.sum(axes, keepdims=True)
 
 
 def added(these, those):
@@ -36,8 +64,8 @@ def added(these, those):
 class AttentionPooling(lesson.AttentionPooling):
     """A pooling of the lesson that knows its gradients."""
 
-    def backward(self, queries, keys, values, visible, training, by_pooled):
-        """Gradients of a call by queries, keys, values and, by name, its own weights; it drops what `random` draws.
+    def backward(self, queries, keys, values, visible, score_bias, training, by_pooled):
+        """Gradients by queries, keys, values, biased scores and, by name, its own weights; it drops as `random` draws.
 
         by_pooled (B, Q, dv). With p = softmax(s), the gradient by s is p * (by_p - sum(p * by_p)); it is 0 wherever p
         is, so that hidden keys and rows without keys receive nothing.
@@ -45,15 +73,19 @@ class AttentionPooling(lesson.AttentionPooling):
         dtype = values.dtype
         queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
         by_pooled = widen(by_pooled)
-        weights = visible_softmax(self.scores(queries, keys), visible)  # (B, Q, K)
+        scores = self.scores(queries, keys)  # (B, Q, K)
+        capped = scores if self.softcap is None else lesson.cap(scores, self.softcap)  # (B, Q, K)
+        biased = capped if score_bias is None else capped + widen(score_bias)  # (B, Q, K)
+        weights = visible_softmax(biased, visible)  # (B, Q, K)
         kept = self.drop(np.ones_like(weights), training)  # (B, Q, K)
         by_weights = kept * (by_pooled @ values.swapaxes(1, 2))  # (B, Q, K)
         by_weights = by_weights if visible is None else np.where(visible, by_weights, 0)  # 0 * NaN is NaN
-        by_scores = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
+        by_biased = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
+        by_scores = by_biased if self.softcap is None else by_biased * (1 - (capped / self.softcap) ** 2)  # (B, Q, K)
         by_queries, by_keys, by_parameters = self.scores_backward(queries, keys, by_scores)
         by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
         by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
-        return *(X.astype(dtype) for X in by_inputs), by_parameters
+        return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_parameters
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -61,7 +93,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 
     def scores_backward(self, queries, keys, by_scores):
         """Gradients of the scores by queries, keys and (there are none) weights; by_scores (B, Q, K)."""
-        scaled = by_scores / math.sqrt(queries.shape[-1])  # (B, Q, K)
+        scaled = by_scores * (1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale)  # (B, Q, K)
         return scaled @ keys, scaled.swapaxes(1, 2) @ queries, {}
 
 
@@ -96,28 +128,51 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def vjp(self, queries, keys, values, valid_lens, mask, causal, training):
+    def vjp(self, queries, keys, values, hiding, head_gates, training):
         """The output (B, Q, D) of a call, arguments as of `attend`, and the function of its gradients.
 
         The function takes by_output (B, Q, D); it gives gradients by inputs and, by name, weights. Every step is
         rounded to the layer's dtype.
         """
-        visible = lesson.visible_keys(queries, keys, valid_lens, mask, causal)
+        config, B, Q, K = self.config, queries.shape[0], queries.shape[1], keys.shape[1]
+        H, G, bias = config.num_heads, config.num_key_value_heads, hiding.score_bias
+        visible = lesson.visible_keys(queries, keys, *hiding)
         in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
         queries, keys, values = blank_unused(queries, keys, values, in_any_head)
         again = copied(self.attention)
-        steps, B, H = self.steps(queries, keys, values, visible, training), len(queries), self.config.num_heads
+        steps = self.steps(queries, keys, values, visible, bias, hiding.offset, head_gates, training)
+        visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
+        biases = None if bias is None else repeat_heads(four_axes(bias), B, H)  # (B*H, Q, K)
 
         def backward(by_output):
-            by_merged, by_W_o = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
-            heads = steps["split_q"], steps["split_k"], steps["split_v"], lesson.repeat_heads(visible, B, H)
-            by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
-            *by_heads, by_pooling = copied(again).backward(*heads, training, by_pooled)  # (B*H, T, d)
-            by_q, by_k, by_v = (transpose_output(X, H) for X in by_heads)  # (B, T, H*d)
+            by_merged, by_weights = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
+            by_pooled, by_more = transpose_qkv(by_merged, H), {}  # (B*H, Q, dv)
+            if head_gates is not None:
+                by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
+                by_more["head_gates"] = by_gates if head_gates.ndim == 2 else by_gates.sum(0)
+                by_pooled = by_pooled * np.broadcast_to(head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
+            q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
+            k, v = repeat_groups(k, H // G), repeat_groups(steps["split_v"], H // G)  # (B*H, K, d)
+            call = q, k, v, visible, biases, training, by_pooled
+            by_q, by_k, by_v, by_biased, by_pooling = copied(again).backward(*call)
+            if bias is not None:
+                by_bias = summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)  # (B or 1, H or 1, ...)
+                by_bias = by_bias.reshape(bias.shape)  # (Q, K), (B, Q, K) or (B, H, Q, K)
+                by_more = {"score_bias": by_bias} | by_more
+            by_k, by_v = (X.reshape(B * G, H // G, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
+            if config.rotary:
+                by_q = rotate(by_q, -positions(queries, hiding.offset), config.rotary, H)  # (B*H, Q, d)
+                by_k = rotate(by_k, -positions(keys), config.rotary, G)  # (B*G, K, d)
+            if config.qk_norm:
+                by_q, by_q_scale = through_norm(self.q_norm, "q_norm", steps["split_q"], by_q)
+                by_k, by_k_scale = through_norm(self.k_norm, "k_norm", steps["split_k"], by_k)
+                by_weights |= by_q_scale | by_k_scale
+            by_q, by_k, by_v = (transpose_output(X, n) for X, n in ((by_q, H), (by_k, G), (by_v, G)))  # (B, T, H*d)
             by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, by_q)
             by_keys, by_W_k = through_dense(self.W_k, "W_k", keys, by_k)
             by_values, by_W_v = through_dense(self.W_v, "W_v", values, by_v)
-            by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
-            return by_inputs | by_W_q | by_W_k | by_W_v | by_W_o | by_pooling
+            by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values} | by_more
+            by_weights |= by_W_q | by_W_k | by_W_v | by_pooling
+            return by_inputs | {name: by_weights[name] for name in shapes(config)}
 
         return steps["output"], backward

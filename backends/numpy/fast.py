@@ -8,11 +8,13 @@ import functools
 import numpy as np
 
 from mha import blocks
+from mha.config import shapes
 
 from . import backward
 from . import layer as lesson
 from .backward import added, copied, through_dense
-from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys, widen
+from .heads import widen
+from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
 
 # 1. Which queries and keys count
 
@@ -24,7 +26,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     """
     if mask is not None:
         in_any_head = blocks.part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = np.full((1, 1), K)  # (1, 1)
@@ -61,9 +63,9 @@ class AttentionPooling(backward.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
@@ -77,10 +79,11 @@ class AttentionPooling(backward.AttentionPooling):
         by_keys, by_values = np.zeros_like(widen(keys)), np.zeros_like(widen(values))
         for first in range(0, Q, size):
             block, last = slice(first, first + size), min(K, first + size) if causal else K
-            hiding = *blocks.part(valid_lens, mask, queries=block, keys=slice(last)), causal, first
+            hiding = blocks.part(valid_lens, mask, queries=block, keys=slice(last))
             inputs = queries[:, block], keys[:, :last], values[:, :last]
-            visible = repeat_heads(visible_keys(*inputs[:2], *hiding), len(queries) // num_heads, num_heads)
-            by_block, *by_pairs, by_weights = self.backward(*inputs, visible, training, by_pooled[:, block])
+            visible = visible_keys(*inputs[:2], *hiding, causal=causal, offset=first)
+            visible = repeat_heads(visible, len(queries) // num_heads, num_heads)  # (B*H, Q, K)
+            by_block, *by_pairs, _, by_weights = self.backward(*inputs, visible, None, training, by_pooled[:, block])
             by_queries.append(by_block)  # (B*H, block, d)
             by_keys[:, :last] += by_pairs[0]
             by_values[:, :last] += by_pairs[1]
@@ -112,17 +115,18 @@ class MultiHeadAttention(backward.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
-        call = queries, keys, values, valid_lens, mask, causal, training
-        if return_weights or self.needs_lesson(queries, keys):
-            return super().attend(*call, return_weights)
-        return self.output(*call)  # (B, Q, D)
+        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
+        call = hiding.valid_lens, hiding.mask, hiding.causal, training
+        return self.output(queries, keys, values, *call)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+    def needs_lesson(self, queries, keys, hiding, head_gates):
+        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])
-        return empty or not isinstance(self.attention, AttentionPooling)
+        plain = blocks.is_plain(self.config, hiding, head_gates)
+        return empty or not plain or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -143,11 +147,12 @@ class MultiHeadAttention(backward.MultiHeadAttention):
             merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
         return self.W_o(np.concatenate(merged) if len(merged) > 1 else merged[0])  # (B, Q, D)
 
-    def vjp(self, queries, keys, values, valid_lens, mask, causal, training):
+    def vjp(self, queries, keys, values, hiding, head_gates, training):
         """As the derived layer's, group by group."""
         (B, Q, _), K, H, dv = queries.shape, keys.shape[1], self.config.num_heads, self.config.value_dim
-        if self.needs_lesson(queries, keys):
-            return super().vjp(queries, keys, values, valid_lens, mask, causal, training)
+        if self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().vjp(queries, keys, values, hiding, head_gates, training)
+        valid_lens, mask, causal = hiding.valid_lens, hiding.mask, hiding.causal
         groups = list(blocks.groups(B, H, Q, K, valid_lens, causal))
         if mask is not None or any(hides for _, _, hides in groups):
             queries, keys, values = blank(queries, keys, values, *used(queries, keys, valid_lens, mask, causal))
@@ -174,7 +179,9 @@ class MultiHeadAttention(backward.MultiHeadAttention):
                 by_values[samples, :longest], by_W_v = through_dense(self.W_v, "W_v", v, transpose_output(by_v, H))
                 by_weights = added(by_weights, by_W_k | by_W_v | by_pooling)
             by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, transpose_output(by_q, H))
-            return {"queries": by_queries, "keys": by_keys, "values": by_values} | by_weights | by_W_q
+            by_weights |= by_W_q
+            by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
+            return by_inputs | {name: by_weights[name] for name in shapes(self.config)}
 
         return self.W_o(merged), backward
 

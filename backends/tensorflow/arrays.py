@@ -65,6 +65,13 @@ def refuse_masks(keys, values):
             raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
 
 
+def row(offset):
+    """Offsets in one column, (B, 1) or (1, 1), as a layer is given them: (B,) or (); an int as it is."""
+    if isinstance(offset, int):
+        return offset
+    return offset[0, 0] if offset.shape[0] == 1 else offset[:, 0]
+
+
 def must_fit(name, X, *sizes, or_one=False):
     """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
     if tf.executing_eagerly():

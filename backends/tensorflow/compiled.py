@@ -14,8 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from mha import blocks
-from mha.arguments import Checked
+from mha.arguments import Checked, Hiding
 
+from .heads import HeadNorm
+
+ARRAYS = ("seed", "queries", "keys", "values", "valid_lens", "mask", "score_bias", "offset", "head_gates", "cotangent")
 MOST = 256  # functions, that are kept: each takes some MiB
 # What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
 METHODS = frozenset({"call", "attend", "output", "steps", "pool", "pool_block", "scores", "weigh", "drop"})
@@ -53,48 +56,55 @@ def variables(layer, kinds, *arrays):
     kinds: the class of pooling that each `Config.pooling` asks for.
     """
     config, pooling = layer.config, layer.attention
-    parts = [layer.W_q, layer.W_k, layer.W_v, layer.W_o]
+    parts, norms = [layer.W_q, layer.W_k, layer.W_v, layer.W_o], []
     if config.pooling == "additive" and type(pooling) is kinds["additive"]:
         parts += [pooling.W_q, pooling.W_k, pooling.w_v]
+    if config.qk_norm:
+        norms += [layer.q_norm, layer.k_norm]
     if (
         tf.executing_eagerly()
         and not tf.config.functions_run_eagerly()
         and type(pooling) is kinds[config.pooling]
         and pooling.dropout == pooling.dropping.rate == config.dropout
-        and all(X is None or (isinstance(X, (tf.Tensor, np.ndarray)) and 0 not in X.shape) for X in arrays)
-        and all(map(_is_untouched, (layer, pooling, *parts)))
+        and pooling.softcap == config.softcap
+        and (config.pooling == "additive" or pooling.scale == config.scale)
+        and all(isinstance(X, (tf.Tensor, np.ndarray)) and 0 not in X.shape for X in arrays)
+        and all(map(_is_untouched, (layer, pooling, *parts, *norms)))
         and all(_is_plain(part, config.dtype) for part in parts)
+        and all(_is_norm(part, config) for part in norms)
     ):
-        return [X for part in parts for X in (part.kernel, part.bias) if X is not None]
+        kernels = [X for part in parts for X in (part.kernel, part.bias) if X is not None]
+        return kernels + [part.scale for part in norms]
     return None
 
 
-def run(function, layer, variables, arrays, *switches):
-    """function(layer, queries, keys, values, lengths, mask, *switches, and further arrays), compiled.
+def run(function, layer, variables, inputs, checked, cotangent=None, **switches):
+    """function(layer, *inputs, checked, **switches), and cotangent= where it is given, compiled.
 
-    variables: as the function of this name gives them; arrays: queries, keys, values, lengths and mask, which are
-    checked, and further ones; switches: causal, and where the function takes them training and return_weights.
+    variables: as the function of this name gives them; inputs: queries, keys and values; checked: the other arguments
+    of a call; switches: where the function takes them, training and return_weights.
     """
     weights = [_weight(X.value) for X in variables]
-    seed = drawn_seed(layer) if any(switches[1:2]) else None
-    return prepare(function, layer, variables, weights, seed, arrays, *switches)(arrays)
+    seed = drawn_seed(layer) if switches.get("training") else None
+    return prepare(function, layer, variables, weights, seed, inputs, checked, cotangent, **switches)(cotangent)
 
 
-def prepare(function, layer, variables, weights, seed, arrays, *switches):
-    """The function of arrays like these that `run` runs, of these weights, and with dropout from this seed or None."""
-    fits = _fits(layer.config, *arrays[:2], switches[0])
-    arrays = _tensors(seed, *arrays)
+def prepare(function, layer, variables, weights, seed, inputs, checked, cotangent=None, **switches):
+    """What `run` runs, of these weights, and with dropout from this seed or None, as a function of the cotangent."""
+    hiding, fits = checked.hiding, _fits(layer.config, *inputs[:2], checked.hiding.causal)
+    extra = hiding.score_bias, _column(hiding.offset), checked.head_gates
+    arrays = [_tensor(X) for X in (seed, *inputs, _int32(hiding.valid_lens), hiding.mask, *extra)]
+    given = tuple(map(_known, ARRAYS, (*arrays, _tensor(cotangent))))
     sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
-    given = tuple(None if X is None else (X.dtype, *_known(index, X.shape)) for index, X in enumerate(arrays))
-    kind = function.__name__, layer.config, sizes, given, switches, fits, blocks.SCORES
+    kind = function.__name__, layer.config, sizes, given, hiding.causal, *switches.values(), fits, blocks.SCORES
     with _lock:
         if kind not in _functions:
-            _functions[kind] = _compile(function, layer, variables, weights, given, switches, fits)
+            _functions[kind] = _compile(function, layer, variables, weights, given, hiding.causal, switches, fits)
         _functions.move_to_end(kind)
         compiled = _functions[kind]
         if len(_functions) > MOST:
             _functions.popitem(last=False)
-    return lambda arrays: compiled(*weights, *(X for X in _tensors(seed, *arrays) if X is not None))
+    return lambda cotangent=None: compiled(*weights, *(X for X in (*arrays, _tensor(cotangent)) if X is not None))
 
 
 def drawn_seed(layer):
@@ -102,12 +112,19 @@ def drawn_seed(layer):
     return tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32) if layer.config.dropout else None
 
 
-def _tensors(seed, *arrays):
-    """The arrays of a call as tensors, or None; the lengths, the fifth of them, as int32."""
-    tensors = [X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X) for X in (seed, *arrays)]
-    if tensors[4] is not None and tensors[4].dtype != tf.int32:
-        tensors[4] = tf.cast(tensors[4], tf.int32)  # none is above the number of keys
-    return tensors
+def _tensor(X):
+    """An array as a tensor; None stays None."""
+    return X if X is None or isinstance(X, tf.Tensor) else tf.convert_to_tensor(X)
+
+
+def _int32(valid_lens):
+    """Lengths as int32: none is above the number of keys."""
+    return valid_lens if valid_lens is None or valid_lens.dtype == tf.int32 else tf.cast(valid_lens, tf.int32)
+
+
+def _column(offset):
+    """An offset as an array, (B, 1) or (1, 1), so that it may be another in the next call; None for 0."""
+    return None if isinstance(offset, int) and offset == 0 else tf.reshape(offset, (-1, 1))  # (B or 1, 1)
 
 
 def _weight(value):
@@ -117,19 +134,21 @@ def _weight(value):
     return value if is_one else tf.convert_to_tensor(value)
 
 
-def _compile(function, layer, variables, weights, given, switches, fits):
+def _compile(function, layer, variables, weights, given, causal, switches, fits):
     """The function of a kind of call; this layer is what it is traced with, and is not kept."""
 
     def call(*tensors):
         tensors = iter(tensors)
         weights = [tf.convert_to_tensor(next(tensors)) for _ in variables]
         arrays = (None if known is None else next(tensors) for known in given)
-        seed, queries, keys, values, valid_lens, mask, *more = arrays
+        seed, queries, keys, values, valid_lens, mask, score_bias, offset, head_gates, cotangent = arrays
+        hiding = valid_lens, mask, score_bias, causal, 0 if offset is None else offset, layer.config.window
+        named = switches if cotangent is None else {**switches, "cotangent": cotangent}
         with telling(seed=seed, fits=fits), keras.StatelessScope(zip(variables, weights, strict=True)):
-            return function(layer, queries, keys, values, Checked(valid_lens, mask), None, *switches, *more)
+            return function(layer, queries, keys, values, Checked(Hiding(*hiding), head_gates), **named)
 
     specs = [X if isinstance(X, tf.Variable) else tf.TensorSpec(X.shape, X.dtype) for X in weights]
-    specs += [tf.TensorSpec(sizes, dtype) for dtype, *sizes in filter(None, given)]
+    specs += [tf.TensorSpec(sizes, dtype) for dtype, sizes in filter(None, given)]
     return tf.function(call, autograph=False).get_concrete_function(*specs)
 
 
@@ -150,13 +169,21 @@ def _is_plain(part, dtype):
     )
 
 
-def _known(index, shape):
-    """What a function knows of the shape of an array, numbered as in `run`: widths, and where a mask has size 1."""
-    if index == 0:
-        return tuple(shape)
-    if index == 5:
-        return tuple(1 if size == 1 else None for size in shape)
-    return (None,) * 2 + tuple(shape[2:]) if len(shape) == 3 else (None,) * len(shape)
+def _is_norm(part, config):
+    """Whether a norm is as the layer made it, so that its scale is all there is to know."""
+    made = type(part) is HeadNorm and part.dtype_policy.name == part.scale.value.dtype == config.dtype
+    return made and (part.kind, part.eps) == (config.qk_norm, config.qk_norm_eps)
+
+
+def _known(name, X):
+    """What a function knows of a tensor of this name: its dtype, its widths, and where sizes may be 1; None of None."""
+    if X is None:
+        return None
+    if name == "seed":
+        return X.dtype, tuple(X.shape)
+    if name in ("mask", "score_bias", "offset"):
+        return X.dtype, tuple(1 if size == 1 else None for size in X.shape)
+    return X.dtype, (None,) * 2 + tuple(X.shape[2:]) if len(X.shape) == 3 else (None,) * len(X.shape)
 
 
 def _fits(config, queries, keys, causal):

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from mha import arguments, blocks
+from mha.arguments import Checked
 from mha.config import shapes
 
 from . import compiled
@@ -28,7 +29,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     """
     if mask is not None:
         in_any_head = tf.reduce_any(blocks.part(None, mask)[1], 1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
         return tf.reduce_any(visible, 2), tf.reduce_any(visible, 1)
     Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
     limits = tf.fill((1, 1), K)  # (1, 1)
@@ -113,9 +114,9 @@ class AttentionPooling(lesson.AttentionPooling):
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
         one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
-        visible = visible_keys(one_head, keys, valid_lens, mask, causal, first)
+        visible = visible_keys(one_head, keys, valid_lens, mask, causal=causal, offset=first)
         visible = repeat_heads(visible, keras.ops.shape(queries)[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
@@ -148,32 +149,36 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     pooling = staticmethod(pooling)
 
     def __call__(
-        self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None, return_weights=False
-    ):
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=False,
+    ):  # fmt: skip
         """As the lesson's; without what Keras does around `call` where that is compiled and needs nothing of it."""
         refuse_masks(keys, values)
-        switches = causal, training, return_weights
-        checked = arguments.check("tensorflow", self, queries, keys, values, valid_lens, mask, *switches)
-        call = queries, keys, values, *checked
-        variables = _compiles(self, *call) if self.built and training is not None else None
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        inputs = queries, keys, values
+        checked = arguments.check("tensorflow", self, *inputs, *call)
+        variables = _compiles(self, inputs, checked) if self.built and training is not None else None
         if variables is not None:
-            return _attend(self, variables, call, *switches)  # (B, Q, D)
-        return super().__call__(queries, keys, values, checked, None, *switches)  # (B, Q, D)
+            return _attend(self, variables, inputs, checked, training, return_weights)  # (B, Q, D)
+        return super().__call__(*inputs, checked, training=training, return_weights=return_weights)  # (B, Q, D)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, compiled where it runs by itself, and by `output` where that is enough."""
-        call = queries, keys, values, valid_lens, mask, causal, training
-        variables = _compiles(self, *call[:5])
+        inputs, checked = (queries, keys, values), Checked(hiding, head_gates)
+        variables = _compiles(self, inputs, checked)
         if variables is not None:
-            return _attend(self, variables, call[:5], causal, training, return_weights)  # (B, Q, D)
-        if return_weights or self.needs_lesson(queries, keys):
-            return super().attend(*call, return_weights)
-        return self.output(*call)  # (B, Q, D)
+            return _attend(self, variables, inputs, checked, training, return_weights)  # (B, Q, D)
+        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
+        call = hiding.valid_lens, hiding.mask, hiding.causal, training
+        return self.output(queries, keys, values, *call)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
-        sizes = *queries.shape[:2], keys.shape[1]  # None where it is learnt only in a call
-        return 0 in sizes or not isinstance(self.attention, AttentionPooling)
+    def needs_lesson(self, queries, keys, hiding, head_gates):
+        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])  # None where it is learnt only in a call
+        plain = blocks.is_plain(self.config, hiding, head_gates)
+        return empty or not plain or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -206,61 +211,62 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 build = functools.partial(lesson.build, kind=MultiHeadAttention)
 
 
-def vjp(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, training=False):
+def vjp(layer, queries, keys, values, *call, training=False, **options):
     """As the lesson's, compiled; what pulls gradients back makes the call once more, as one function of both."""
-    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
-    arrays = queries, keys, values, *checked
-    variables = _compiles(layer, *arrays)
+    inputs = queries, keys, values
+    checked = arguments.check("tensorflow", layer, *inputs, *call, **options)
+    variables = _compiles(layer, inputs, checked)
     if variables is None:
-        return lesson.vjp(layer, queries, keys, values, checked, None, causal, training)
+        return lesson.vjp(layer, *inputs, checked, training=training)
     seed = compiled.drawn_seed(layer) if training else None
-    same_call = layer, variables, [tf.convert_to_tensor(X.value) for X in variables], seed
-    switches = causal, seed is not None
-    output = compiled.prepare(lesson.attend, *same_call, arrays, *switches, False)(arrays)
-    pulled = compiled.prepare(_pulled, *same_call, (*arrays, output), *switches)
-    return output, lambda cotangent: _in_order(layer, pulled((*arrays, cotangent)))
+    same_call = layer, variables, [tf.convert_to_tensor(X.value) for X in variables], seed, inputs, checked
+    output = compiled.prepare(lesson.attend, *same_call, training=seed is not None)()
+    pulled = compiled.prepare(_pulled, *same_call, output, training=seed is not None)
+    return output, lambda cotangent: _in_order(layer, pulled(cotangent))
 
 
-def gradients(layer, queries, keys, values, valid_lens=None, mask=None, causal=False, cotangent=None):
+def gradients(layer, queries, keys, values, *call, cotangent=None, **options):
     """As the lesson's, compiled."""
-    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
-    arrays = queries, keys, values, *checked
-    variables = _compiles(layer, *arrays)
+    inputs = queries, keys, values
+    checked = arguments.check("tensorflow", layer, *inputs, *call, **options)
+    variables = _compiles(layer, inputs, checked)
     if variables is None:
-        return lesson.gradients(layer, queries, keys, values, checked, None, causal, cotangent)
-    return _in_order(layer, compiled.run(lesson.gradients, layer, variables, (*arrays, cotangent), causal))
+        return lesson.gradients(layer, *inputs, checked, cotangent=cotangent)
+    return _in_order(layer, compiled.run(lesson.gradients, layer, variables, inputs, checked, cotangent))
 
 
-def trace(layer, queries, keys, values, valid_lens=None, mask=None, causal=False):
+def trace(layer, queries, keys, values, *call, **options):
     """As the lesson's, compiled."""
-    checked = arguments.check("tensorflow", layer, queries, keys, values, valid_lens, mask, causal)
-    arrays = queries, keys, values, *checked
-    variables = _compiles(layer, *arrays)
+    inputs = queries, keys, values
+    checked = arguments.check("tensorflow", layer, *inputs, *call, **options)
+    variables = _compiles(layer, inputs, checked)
     if variables is None:
-        return lesson.trace(layer, queries, keys, values, checked, None, causal)
-    return compiled.run(lesson.trace, layer, variables, arrays, causal)
+        return lesson.trace(layer, *inputs, checked)
+    return compiled.run(lesson.trace, layer, variables, inputs, checked)
 
 
-def _pulled(layer, queries, keys, values, valid_lens, mask, causal, training, cotangent):
+def _pulled(layer, queries, keys, values, checked, training, cotangent):
     """The gradients of a call for a cotangent."""
-    return lesson.vjp(layer, queries, keys, values, valid_lens, mask, causal, training)[1](cotangent)
+    return lesson.vjp(layer, queries, keys, values, checked, training=training)[1](cotangent)
 
 
 def _in_order(layer, found):
     """Gradients by name, which a compiled function gives in the names' order."""
-    return {name: found[name] for name in ("queries", "keys", "values", *shapes(layer.config))}
+    names = "queries", "keys", "values", "score_bias", "head_gates", *shapes(layer.config)
+    return {name: found[name] for name in names if name in found}
 
 
-def _compiles(layer, *arrays):
+def _compiles(layer, inputs, checked):
     """The variables of a layer that runs compiled on these arrays; None if it does not, as of a subclass."""
-    return compiled.variables(layer, POOLINGS, *arrays) if type(layer) is MultiHeadAttention else None
+    if type(layer) is not MultiHeadAttention:
+        return None
+    return compiled.variables(layer, POOLINGS, *inputs, *checked.arrays())
 
 
-def _attend(layer, variables, call, causal, training, return_weights):
+def _attend(layer, variables, inputs, checked, training, return_weights):
     """A call of the layer, compiled."""
-    return compiled.run(
-        lesson.attend, layer, variables, call, causal, bool(training and layer.config.dropout), return_weights
-    )
+    switches = {"training": bool(training and layer.config.dropout), "return_weights": return_weights}
+    return compiled.run(lesson.attend, layer, variables, inputs, checked, **switches)
 
 
 def _recomputed(function):

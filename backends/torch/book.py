@@ -44,8 +44,9 @@ class _Pooling(_KeepsWeights, lesson.AttentionPooling):
         valid_lens = arguments.check_pooling("torch", self, queries, keys, values, valid_lens)
         visible = lesson.visible_keys(queries, keys, valid_lens)  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)
-        _, self.attention_weights, pooled = super().forward(queries, keys, values, visible, training)
-        return pooled  # (B, Q, dv)
+        steps = super().forward(queries, keys, values, visible, training=training)
+        self.attention_weights = steps["weights"]  # (B, Q, K)
+        return steps["pooled"]  # (B, Q, dv)
 
 
 class DotProductAttention(_Pooling, lesson.DotProductAttention):

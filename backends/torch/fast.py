@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mha import blocks, checks
+from mha import blocks, calls
 
 from . import layer as lesson
 from .arrays import known
@@ -26,7 +26,7 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
     """
     if mask is not None:
         in_any_head = blocks.part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal)[:, 0]  # (B, Q, K)
+        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
         return visible.any(2), visible.any(1)
     Q, K = queries.shape[1], keys.shape[1]
     limits = torch.full((1, 1), K, device=queries.device)  # (1, 1)
@@ -63,9 +63,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
         """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
         visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training)[2]  # (B*H, Q, dv)
+        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
 
     def scores_of_query(self, queries, keys):
         """How many numbers the scores of one query take, over all heads (B*H) and keys."""
@@ -90,7 +90,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         if not self.has_kernel(training):
             return super().pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, first, training)
         ordered = causal and first == 0 and valid_lens is None and mask is None
-        visible = None if ordered else visible_keys(queries, keys, valid_lens, mask, causal, first)
+        visible = None if ordered else visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
         inputs = [X.view(-1, num_heads, *X.shape[1:]) for X in (queries, keys, values)]  # (B, H, T, d)
         pooled = nn.functional.scaled_dot_product_attention(*inputs, visible, is_causal=ordered)  # (B, H, Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
@@ -120,17 +120,18 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     pooling = staticmethod(pooling)
 
-    def attend(self, queries, keys, values, valid_lens, mask, causal, training, return_weights):
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
-        call = queries, keys, values, valid_lens, mask, causal, training
-        if return_weights or self.needs_lesson(queries, keys):
-            return super().attend(*call, return_weights)
-        return self.output(*call)  # (B, Q, D)
+        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+            return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
+        call = hiding.valid_lens, hiding.mask, hiding.causal, training
+        return self.output(queries, keys, values, *call)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys):
-        """Whether an array is empty, or the pooling has been replaced by one that cannot pool without weights."""
+    def needs_lesson(self, queries, keys, hiding, head_gates):
+        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])
-        return empty or not isinstance(self.attention, AttentionPooling)
+        plain = blocks.is_plain(self.config, hiding, head_gates)
+        return empty or not plain or not isinstance(self.attention, AttentionPooling)
 
     def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
         """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
@@ -151,7 +152,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         each = (X.split(size) for X in (self.W_q(queries), keys, values))  # (B, T, any)
         for (samples, longest, hides), W_q, keys, values in zip(groups, *each, strict=True):
             W_k, W_v = self.W_k(keys[:, :longest]), self.W_v(values[:, :longest])  # (B, K, H*d)
-            checks.whole_heads(self.config, W_q, W_k, W_v)
+            calls.whole_heads(self.config, W_q, W_k, W_v)
             split = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
             hiding = *blocks.part(valid_lens if hides else None, mask, samples, keys=slice(longest)), causal
             pooled = self.attention.pool(*split, H, *hiding, training)  # (B*H, Q, dv)
@@ -174,7 +175,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             pairs = [torch.where(seen[:, :, None], X, 0) for X in pairs]
         keys, values = pairs[0], pairs[-1]
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        checks.whole_heads(self.config, W_q, W_k, W_v)
+        calls.whole_heads(self.config, W_q, W_k, W_v)
         split_q, split_k, split_v = (X.unflatten(2, (H, -1)).transpose(1, 2) for X in (W_q, W_k, W_v))  # (B, H, T, d)
         heads = split_q, split_k, split_v
         pooled = nn.functional.scaled_dot_product_attention(*heads, visible, is_causal=causal)  # (B, H, Q, dv)

@@ -68,27 +68,30 @@ def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
     Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. An error
     that is raised is a failed result, not an exception.
     """
-    inputs, hiding, visible = case.inputs(dtype), case.hiding(), case.visible()
+    inputs, call, visible = case.inputs(dtype), case.call(dtype), case.visible()
     wide = [X.astype(np.float64) for X in inputs]
-    base = case.layer("numpy", dtype)
+    base = case.layer("numpy", dtype, window=None)
     oracle = in_dtype(base, "float64")
 
-    def outputs(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
-        output, weights = layer(*inputs[:3], **hiding, return_weights=True)
-        alone = layer(*inputs[:3], **hiding)  # takes another path
+    def outputs(layer: MultiHeadAttention, call: dict[str, Any], *inputs: Any) -> Arrays:
+        output, weights = layer(*inputs[:3], **call, return_weights=True)
+        alone = layer(*inputs[:3], **call)  # takes another path
         return {"output": output, "weights": weights, "output alone": alone}
 
-    def steps(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
-        return layer.trace(*inputs[:3], **hiding)
+    def steps(layer: MultiHeadAttention, call: dict[str, Any], *inputs: Any) -> Arrays:
+        return layer.trace(*inputs[:3], **call)
 
-    def gradients(layer: MultiHeadAttention, hiding: dict[str, Any], *inputs: Any) -> Arrays:
-        output, pull_back = layer.vjp(*inputs[:3], **hiding)
+    def gradients(layer: MultiHeadAttention, call: dict[str, Any], *inputs: Any) -> Arrays:
+        output, pull_back = layer.vjp(*inputs[:3], **call)
         return {"output of vjp": output} | pull_back(inputs[3])
 
     def against_oracle(compute: Callable[..., Arrays]) -> Verdict:
-        plain = {"mask": visible}  # of all pairs, so that NumPy cannot leave out keys, nor read lengths as backends do
-        found, based = compute(attention(), hiding, *inputs), compute(base, plain, *inputs)
-        expected = compute(oracle, plain, *wide)
+        # A mask of all pairs, so that NumPy cannot leave out keys, nor read lengths as backends do.
+        plain = {name: X for name, X in call.items() if name in ("score_bias", "offset", "head_gates")}
+        plain["mask"] = visible
+        in_float64 = {name: X.astype(np.float64) for name, X in plain.items() if name in ("score_bias", "head_gates")}
+        found, based = compute(attention(), call, *inputs), compute(base, plain, *inputs)
+        expected = compute(oracle, plain | in_float64, *wide)
         _check_alike(found, based)
         if compute is outputs:
             expected["output alone"] = expected["output"]
@@ -100,7 +103,7 @@ def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
         return _worst(found, expected, bounds)
 
     def hidden() -> Verdict:
-        by, weights = gradients(attention(), hiding, *inputs), outputs(attention(), hiding, *inputs)["weights"]
+        by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
         found = {"queries": by["queries"][~sees], "keys": by["keys"][~seen], "values": by["values"][~seen]}
         found["weights"] = weights[~visible]
         return _identical(found, {name: np.zeros_like(X) for name, X in found.items()})
@@ -108,7 +111,7 @@ def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
     def padding() -> Verdict:
         padded = [X.copy() for X in inputs]
         padded[0][~sees], padded[1][~seen], padded[2][~seen] = np.nan, np.nan, np.inf
-        found, clean = (outputs(attention(), hiding, *X) | gradients(attention(), hiding, *X) for X in (padded, inputs))
+        found, clean = (outputs(attention(), call, *X) | gradients(attention(), call, *X) for X in (padded, inputs))
         return _identical(found, clean)
 
     # Made by the first check, so that a backend that cannot make it fails that check.

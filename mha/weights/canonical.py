@@ -6,7 +6,7 @@ from mha.config import Config, numpy_dtype, shapes
 
 
 def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Glorot-uniform kernels and zero biases, the same for a seed on every backend, bit for bit.
+    """Glorot-uniform kernels, zero biases and scales of 1, the same for a seed on every backend, bit for bit.
 
     Source: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010), eq. 16.
     """
@@ -17,5 +17,6 @@ def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
             limit = np.sqrt(6 / sum(shape))
             arrays[name] = random.uniform(-limit, limit, shape).astype(numpy_dtype(config.dtype))
         else:
-            arrays[name] = np.zeros(shape, numpy_dtype(config.dtype))
+            start = 1 if name.endswith(".scale") else 0
+            arrays[name] = np.full(shape, start, numpy_dtype(config.dtype))
     return arrays

@@ -8,11 +8,12 @@ from dataclasses import asdict
 import numpy as np
 
 from mha import checks
-from mha.config import Config, shapes
+from mha.config import MODERN, Config, shapes, special
+from mha.positions import Rotary
 from mha.weights import files, safetensors_reader
 from mha.weights.safetensors_reader import Tensors
 
-LAYOUT = "1"
+LAYOUTS = "1", "2"  # the second has options of today's models, which older readers of the first do not know
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
@@ -26,7 +27,12 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
-    metadata = {"format": "mha", "layout": LAYOUT, "config": json.dumps(asdict(config))}
+    told, layout = asdict(config), LAYOUTS[1] if special(config) else LAYOUTS[0]
+    if layout == LAYOUTS[0]:
+        told = {name: value for name, value in told.items() if name not in MODERN}
+    elif config.rotary:
+        told["rotary"]["frequencies"] = config.rotary.angles()  # which other readers need not work out
+    metadata = {"format": "mha", "layout": layout, "config": json.dumps(told)}
     # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
     data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
     files.write(path, data)
@@ -67,14 +73,17 @@ def read(source: Tensors) -> tuple[Config, dict[str, np.ndarray]]:
 def _config(metadata: dict[str, str]) -> Config:
     """The configuration in a file's metadata."""
     match metadata:
-        case {"layout": layout, "config": text} if layout == LAYOUT:
+        case {"layout": layout, "config": text} if layout in LAYOUTS:
             pass
         case _:
             raise ValueError(
-                f"has layout {reprlib.repr(metadata.get('layout'))}, expected {LAYOUT!r} and a configuration; if "
+                f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1' or '2' and a configuration; if "
                 "another version of mha wrote it, load it with that one"
             )
     try:
-        return Config(**safetensors_reader.parse(text))
-    except (TypeError, ValueError) as error:
+        told = safetensors_reader.parse(text)
+        if told.get("rotary") is not None:
+            told["rotary"] = Rotary(**told["rotary"])
+        return Config(**told)
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mha import checks
-from mha.config import DTYPES, Config, shapes
+from mha.config import DTYPES, Config, shapes, special
 from mha.names import SchemeChoice, SchemeName
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
@@ -283,8 +283,10 @@ def describe(
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
     """Canonical weights as a scheme names and stores them, as views where it can be: the inverse of `to_canonical`.
 
-    Raises ValueError if the scheme has no place for a weight.
+    Raises ValueError if the scheme has no place for a weight, or for an option.
     """
+    if options := special(config):
+        raise ValueError(f"scheme {scheme!r} has no place for {', '.join(options)}")
     places = dict(_places(scheme))
     if foreign := [weight for weight in weights if weight not in places]:
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)} of pooling={config.pooling!r}")

@@ -45,7 +45,7 @@ class Adapter(adapters.Adapter):
 
         def both(queries, keys, values, valid_lens, mask, causal):
             if callee is attention.layer:  # Gluon takes no names
-                return self.pull_back(lambda X: callee(X, keys, values, valid_lens, mask, causal), queries)
+                return self.pull_back(lambda X: callee(X, keys, values, valid_lens, mask, None, causal), queries)
             return self.pull_back(lambda X: callee(X, keys, values, valid_lens, mask=mask, causal=causal), queries)
 
         return both

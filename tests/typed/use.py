@@ -27,6 +27,8 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
     assert_type(attention.vjp(X, X, X), tuple[Any, Callable[[Any], dict[str, Any]]])
     assert_type(attention.gradients(X, X, X), dict[str, Any])
     assert_type(attention.trace(X, X, X), dict[str, Any])
+    mha.MultiHeadAttention(12, 3, rotary=mha.Rotary(), qk_norm="rms", window=(3, None), num_key_value_heads=1)
+    assert_type(attention(X, X, X, score_bias=mha.alibi(3, 3), offset=2, head_gates=np.ones(3, "float32")), Any)
     attention.weights = {name: array / 2 for name, array in attention.weights.items()}
 
     for name, known in mha.backends().items():
@@ -74,6 +76,9 @@ def wrong(attention: mha.MultiHeadAttention, told: str) -> None:
     mha.MultiHeadAttention(12, 3, backend="pytorch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAttention(12, 3, backend=told)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAttention(12, 3, pooling="scaled dot")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.MultiHeadAttention(12, 3, qk_norm="l2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.MultiHeadAttention(12, 3, window=4)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.MultiHeadAttention(12, 3, rotary=10000.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAttention(12, 3, dtype="float23")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAttention(12, 3, dtype="int8")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAttention(12, 3, dtype=float)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,83 @@
+"""What is done to the queries and keys of a head before they are compared, in JAX: norms and rotations.
+
+Letters as in layer.py; H stands for heads of queries or of keys.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
+al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+"""
+
+import math
+
+import numpy as np
+from flax import linen as nn
+from jax import numpy as jnp
+
+
+class HeadNorm(nn.Module):
+    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+
+    kind: str
+    width: int
+    eps: float
+    dtype: str
+
+    def setup(self):
+        self.scale = self.param("scale", nn.initializers.ones, (self.width,), self.dtype)
+
+    def __call__(self, X):
+        """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
+        wide = widen(X)
+        if self.kind == "layer":
+            wide = wide - wide.mean(-1, keepdims=True)  # (B*H, T, d)
+        roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.eps)  # (B*H, T, 1)
+        return (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
+
+
+def positions(X, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+    return offset + jnp.arange(X.shape[1])[None]  # (B or 1, T)
+
+
+def rotate(X, places, rotary, num_heads):
+    """Turn pairs of components of X (B*H, T, d) by their frequency times the position; the rest of them stays.
+
+    places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
+    or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
+    """
+    (BH, T, _), n, wide = X.shape, rotary.dim // 2, widen(X)
+    cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
+    sizes = BH // num_heads, num_heads, T, n
+    cos, sin = (jnp.broadcast_to(part[:, None], sizes).reshape(BH, T, n) for part in (cos, sin))  # (B*H, T, n)
+    if rotary.interleaved:
+        first, second = wide[:, :, 0 : 2 * n : 2], wide[:, :, 1 : 2 * n : 2]  # (B*H, T, n)
+    else:
+        first, second = wide[:, :, :n], wide[:, :, n : 2 * n]  # (B*H, T, n)
+    turned = first * cos - second * sin, second * cos + first * sin  # (B*H, T, n)
+    if rotary.interleaved:
+        turned = (jnp.stack(turned, -1).reshape(BH, T, 2 * n),)  # (B*H, T, 2n)
+    return jnp.concatenate([*turned, wide[:, :, 2 * n :]], -1).astype(X.dtype)  # (B*H, T, d)
+
+
+def turns(places, rotary, dtype):
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
+
+    The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
+    """
+    # JAX has float64 only where it is switched on. Elsewhere an angle is counted in parts of a turn, 2**32 of them, by
+    # 32-bit integers: what overflows there is whole turns.
+    places, frequencies = places[:, :, None], np.array(rotary.angles())  # (B or 1, T, 1), (n,)
+    if dtype == np.float64:
+        angles = places * frequencies  # (B or 1, T, n)
+        return jnp.cos(angles), jnp.sin(angles)
+    whole, rest = np.divmod(frequencies / (2 * math.pi) % 1 * 2**32, 1)  # parts of a turn, (n,)
+    parts = (places.astype(np.uint32) * whole.astype(np.uint32)).astype(np.int32)  # (B or 1, T, n)
+    quarters = (parts + 2**29) >> 30  # the nearest ones, so that what is left is small, and thus precise
+    parts = (parts - (quarters << 30)).astype(dtype) + places.astype(dtype) * rest.astype(dtype)  # (B or 1, T, n)
+    angles = parts * (2 * math.pi / 2**32)  # (B or 1, T, n)
+    cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, 1 - (quarters & 2)
+    return jnp.where(odd, -sin, cos) * sign, jnp.where(odd, cos, sin) * sign
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
+    return X.astype(jnp.promote_types(X.dtype, jnp.float32))

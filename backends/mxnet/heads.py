@@ -1,0 +1,72 @@
+"""What is done to the queries and keys of a head before they are compared, in MXNet: norms and rotations.
+
+Letters as in layer.py; H stands for heads of queries or of keys.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
+al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+"""
+
+import numpy as onp
+from mxnet import np
+from mxnet.gluon import nn
+
+from .arrays import _data, _over, _parameter
+
+
+class HeadNorm(nn.Block):
+    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+
+    def __init__(self, kind, width, eps, dtype):
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        self.scale = _parameter(self, "scale", (width,), dtype)
+
+    def forward(self, X):
+        """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
+        wide, scale, d = widen(X), _over(widen(_data(self.scale)), X.size), X.shape[-1]
+        if X.size == 0:
+            return X * scale  # MXNet 1.9 takes no sum of an empty array
+        if self.kind == "layer":
+            wide = wide - wide.sum(-1, keepdims=True) / d  # (B*H, T, d); `mean` is of float32 in MXNet 2.0
+        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.eps)  # (B*H, T, 1)
+        return (wide / roots * scale).astype(X.dtype)  # (B*H, T, d)
+
+
+def positions(X, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+    T = X.shape[1]
+    return offset + np.arange(T, dtype="int64").reshape(1, T)  # (B or 1, T); `[None]` takes MXNet longer
+
+
+def rotate(X, places, rotary, num_heads):
+    """Turn pairs of components of X (B*H, T, d) by their frequency times the position; the rest of them stays.
+
+    places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
+    or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
+    """
+    (BH, T, _), n, wide = X.shape, rotary.dim // 2, widen(X)
+    cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
+    sizes = BH // num_heads, num_heads, T, n
+    cos, sin = (np.broadcast_to(part[:, None], sizes).reshape(BH, T, n) for part in (cos, sin))  # (B*H, T, n)
+    if rotary.interleaved:
+        first, second = wide[:, :, 0 : 2 * n : 2], wide[:, :, 1 : 2 * n : 2]  # (B*H, T, n)
+    else:
+        first, second = wide[:, :, :n], wide[:, :, n : 2 * n]  # (B*H, T, n)
+    turned = first * cos - second * sin, second * cos + first * sin  # (B*H, T, n)
+    if rotary.interleaved:
+        turned = (np.stack(turned, -1).reshape(BH, T, 2 * n),)  # (B*H, T, 2n)
+    return np.concatenate([*turned, wide[:, :, 2 * n :]], -1).astype(X.dtype)  # (B*H, T, d)
+
+
+def turns(places, rotary, dtype):
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
+
+    The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
+    """
+    angles = places[:, :, None] * np.array(rotary.angles(), dtype="float64")  # (B or 1, T, n)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
+    return X.astype(onp.promote_types(X.dtype, onp.float32), copy=False)

@@ -1,0 +1,183 @@
+"""What today's models make of positions: rotations, and biases of the scores; in NumPy, for every backend."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from mha import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """How queries and keys turn with their positions: at position p, pair i of components by p * frequencies[i].
+
+    Args:
+        dim: how many components of a head turn, an even number 2n; those after them stay. None = all, or as many as
+            frequencies tell.
+        base: frequency i is base ** (-2i / dim) where none are given.
+        interleaved: whether pair i is components (2i, 2i + 1), as in RoFormer and Meta's LLaMA, instead of (i, n + i),
+            as in GPT-NeoX and in Hugging Face's LLaMA.
+        frequencies: the n angles, in radians, by which a pair turns from one position to the next; None = by base.
+
+    Raises TypeError or ValueError if an argument is not as above.
+
+    Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+    """
+
+    dim: int | None = None
+    base: float = 10000.0
+    interleaved: bool = False
+    frequencies: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        def fill(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        fill("base", checks.positive("base of Rotary", self.base))
+        fill("interleaved", checks.flag("interleaved of Rotary", self.interleaved))
+        if self.dim is not None:
+            fill("dim", checks.size("dim of Rotary", self.dim))
+            if self.dim % 2:
+                raise ValueError(f"dim of Rotary is {self.dim}, expected an even number: components turn in pairs")
+        if self.frequencies is not None:
+            given = checks.listed("frequencies of Rotary", list(self.frequencies), "float64")
+            if given.ndim != 1 or given.dtype.kind not in "fiu" or not np.isfinite(given).all() or not given.size:
+                raise ValueError("frequencies of Rotary are no list of finite numbers, expected one for each pair")
+            fill("frequencies", tuple(float(frequency) for frequency in given))
+            if self.dim not in (None, 2 * given.size):
+                raise ValueError(
+                    f"frequencies of Rotary are {given.size}, expected half as many as dim = {self.dim} components"
+                )
+            fill("dim", 2 * given.size)
+
+    def within(self, width: int) -> "Rotary":
+        """The same for heads of this width, with dim filled in; frequencies that base gives are told by base alone.
+
+        Raises ValueError if a head has fewer components than turn, or an odd number of which all are to turn.
+        """
+        dim = width if self.dim is None else self.dim
+        if dim > width or dim % 2:
+            raise ValueError(
+                f"dim of Rotary is {dim}, expected an even number of at most key_dim = {width}; say with dim= how "
+                "many components turn"
+            )
+        plain = Rotary(dim, self.base, self.interleaved)
+        return plain if self.frequencies in (None, plain.angles()) else dataclasses.replace(self, dim=dim)
+
+    def angles(self) -> tuple[float, ...]:
+        """The n angles, in radians, by which a pair turns from one position to the next; dim must be known."""
+        if self.frequencies is not None:
+            return self.frequencies
+        if self.dim is None:
+            raise ValueError("dim of Rotary is None, expected a number of components; give dim=")
+        return tuple(self.base ** (-2 * i / self.dim) for i in range(self.dim // 2))
+
+
+def llama3_frequencies(
+    dim: int,
+    base: float = 500000.0,
+    factor: float = 8.0,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+    original_length: int = 8192,
+) -> tuple[float, ...]:
+    """The frequencies of LLaMA 3.1 and later, for `Rotary(frequencies=...)`: slow rotations are slowed down further.
+
+    Pairs that turn fewer than low_freq_factor times within original_length positions are slowed down by `factor`, those
+    that turn more than high_freq_factor times stay as they are, and between the two it goes smoothly.
+
+    Args:
+        dim: how many components turn, an even number.
+        base: frequency i is base ** (-2i / dim) before.
+        factor, low_freq_factor, high_freq_factor, original_length: `rope_scaling` of a model's `config.json`, there
+            with the last as `original_max_position_embeddings`.
+
+    Returns:
+        dim / 2 frequencies in radians.
+
+    Raises TypeError or ValueError if an argument is no positive number.
+
+    Source: Grattafiori et al., The Llama 3 Herd of Models (2024), and the code that Meta published with LLaMA 3.1.
+    """
+    plain = Rotary(dim, base).angles()
+    factor = checks.positive("factor", factor)
+    low = checks.positive("low_freq_factor", low_freq_factor)
+    high = checks.positive("high_freq_factor", high_freq_factor)
+    length = checks.size("original_length", original_length)
+    if high <= low:
+        raise ValueError(f"high_freq_factor is {high}, expected more than low_freq_factor = {low}")
+    scaled = []
+    for frequency in plain:
+        turns = length * frequency / (2 * math.pi)
+        kept = min(1.0, max(0.0, (turns - low) / (high - low)))  # 0 = slowed down by all of the factor
+        scaled.append(frequency * (kept + (1 - kept) / factor))
+    return tuple(scaled)
+
+
+def alibi(num_heads: int, num_keys: int, *, dtype: Any = "float32") -> np.ndarray:
+    """The linear biases of ALiBi, for `score_bias=` of a causal call: (1, H, 1, K), the head's slope times j for key j.
+
+    The paper's bias is slope * (j - i) for query i. What is the same for all keys of a query changes no weight, so
+    that i is left out, and the bias serves every query and every offset.
+
+    Args:
+        num_heads: number of heads H; num_keys: number of keys K.
+        dtype: that of the layer, a NumPy dtype or its name.
+
+    Raises TypeError or ValueError if a size is no positive number.
+
+    Source: Press et al., Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation
+    (2022), section 3; slopes for numbers of heads that are no power of 2 as in the authors' code.
+    """
+    H, K = checks.size("num_heads", num_heads), checks.size("num_keys", num_keys)
+    power = 2 ** math.floor(math.log2(H))
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(H - power)]
+    return (np.array(slopes)[:, None, None] * np.arange(K))[None].astype(dtype)  # (1, H, 1, K)
+
+
+def t5_buckets(
+    num_queries: int,
+    num_keys: int,
+    *,
+    bidirectional: bool = True,
+    num_buckets: int = 32,
+    max_distance: int = 128,
+    offset: int = 0,
+) -> np.ndarray:
+    """The bucket of every distance between a query and a key, as T5 has them: integers (Q, K) below num_buckets.
+
+    With a model's table (num_buckets, H), `table[buckets].transpose(2, 0, 1)[None]` is its `score_bias`, (1, H, Q, K).
+
+    Args:
+        num_queries, num_keys: numbers of queries Q and keys K.
+        bidirectional: whether keys after the query have buckets of their own, half of all, as in the encoder; in the
+            decoder they share that of distance 0.
+        num_buckets: how many buckets there are, at least 4.
+        max_distance: the distance from which on all share the last bucket; more than the exact buckets.
+        offset: position of the first query.
+
+    Raises TypeError or ValueError if an argument is not as above.
+
+    Source: Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (2020),
+    section 2.1. The logarithms are taken in float32 as in the authors' code, on which some borders depend.
+    """
+    Q, K = checks.size("num_queries", num_queries), checks.size("num_keys", num_keys)
+    bidirectional = checks.flag("bidirectional", bidirectional)
+    num_buckets, max_distance = checks.size("num_buckets", num_buckets), checks.size("max_distance", max_distance)
+    first = checks.whole("offset", offset)
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"num_buckets is {num_buckets} and max_distance {max_distance}, expected at least 4 buckets, and more than "
+            f"{exact} for max_distance"
+        )
+    ahead = np.arange(K)[None, :] - (first + np.arange(Q))[:, None]  # (Q, K)
+    distance = np.abs(ahead) if bidirectional else np.maximum(-ahead, 0)
+    far = np.log(np.maximum(distance, 1).astype("float32") / exact) / math.log(max_distance / exact)  # (Q, K)
+    far = exact + (far.astype("float32") * (side - exact)).astype("int64")
+    bucket = np.where(distance < exact, distance, np.minimum(far, side - 1))
+    return bucket + np.where(bidirectional & (ahead > 0), side, 0)  # (Q, K)

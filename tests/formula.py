@@ -1,0 +1,70 @@
+"""The formula of attention with all options, number by number in float64: slow, plain, and of no backend's making."""
+
+import math
+
+import numpy as np
+
+
+def turned(x, position, rotary):
+    """One vector (d,) after its rotation."""
+    x, n = x.copy(), rotary.dim // 2
+    for i in range(n):
+        angle = position * rotary.base ** (-i / n)
+        one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, n + i)
+        a, b = x[one], x[other]
+        x[one], x[other] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
+    return x
+
+
+def normed(x, kind, scale, eps):
+    """One vector (d,) after its norm."""
+    x = x - sum(x) / len(x) if kind == "layer" else x
+    return x / math.sqrt(sum(x * x) / len(x) + eps) * scale
+
+
+def attend(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
+           head_gates=None):  # fmt: skip
+    """The output (B, Q, D); config: an `mha.config.Config` of dot-product pooling, weights: canonical ones."""
+    B, Q, K, H, d, dv = len(queries), len(queries[0]), len(keys[0]), config.num_heads, config.key_dim, config.value_dim
+    share = H // config.num_key_value_heads
+    left, right = config.window or (None, None)
+
+    def project(name, x):
+        return x @ weights[f"{name}.kernel"] + weights.get(f"{name}.bias", 0)
+
+    def prepared(name, x, head, position):
+        x = project(f"W_{name}", x)[head * d : (head + 1) * d]
+        x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"], config.qk_norm_eps) if config.qk_norm else x
+        return turned(x, position, config.rotary) if config.rotary else x
+
+    def of_pair(pairs, b, h, i, j):
+        pairs = np.broadcast_to(pairs[:, None] if pairs.ndim == 3 else pairs, (B, H, Q, K))
+        return pairs[b, h, i, j]
+
+    def score(b, h, i, j):
+        place = i + (offset if isinstance(offset, int) else offset[b])
+        hidden = valid_lens is not None and j >= np.broadcast_to(np.array(valid_lens).reshape(B, -1), (B, Q))[b, i]
+        hidden |= mask is not None and not of_pair(mask, b, h, i, j)
+        hidden |= causal and j > place
+        hidden |= (left is not None and j < place - left) or (right is not None and j > place + right)
+        if hidden:
+            return -math.inf
+        q, k = prepared("q", queries[b, i], h, place), prepared("k", keys[b, j], h // share, j)
+        s = sum(q * k) * (1 / math.sqrt(d) if config.scale is None else config.scale)
+        s = config.softcap * math.tanh(s / config.softcap) if config.softcap else s
+        return s if score_bias is None else s + of_pair(score_bias, b, h, i, j)
+
+    output = np.zeros((B, Q, config.num_hiddens))
+    for b, i in np.ndindex(B, Q):
+        heads = []
+        for h in range(H):
+            scores = [score(b, h, i, j) for j in range(K)]
+            shares = [math.exp(s - max(scores)) if s > -math.inf else 0.0 for s in scores]
+            g, pooled = h // share, np.zeros(dv)
+            for j in range(K):
+                if shares[j]:
+                    pooled += shares[j] / sum(shares) * project("W_v", values[b, j])[g * dv : (g + 1) * dv]
+            gates = np.ones((B, H)) if head_gates is None else np.broadcast_to(head_gates, (B, H))
+            heads.append(pooled * gates[b, h])
+        output[b, i] = project("W_o", np.concatenate(heads))
+    return output

@@ -1,0 +1,264 @@
+"""The options of today's models, on every backend: by hand, by what they must equal, and in files."""
+
+import json
+
+import formula
+import numpy as np
+import pytest
+import safetensors
+
+import mha
+from mha import parity
+from mha.config import MODERN
+
+B, Q, K, H, G, d = 2, 5, 7, 6, 2, 4
+ALL = {
+    "num_key_value_heads": G, "scale": 0.7, "softcap": 1.5, "window": (3, None), "qk_norm": "layer",
+    "qk_norm_eps": 0.01, "rotary": mha.Rotary(2, base=100.0, interleaved=True),
+}  # fmt: skip
+
+
+def layer(backend, dtype="float64", **options):
+    attention = mha.MultiHeadAttention(11, H, key_dim=d, value_dim=3, dtype=dtype, seed=0, backend=backend, **options)
+    random = np.random.default_rng(1)
+    attention.weights = {
+        name: random.normal(size=X.shape).astype(X.dtype) if name.endswith("scale") else X
+        for name, X in attention.weights.items()
+    }
+    return attention
+
+
+def inputs(rng, dtype="float64", num_queries=Q):
+    return [rng.normal(size=(B, T, 11)).astype(dtype) for T in (num_queries, K, K)]
+
+
+def agree(found, expected):
+    return parity.error(found, expected) <= parity.bound("float64", expected, expected)
+
+
+def combination(number):
+    """Options and other arguments of a call, drawn with the number as seed."""
+    random = np.random.default_rng(number)
+
+    def maybe(value, otherwise=None):
+        return value if random.random() < 0.6 else otherwise
+
+    pairs = [(Q, K), (B, 1, K), (1, H, Q, 1), (B, H, Q, K)][number % 4]
+    options = {
+        "bias": bool(random.random() < 0.5),
+        "num_key_value_heads": maybe(int(random.choice([1, 2, 3]))),
+        "scale": maybe(0.7),
+        "softcap": maybe(1.5),
+        "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
+        "rotary": maybe(mha.Rotary([2, 4][number % 2], base=100.0, interleaved=bool(random.random() < 0.5))),
+        "qk_norm": maybe(["rms", "layer"][number % 2]),
+        "qk_norm_eps": 0.01,
+    }
+    call = {
+        "valid_lens": maybe(random.integers(0, K + 2, [(B,), (B, Q)][number % 2])),
+        "mask": maybe(random.random(pairs) < 0.7),
+        "score_bias": maybe(np.where(random.random(pairs) < 0.2, -np.inf, random.normal(size=pairs))),
+        "causal": bool(random.random() < 0.5),
+        "offset": maybe([2, [1, -2]][number % 2], 0),
+        "head_gates": maybe(random.normal(size=[(H,), (B, H)][number % 2])),
+    }
+    return options, call
+
+
+OFTEN = pytest.mark.backends("numpy", "torch", "mxnet")  # others compile each combination
+
+
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=OFTEN) for number in range(2, 24))])
+def test_the_formula(backend, rng, number):
+    options, call = combination(number)
+    attention, arrays = layer(backend, **options), inputs(rng)
+    expected = formula.attend(attention.config, attention.weights, *arrays, **call)
+    assert agree(attention(*arrays, **call), expected)
+    assert agree(attention(*arrays, **call, return_weights=True)[0], expected)
+
+
+@pytest.mark.backends("numpy")
+@pytest.mark.parametrize("number", range(24))
+def test_gradients_are_slopes_of_the_formula(backend, rng, number):
+    options, call = combination(number)
+    attention, arrays, cotangent = layer(backend, **options), inputs(rng), rng.normal(size=(B, Q, 11))
+    given = dict(zip(("queries", "keys", "values"), arrays, strict=True)) | attention.weights
+    given |= {name: call[name] for name in ("score_bias", "head_gates") if call[name] is not None}
+    gradients = attention.gradients(*arrays, **call, cotangent=cotangent)
+    assert set(gradients) == set(given)
+    steps = {name: rng.normal(size=X.shape) for name, X in given.items()}
+    for name in given:
+
+        def loss(size, name=name):
+            moved = given | {name: given[name] + size * steps[name]}
+            again = call | {name: moved[name] for name in call if name in moved}
+            inputs_and_weights = moved, *(moved[one] for one in ("queries", "keys", "values"))
+            return (formula.attend(attention.config, *inputs_and_weights, **again) * cotangent).sum()
+
+        slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
+        found = (gradients[name] * steps[name]).sum()
+        assert abs(found - slope) <= 1e-6 * max(1, abs(slope)), name
+
+
+def test_the_start_of_norms_is_a_scale_of_1(backend):
+    weights = mha.MultiHeadAttention(12, 3, qk_norm="rms", backend=backend).weights
+    assert weights["q_norm.scale"].tolist() == weights["k_norm.scale"].tolist() == [1, 1, 1, 1]
+
+
+def test_grouped_heads_are_heads_with_the_same_keys_and_values(backend, rng):
+    grouped, whole, arrays = layer(backend, num_key_value_heads=G), layer(backend), inputs(rng)
+    weights = grouped.weights
+    for name, width in (("W_k.kernel", d), ("W_v.kernel", 3)):
+        heads = weights[name].reshape(11, G, width)
+        weights[name] = np.stack([heads[:, h // (H // G)] for h in range(H)], 1).reshape(11, H * width)
+    whole.weights = weights
+    assert agree(grouped(*arrays, [3, 7]), whole(*arrays, [3, 7]))
+
+
+def test_a_rotation_by_hand(backend):
+    # One head of width 4 and W = identity, so that the steps are the inputs turned; frequencies are 1 and 1 / 10.
+    X = np.array([[[1.0, 2.0, 3.0, 4.0]]])
+    c, s, slow_c, slow_s = np.cos(2), np.sin(2), np.cos(0.2), np.sin(0.2)
+    halves = [c - 3 * s, 2 * slow_c - 4 * slow_s, 3 * c + s, 4 * slow_c + 2 * slow_s]
+    pairs = [c - 2 * s, 2 * c + s, 3 * slow_c - 4 * slow_s, 4 * slow_c + 3 * slow_s]
+    for interleaved, expected in ((False, halves), (True, pairs)):
+        rotary = mha.Rotary(base=100.0, interleaved=interleaved)
+        attention = mha.MultiHeadAttention(4, 1, rotary=rotary, dtype="float64", backend=backend)
+        attention.weights = dict.fromkeys(attention.weights, np.eye(4))
+        steps = attention.trace(X, X, X, offset=2)
+        assert np.allclose(steps["rotate_q"][0, 0], expected, rtol=1e-14, atol=0)
+        assert np.array_equal(steps["rotate_k"][0, 0], X[0, 0])  # key 0 is at position 0
+
+
+@pytest.mark.parametrize("offset", [131_072, [131_072, -131_073]], ids=["one", "of samples"])
+def test_rotations_are_right_far_away(backend, rng, offset):
+    arrays = inputs(rng, "float32")
+    found = layer(backend, "float32", rotary=mha.Rotary()).trace(*arrays, offset=offset)["rotate_q"]
+    expected = layer("numpy", rotary=mha.Rotary()).trace(*(X.astype("float64") for X in arrays), offset=offset)
+    assert np.abs(found - expected["rotate_q"]).max() <= 2e-6 * np.abs(expected["rotate_q"]).max()
+
+
+def test_minus_infinity_hides_as_a_mask_does_and_a_large_number_does_not(backend, rng):
+    attention, arrays = layer(backend), inputs(rng)
+    mask = rng.random((B, 1, Q, K)) < 0.6
+    mask[1, :, 2] = False  # for one query, all
+    bias = np.where(mask, 0.0, -np.inf)
+    expected, weights = attention(*arrays, mask=mask, return_weights=True)
+    output, found = attention(*arrays, score_bias=bias, return_weights=True)
+    assert agree(output, expected)
+    assert (found[~np.broadcast_to(mask, weights.shape)] == 0).all()
+    lowest = np.full((1, K), np.finfo("float64").min)  # beside which no score counts
+    assert np.allclose(attention(*arrays, score_bias=lowest, return_weights=True)[1], 1 / K, rtol=1e-12, atol=0)
+
+
+def test_a_window_sees_both_its_ends(backend, rng):
+    _, weights = layer(backend, window=(2, 1))(*inputs(rng), offset=1, return_weights=True)
+    expected = [
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0],
+        [0, 0, 0, 1, 1, 1, 1],
+    ]
+    assert ((weights > 0) == np.array(expected, bool)).all()
+
+
+def test_what_a_bias_holds_where_something_else_hides_does_not_matter(backend, rng):
+    attention, arrays, bias = layer(backend, **ALL), inputs(rng), rng.normal(size=(B, H, Q, K))
+    call = {"valid_lens": [3, 5], "causal": True, "offset": 1}
+    output, pull_back = attention.vjp(*arrays, **call, score_bias=bias)
+    hidden = attention(*arrays, **call, score_bias=bias, return_weights=True)[1] == 0
+    for nothing in (np.nan, np.inf, -np.inf, 1e300):
+        other, pull_other = attention.vjp(*arrays, **call, score_bias=np.where(hidden, nothing, bias))
+        assert np.array_equal(output, other)
+        for name, X in pull_back(np.ones_like(output)).items():
+            assert np.array_equal(pull_other(np.ones_like(output))[name], X), name
+    assert (pull_back(np.ones_like(output))["score_bias"][hidden] == 0).all()
+
+
+def test_gradients_by_biases_and_gates_have_their_shapes(backend, rng):
+    attention, arrays = layer(backend, num_key_value_heads=G), inputs(rng)
+    for bias, gates in (((Q, K), (H,)), ((1, 1, 1, K), (B, H)), ((B, 1, K), (H,)), ((B, H, 1, K), (B, H))):
+        given = {"score_bias": rng.normal(size=bias), "head_gates": rng.normal(size=gates)}
+        gradients, expected = (one.gradients(*arrays, [3, 7], **given) for one in (attention, attention.to("numpy")))
+        assert list(gradients)[3:5] == ["score_bias", "head_gates"]
+        for name, X in given.items():
+            assert gradients[name].shape == X.shape
+            bound = parity.bound("float64", expected[name], expected[name], gradient=True)
+            assert parity.error(gradients[name], expected[name]) <= bound
+
+
+def test_gates_of_0_and_1_choose_heads(backend, rng):
+    attention, arrays = layer(backend, bias=True), inputs(rng)
+    gates = np.array([1.0, 0, 1, 0, 0, 1])
+    weights = attention.weights
+    rows = np.repeat(gates, 3)[:, None]  # of W_o, three of each head
+    without = attention.to(backend)
+    without.weights = weights | {"W_o.kernel": weights["W_o.kernel"] * rows}
+    assert agree(attention(*arrays, head_gates=gates), without(*arrays))
+
+
+@pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all options"])
+def test_token_by_token_is_the_causal_call(backend, rng, options):
+    attention, X = layer(backend, **options), rng.normal(size=(B, Q, 11))
+    at_once = attention(X, X, X, causal=True)
+    for i in range(Q):
+        past = X[:, : i + 1]
+        one = attention(X[:, i : i + 1], past, past, causal=True, offset=i)
+        assert agree(one, at_once[:, i : i + 1])
+    cache = np.concatenate([X[:, :3], np.full((B, 2, 11), np.nan)], 1)  # with room for what is to come
+    one = attention(X[:, 2:3], cache, cache, causal=True, offset=np.array([2, 2]))
+    assert agree(one, at_once[:, 2:3])
+
+
+def test_a_layer_with_all_options_moves(backend, rng, tmp_path):
+    attention, arrays = layer(backend, **ALL), inputs(rng)
+    output = attention(*arrays, [3, 7], causal=True)
+    attention.save(tmp_path / "all.safetensors")
+    loaded = mha.load(tmp_path / "all.safetensors", backend)
+    assert loaded.config == attention.config
+    assert np.array_equal(loaded(*arrays, [3, 7], causal=True), output)
+    other = layer(backend, **ALL | {"window": (2, None)})
+    with pytest.raises(ValueError, match=r"target has window=\(2, None\), expected \(3, None\) as the source"):
+        mha.sync(attention, other)
+    assert "window=(3, None)" in repr(attention)
+    assert "window" not in repr(layer(backend))
+
+
+def told(path):
+    with safetensors.safe_open(path, "numpy") as file:
+        return file.metadata()["layout"], json.loads(file.metadata()["config"])
+
+
+def test_older_readers_read_layers_without_these_options(tmp_path):
+    layer("numpy").save(tmp_path / "plain.safetensors")
+    layout, config = told(tmp_path / "plain.safetensors")
+    assert layout == "1"
+    assert not set(MODERN) & set(config)
+    layer("numpy", **ALL).save(tmp_path / "all.safetensors")
+    layout, config = told(tmp_path / "all.safetensors")
+    assert layout == "2"
+    assert config["rotary"] == {"dim": 2, "base": 100.0, "interleaved": True, "frequencies": [1.0]}
+    for name, value in ALL.items():
+        layer("numpy", **{name: value}).save(tmp_path / "one.safetensors")
+        assert told(tmp_path / "one.safetensors")[0] == "2", name
+
+
+@pytest.mark.parametrize("kind", ["torch.nn.MultiheadAttention", "keras.layers.MultiHeadAttention"])
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.all_backends
+def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
+    attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})
+    with pytest.raises(ValueError, match=f"a {kind} cannot be made of a layer with {name}="):
+        attention.to_native(kind)
+
+
+def test_a_bias_with_a_gradient_of_its_own(backend, rng):
+    """Of NumPy arrays `mha` gives it; the frameworks' own arrays keep it, as any other array of theirs."""
+    attention, arrays = layer(backend), inputs(rng)
+    bias = rng.normal(size=(1, H, 1, K))
+    _, pull_back = attention.vjp(*arrays, score_bias=bias)
+    step = rng.normal(size=bias.shape)
+    slope = sum(sign * attention(*arrays, score_bias=bias + sign * 1e-6 * step).sum() for sign in (1, -1)) / 2e-6
+    found = (pull_back(np.ones((B, Q, 11)))["score_bias"] * step).sum()
+    assert abs(found - slope) < 1e-6 * max(1, abs(slope))
