@@ -9,6 +9,7 @@ import pytest
 
 import mha
 from mha import blocks
+from mha.arguments import Checked, Hiding
 
 B, H, T = 2, 3, 256  # as many queries as keys
 ALL_SCORES = B * H * T * T * 4  # bytes, in float32: the least that a call in one piece keeps
@@ -45,7 +46,8 @@ def in_torch(attention, X):
 def in_jax(attention, X):
     """What the compiled gradients take beside their arguments and results, or a call that keeps what they need."""
     fast, taken = importlib.import_module("mha.backends.jax.fast"), []
-    for program, call in ((fast._gradients, (None, False, None)), (fast._vjp, (None, False, False))):
+    plain = fast._parted(Checked(Hiding()))
+    for program, call in ((fast._gradients, (*plain, None)), (fast._vjp, (*plain, False))):
         adapters.of("jax").forget_programs()
         rngs = [{}] if program is fast._vjp else []
         lowered = program.lower(*attention.layer.unbind(), *rngs, X, X, X, *call)
