@@ -15,6 +15,7 @@ from layers import assert_same_weights
 from stored import stored
 
 import mha
+from mha import parity
 from mha.weights import model_config
 
 H, G, d, D = 4, 2, 6, 20
@@ -268,6 +269,22 @@ def test_own_files_and_layers_say_everything(tmp_path):
         mha.load(tmp_path / "model.safetensors", rotary=None)
     with pytest.raises(ValueError, match="rotary came with a layer, which says itself"):
         mha.from_native(layer.layer, rotary=None)
+
+
+def test_metas_order_of_components_is_that_of_hugging_face_interleaved(rng):
+    halves = arrays(rng, normed=True)
+    order = np.arange(d).reshape(2, -1).T.ravel()  # (d,): 0, n, 1, n + 1, ...
+    pairs = dict(halves)
+    for name, heads in (("q", H), ("k", G)):
+        rows = (np.arange(heads)[:, None] * d + order).ravel()  # (heads * d,)
+        pairs[f"{PREFIX}{name}_proj.weight"] = halves[f"{PREFIX}{name}_proj.weight"][rows]
+        pairs[f"{PREFIX}{name}_norm.weight"] = halves[f"{PREFIX}{name}_norm.weight"][order]
+    X = rng.normal(size=(2, 9, D)).astype("float32")
+    said = {"num_heads": H, "qk_norm": "rms", "backend": "numpy"}
+    layer = mha.from_native(halves, **said, rotary=mha.Rotary())
+    for interleaved, same in ((True, True), (False, False)):
+        meta = mha.from_native(pairs, **said, rotary=mha.Rotary(interleaved=interleaved))
+        assert (parity.ratio(layer, meta(X, X, X, causal=True), X, X, X, causal=True) <= 1) is same
 
 
 # Other models
