@@ -53,6 +53,9 @@ def write(tmp_path, rng):
     return written
 
 
+WINDOWED = ["full_attention", "sliding_attention"]
+FOURTHS = mha.Rotary(base=1e6, frequencies=tuple(angle / 4 for angle in mha.Rotary(d, 1e6).angles()))
+NORMS = {"qk_norm": "rms", "qk_norm_eps": 1e-5}
 PLAIN = {"num_heads": H, "num_key_value_heads": G, "key_dim": d, "rotary": mha.Rotary()}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 # What a model says, what its arrays have besides, and the options of the layer.
@@ -82,6 +85,37 @@ MODELS = {
     "Qwen2, window": ({"model_type": "qwen2", "max_window_layers": 1} | WINDOWS, {"bias": True}, {"window": (7, 0)}),
     "Qwen2, window later": ({"model_type": "qwen2", "max_window_layers": 2} | WINDOWS, {"bias": True}, {}),
     "Qwen3": ({"model_type": "qwen3"}, {"normed": True}, {"qk_norm": "rms", "qk_norm_eps": 1e-5}),
+    "Gemma 2": (
+        {"model_type": "gemma2", "sliding_window": 8, "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0},
+        {},
+        {"scale": 0.25, "softcap": 50.0},
+    ),
+    "Gemma 2, window": (
+        {"model_type": "gemma2", "layer_types": WINDOWED, "attn_logit_softcapping": None},
+        {},
+        {"scale": 0.0625, "window": (4095, 0)},
+    ),
+    "Gemma 3": (
+        {"model_type": "gemma3_text", "layer_types": WINDOWED[::-1], "rope_scaling": {"type": "linear", "factor": 4}},
+        {"normed": True},
+        NORMS | {"scale": 0.0625, "rotary": FOURTHS},
+    ),
+    "Gemma 3, window": (
+        {"model_type": "gemma3_text", "sliding_window": 8, "rope_theta": 2e6, "rope_scaling": {"factor": 4}},
+        {"normed": True},
+        NORMS | {"scale": 0.0625, "window": (7, 0)},
+    ),
+    "Gemma 3, transformers 5": (
+        {
+            "model_type": "gemma3_text",
+            "layer_types": WINDOWED,
+            "sliding_window": 8,
+            "_sliding_window_pattern": 6,
+            "rope_parameters": {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}},
+        },
+        {"normed": True},
+        NORMS | {"scale": 0.0625, "window": (7, 0), "rotary": mha.Rotary(base=5.0)},
+    ),
     "Qwen3, window": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]} | WINDOWS,
         {"normed": True},
@@ -107,7 +141,8 @@ def test_what_a_model_says_is_what_the_layer_has(write, rng, name):
     for letter in "qkvo":
         assert np.array_equal(found.weights[f"W_{letter}.kernel"], stored[f"{PREFIX}{letter}_proj.weight"].T)
     if "normed" in kind:
-        assert np.array_equal(found.weights["k_norm.scale"], stored[f"{PREFIX}k_norm.weight"])
+        told = stored[f"{PREFIX}k_norm.weight"]
+        assert np.array_equal(found.weights["k_norm.scale"], told + 1 if name.startswith("Gemma") else told)
     expected.weights = found.weights
     X = rng.normal(size=(2, 9, D)).astype("float32")
     assert np.array_equal(found(X, X, X, causal=True), expected(X, X, X, causal=True))
@@ -133,7 +168,7 @@ REFUSED = {
     "other base": (LLAMA, {"rotary": mha.Rotary(base=5.0)}, "says rotary=Rotary(dim=6, base=10000.0"),
     "no rotation": (LLAMA, {"rotary": None}, "not None; leave it out"),
     "other window": ({"model_type": "mistral"}, {"window": (4096, 0)}, "says window=(4095, 0), not (4096, 0)"),
-    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, qwen2, qwen3"),
+    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, qwen2, qwen3, gemma2"),
     "another kind": ({"model_type": "granite"}, {}, "model_type is 'granite', expected one of llama, "),
     "no heads": ({"model_type": "llama", "num_attention_heads": None}, {}, "num_attention_heads is None"),
     "heads in quotes": ({"model_type": "llama", "num_attention_heads": "4"}, {}, "num_attention_heads is '4'"),
@@ -165,6 +200,21 @@ REFUSED = {
         {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2},
         {},
         "has a window for layer 1, but sliding_window is not there or not used",
+    ),
+    "both ways": (
+        {"model_type": "gemma2", "use_bidirectional_attention": True},
+        {},
+        "use_bidirectional_attention is True, which may change the attention",
+    ),
+    "a cap that its own code leaves out": (
+        {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+        {},
+        "attn_logit_softcapping is 50.0, which may change",
+    ),
+    "a scale of 0": (
+        {"model_type": "gemma2", "query_pre_attn_scalar": 0},
+        {},
+        "query_pre_attn_scalar is 0, expected a finite number above 0",
     ),
     "a window of 0": ({"model_type": "mistral", "sliding_window": 0}, {}, "sliding_window is 0, expected at least 1"),
     "other groups": (LLAMA | {"num_key_value_heads": 4}, {}, "make num_key_value_heads = 2 with 4 heads, expected 4"),
@@ -210,6 +260,27 @@ def test_a_config_that_is_no_file_is_refused(write, tmp_path):
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ValueError, match=r"config\.json is a FIFO, expected a regular file"):
         mha.load(path)
+
+
+def test_the_text_part_of_a_model_of_several_parts(tmp_path, rng):
+    named = {f"language_model.{name}": X for name, X in arrays(rng, normed=True).items()}
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
+    text = MODEL | {"model_type": "gemma3_text", "sliding_window": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
+    assert mha.load(tmp_path / "model.safetensors").config.window == (7, 0)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": None}))
+    with pytest.raises(ValueError, match="model_type is 'gemma3', expected one of"):
+        mha.load(tmp_path / "model.safetensors")
+
+
+def test_one_is_added_in_float32(tmp_path, rng):
+    halves = {name: (X / 99).astype("float16") for name, X in arrays(rng, normed=True).items()}
+    safetensors.numpy.save_file(halves, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"model_type": "gemma3_text"}))
+    found = mha.load(tmp_path / "model.safetensors", "numpy").weights["q_norm.scale"]
+    expected = 1 + halves[f"{PREFIX}q_norm.weight"].astype("float32")
+    assert found.dtype == "float16"
+    assert np.array_equal(found, expected.astype("float16"))
 
 
 # Without a config.json

@@ -13,6 +13,7 @@ from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
 from mha.weights import model_config, own_format, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
+from mha.weights.sizes import NORMED
 
 SAYABLE = tuple(name for name in MODERN if name != "num_key_value_heads")
 
@@ -88,7 +89,7 @@ def take(
         raise ValueError(
             f"has {path} beside it, which says {told['num_heads']} heads, but num_heads is {num_heads}; leave it out"
         )
-    num_heads = told.pop("num_heads", num_heads)
+    num_heads, folded = told.pop("num_heads", num_heads), told.pop(model_config.FOLDED, False)
     for name, value in given.items():
         if name in told and not _same(value, told[name], told["key_dim"]):
             raise ValueError(f"has {path} beside it, which says {name}={told[name]!r}, not {value!r}; leave it out")
@@ -102,7 +103,12 @@ def take(
         schemes.describe(claimed, scheme, prefix, num_heads, options=said)  # what does not go together is not read
         schemes.ask(scheme, said)
         read = {name: source.read(name) for name in track(names)}
-        return schemes.to_canonical(read, scheme, prefix, num_heads, options=said)
+        config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=said)
+        if folded:
+            for name in NORMED:
+                exact = np.float64 if config.dtype == "float64" else np.float32
+                weights[name] = (1 + weights[name].astype(exact)).astype(weights[name].dtype)
+        return config, weights
 
 
 def _same(given: Any, told: Any, width: int) -> bool:

@@ -132,7 +132,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         beside=("bias", "masked_bias"),  # the causal order, written down
     ),
     "llama": Scheme(
-        "LLaMA, Mistral, Qwen2, Qwen3",
+        "LLaMA, Mistral, Qwen2, Qwen3, Gemma 2 and 3",
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),

@@ -24,6 +24,11 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }  # fmt: skip
 WINDOW = {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+GEMMA = {"sliding_window": 4, "head_dim": 8, "query_pre_attn_scalar": 3, "rms_norm_eps": 1e-2}
+ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
 MODELS = {
     "LLaMA 2": ("Llama", {"num_key_value_heads": 4}),
     "LLaMA 3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
@@ -34,6 +39,10 @@ MODELS = {
     "Mistral": ("Mistral", {"sliding_window": 4, "head_dim": 10, "num_key_value_heads": 1}),
     "Qwen2": ("Qwen2", WINDOW),
     "Qwen2, no window": ("Qwen2", {}),
+    "Gemma 2, window": ("Gemma2", GEMMA | {"layer_types": ["full_attention", "sliding_attention"]}),
+    "Gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 3.0}),
+    "Gemma 3, window": ("Gemma3Text", GEMMA),
+    "Gemma 3": ("Gemma3Text", GEMMA | {"rope_parameters": ROTATIONS, "layer_types": WINDOW["layer_types"][::-1]}),
     "Qwen3": ("Qwen3", WINDOW | {"head_dim": 8, "rms_norm_eps": 1e-2}),
 }
 LENGTHS = np.array([11, 7])
