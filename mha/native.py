@@ -21,7 +21,7 @@ import numpy as np
 from mha import arguments, checks, dispatch
 from mha.config import MODERN, Config, shapes
 from mha.names import BackendName, SchemeName
-from mha.weights import schemes
+from mha.weights import sayable, schemes
 
 # What a layer can be made of, as it is imported, and the backend that brings it.
 BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS if dispatch.has_book(name)}
@@ -35,15 +35,23 @@ LISTED = 3  # of many layers in a model, so many are shown
 Layer = tuple[Config, dict[str, np.ndarray]]
 
 
-def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None) -> Layer:
+def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None, options: Mapping[str, Any]) -> Layer:
     """The configuration and canonical weights of a layer of any kind, or of named arrays; see `mha.from_native`."""
+    sayable(options)
     if isinstance(source, Mapping):
         arrays = named(source)
-        return canonical(arrays, *schemes.choose(arrays, scheme, prefix), num_heads)
+        chosen, prefix = schemes.choose(arrays, scheme, prefix)
+        layer = canonical(arrays, chosen, prefix, num_heads, options=options)
+        schemes.ask(chosen, options)
+        return layer
     kind, backend = _kind(source)
     for name, value, none in (("scheme", scheme, "auto"), ("prefix", prefix, None)):
         if value != none:
             raise ValueError(f"{name} is {value!r}, expected {none!r} for a layer: it chooses among named arrays")
+    if options:
+        raise ValueError(
+            f"{', '.join(options)} came with a layer, which says itself how it is configured; leave it out"
+        )
     config, weights = _book(backend, source) if kind is None else _native(backend).take(source)
     if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
         raise ValueError(f"num_heads is {num_heads}, expected {config.num_heads} as the layer has, or None")
@@ -130,11 +138,16 @@ def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
 
 
 def canonical(
-    arrays: Mapping[str, Any], scheme: SchemeName, prefix: str, num_heads: int | None, dropout: float = 0.0
+    arrays: Mapping[str, Any],
+    scheme: SchemeName,
+    prefix: str,
+    num_heads: int | None,
+    dropout: float = 0.0,
+    options: Mapping[str, Any] | None = None,
 ) -> Layer:
     """The configuration and canonical weights of the layer with this prefix, whose arrays are of any framework."""
     own = {name: _numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
-    return schemes.to_canonical(own, scheme, prefix, num_heads, dropout)
+    return schemes.to_canonical(own, scheme, prefix, num_heads, dropout, options)
 
 
 def named(tree: Mapping[Any, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ def from_native(
     prefix: str | None = None,
     num_heads: int | None = None,
     backend: BackendName | None = None,
+    **options: Any,
 ) -> MultiHeadAttention:
     """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
 
@@ -28,6 +29,8 @@ def from_native(
         prefix: what the names of the layer's arrays begin with; None = as the names show.
         num_heads: the number of heads, where a mapping does not show it.
         backend: None = MHA_BACKEND, else "numpy".
+        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. Where a
+            scheme's models may rotate positions, as LLaMA's, rotary must be given, if only as None.
 
     Returns:
         The layer, with the sizes, biases, dtype and dropout of the source; a mapping tells no dropout, so that it is 0.
@@ -38,7 +41,7 @@ def from_native(
             those of one layer of a known scheme, or do not go together; the message says what was expected.
     """
     backend = dispatch.backend_name(backend)
-    return restore(*native.read(source, scheme, prefix, num_heads), backend)
+    return restore(*native.read(source, scheme, prefix, num_heads, options), backend)
 
 
 def load(
@@ -48,18 +51,22 @@ def load(
     scheme: SchemeChoice = "auto",
     prefix: str | None = None,
     num_heads: int | None = None,
+    **options: Any,
 ) -> MultiHeadAttention:
     """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
 
     A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
-    layer are read. Nothing is unpickled, and no number is read before its description is right.
+    layer are read, and the model's `config.json` if it lies beside the file. Nothing is unpickled, and no number is
+    read before its description is right.
 
     Args:
         path: of the file.
         backend: None = MHA_BACKEND, else "numpy".
         scheme: how a checkpoint names and stores the arrays, one of `mha.weights.SCHEMES`; "auto" = as the names show.
         prefix: what the names of the layer's arrays begin with, with or without the last dot; None = as the names show.
-        num_heads: the number of heads, where no array has an axis for them.
+        num_heads: the number of heads, where neither an array has an axis for them nor `config.json` says it.
+        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, where no `config.json` says
+            them. Where a scheme's models may rotate positions, as LLaMA's, rotary must then be given, if only as None.
 
     Returns:
         The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
@@ -67,12 +74,14 @@ def load(
     Raises:
         FileNotFoundError: if nothing is there.
         mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
-        TypeError: if an argument is of another type, or num_heads is needed; the message names the argument.
+        TypeError: if an argument is of another type, or one is needed; the message names the argument.
         ValueError: if it is no safetensors file, if it has no layer or several that fit scheme and prefix, or if the
-            arrays do not go together or are not finite; the message names the path, and lists what was found.
+            arrays do not go together or are not finite; if `config.json` is broken, has an option about attention that
+            is not known here, or contradicts an argument or the arrays; the message names the path, and says what was
+            found.
     """
     backend = dispatch.backend_name(backend)
-    return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads), backend)
+    return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads, options=options), backend)
 
 
 def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:

@@ -35,6 +35,11 @@ def stored(scheme, prefix="", **options):
     return config, {prefix + name: X for name, X in schemes.from_canonical(config, weights, scheme).items()}
 
 
+def asked(scheme):
+    """The options to pass that a scheme asks for: the layers here rotate no positions."""
+    return {"rotary": None} if schemes.SCHEMES[scheme].asks else {}
+
+
 def heads(scheme):
     """The number of heads to pass, which is None where the arrays tell it."""
     return None if scheme in TOLD else 3

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from layers import agrees, assert_same_weights
-from stored import SCHEMES, TOLD, WIDTHS, heads, stored
+from stored import SCHEMES, TOLD, WIDTHS, asked, heads, stored
 
 import mha
 from mha import parity
@@ -60,13 +60,12 @@ def checkpoint(path, rng, scheme, prefix=PREFIX, **options):
 @pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "mha"])
 def test_a_layer_is_found_and_read(path, rng, scheme, bias, dtype):
     config, expected = checkpoint(path, rng, scheme, bias=bias, dtype=dtype)
-    attention = mha.load(path, num_heads=heads(scheme), backend="numpy")
+    attention = mha.load(path, num_heads=heads(scheme), backend="numpy", **asked(scheme))
     assert attention.config == config
     assert_same_weights(attention.weights, expected)
-    assert_same_weights(
-        mha.load(str(path), scheme=scheme, prefix=PREFIX, num_heads=3, backend="numpy").weights, expected
-    )
-    assert_same_weights(mha.load(path, prefix=PREFIX[:-1], num_heads=3, backend="numpy").weights, expected)
+    options = {"num_heads": 3, "backend": "numpy"} | asked(scheme)
+    assert_same_weights(mha.load(str(path), scheme=scheme, prefix=PREFIX, **options).weights, expected)
+    assert_same_weights(mha.load(path, prefix=PREFIX[:-1], **options).weights, expected)
 
 
 @pytest.mark.parametrize("scheme", ["bert", "gpt2", "flax"])
@@ -224,8 +223,8 @@ def test_an_own_file_is_no_other(path):
     refused(path, "says that its layer has 2 heads, but num_heads is 3; leave it out")
 
 
-def test_grouped_queries_are_refused(path):
-    _, arrays = stored("llama", PREFIX, bias=False)
+def test_grouped_queries_are_refused_where_no_model_has_them(path):
+    _, arrays = stored("opt", PREFIX, bias=False)
     for name in ("k_proj", "v_proj"):
         arrays[f"{PREFIX}{name}.weight"] = arrays[f"{PREFIX}{name}.weight"][:5]
     write(path, arrays)
@@ -233,9 +232,9 @@ def test_grouped_queries_are_refused(path):
 
 
 def test_what_computes_something_else_is_refused(path, rng):
-    _, arrays = stored("llama", PREFIX)
+    _, arrays = stored("opt", PREFIX)
     write(path, arrays | {f"{PREFIX}q_norm.weight": np.ones(5, "float32")} | beside(rng))
-    refused(path, "q_norm.weight, for which scheme 'llama' has no place")
+    refused(path, "q_norm.weight, for which scheme 'opt' has no place")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 from layers import assert_same_weights
-from stored import SCHEMES, heads, layer, stored
+from stored import SCHEMES, asked, heads, layer, stored
 
 import mha
 from mha import dispatch
@@ -15,7 +15,7 @@ from mha import dispatch
 def test_named_arrays_become_a_layer(scheme):
     config, arrays = stored(scheme, "model.attn.")
     others = {"model.norm.weight": np.array(["not", "looked", "at"])}
-    attention = mha.from_native(arrays | others, num_heads=heads(scheme))
+    attention = mha.from_native(arrays | others, num_heads=heads(scheme), **asked(scheme))
     assert attention.config == config
     assert attention.backend == "numpy"
     assert_same_weights(attention.weights, layer(scheme)[1])

@@ -20,7 +20,7 @@ from mha.weights import schemes
         ("bert", "self.distance_embedding.weight"),  # positions in the scores
         ("timm", "q_norm.weight"),
         ("timm", "relative_position_bias_table"),
-        ("llama", "k_norm.weight"),
+        ("llama", "k_norm.bias"),
         ("gpt2", "q_attn.weight"),
     ],
 )
@@ -84,8 +84,10 @@ REFUSED = {
     "heads that are no number": ("bert", {}, 3.0, TypeError, "num_heads is 3.0"),
     "heads that are none": ("bert", {}, 0, ValueError, "num_heads is 0, expected at least 1"),
     "other heads than told": ("flax", {}, 5, ValueError, "query.kernel has 3 heads, expected 5 as num_heads"),
-    "grouped queries": ("llama", {"k_proj.weight": kernel((5, 13)), "k_proj.bias": kernel((5,))}, 3, ValueError,
+    "grouped queries": ("opt", {"k_proj.weight": kernel((5, 13)), "k_proj.bias": kernel((5,))}, 3, ValueError,
         "k_proj.weight has 5 outputs, expected 15 as q_proj.weight: 1 heads of keys for 3 heads of queries are not"),
+    "grouped keys alone": ("llama", {"k_proj.weight": kernel((5, 13)), "k_proj.bias": kernel((5,))}, 3, ValueError,
+        "o_proj.weight has 21 inputs, expected 63, 3 / 1 times the outputs of v_proj.weight"),
     "grouped queries in heads": ("flax", {"key.kernel": kernel((13, 1, 5))}, None, ValueError,
         "key.kernel has 1 heads, expected 3 as query.bias: groups of queries"),
     "narrow keys": ("llama", {"k_proj.weight": kernel((12, 13)), "k_proj.bias": kernel((12,))}, 3, ValueError,

@@ -5,7 +5,7 @@ import math
 import os
 import reprlib
 from collections.abc import Container, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -15,8 +15,9 @@ from mha import weights
 from mha.cli import terminal
 from mha.config import Config, shapes
 from mha.names import SchemeName
+from mha.positions import Rotary
 from mha.tables import plain_table
-from mha.weights import safetensors_reader, schemes
+from mha.weights import model_config, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
 
 
@@ -65,12 +66,19 @@ def convert(
     num_heads: Annotated[
         int | None, typer.Option(metavar="H", help="The number of heads, where the arrays do not show it.")
     ] = None,
+    rotary: Annotated[
+        str | None,
+        typer.Option(metavar="BASE", help="The base of rotated positions, or none; where no config.json says it."),
+    ] = None,
+    qk_norm: Annotated[
+        str | None, typer.Option(metavar="NORM", help="rms or layer: the norm of queries and keys, likewise.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do all but write OUT.")] = False,
 ) -> None:
     """Convert an attention layer of a checkpoint to a file of mha.
 
     The layer is found by its scheme and prefix, checked, and written with its configuration, bit for bit; `mha.load`
-    reads it on every backend. IN stays as it is.
+    reads it on every backend. What arrays do not show is taken from a config.json beside IN. IN stays as it is.
 
     \b
     Examples:
@@ -84,12 +92,22 @@ def convert(
     path = terminal.writable("OUT", target)
     if path == os.path.realpath(source):
         terminal.fail(f"IN and OUT are one file, {target}; choose another OUT")
+    said: dict[str, Any] = {} if rotary is None else {"rotary": _rotary(rotary)}
+    if qk_norm is not None:
+        said["qk_norm"] = qk_norm
     with _opened(source) as opened:
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
-            config, arrays = weights.take(opened, chosen, at, num_heads, lambda names: terminal.track("Reading", names))
-        except TypeError as error:  # num_heads is needed
-            raise ValueError(f"does not say everything: {error}") from error
+            config, arrays = weights.take(
+                opened, chosen, at, num_heads, said, lambda names: terminal.track("Reading", names)
+            )
+        except TypeError as error:  # an argument is needed
+            text = (
+                str(error)
+                .replace("rotary=mha.Rotary(base=...)", "--rotary BASE")
+                .replace("rotary=None", "--rotary none")
+            )
+            raise ValueError(f"does not say everything: {text}") from error
         names = set(opened.entries)
     console = terminal.console()
     console.print(f"{source}: {_described(chosen, at)}")
@@ -117,6 +135,14 @@ def _opened(name: str) -> Iterator[Tensors]:
         terminal.fail(error)
 
 
+def _rotary(base: str) -> Rotary | None:
+    """What --rotary says: a base, or none."""
+    try:
+        return None if base == "none" else Rotary(base=float(base))
+    except ValueError:
+        terminal.fail(f"--rotary is {base!r}, expected a number above 0, such as 10000, or none")
+
+
 def _norm(array: np.ndarray) -> str:
     """The root of the sum of squares, in float64, a part of a large array at a time."""
     parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
@@ -135,11 +161,33 @@ def _layers(source: Tensors) -> Table | str:
     found = schemes.recognise(source.entries)
     if not found:
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
-    table = plain_table("scheme", "prefix", "heads", "what it is", folded="prefix")
+    rows = []
+    sizes = {name: entry.shape for name, entry in source.entries.items()}
+    path = model_config.beside(source.file.name)
     for scheme, prefix in found:
-        heads = schemes.told_heads({name: entry.shape for name, entry in source.entries.items()}, scheme, prefix)
-        table.add_row(scheme, prefix, "not told" if heads is None else str(heads), schemes.SCHEMES[scheme].about)
+        heads = schemes.told_heads(sizes, scheme, prefix)
+        try:
+            told = model_config.options(path, scheme, prefix)
+            heads = told.pop("num_heads", heads)
+            beside = ", ".join(f"{name}={_option(value)}" for name, value in told.items() if value is not None)
+        except ValueError as error:  # the file itself can be shown
+            beside = str(error)
+        shown = "not told" if heads is None else str(heads)
+        rows.append((scheme, prefix, shown, schemes.SCHEMES[scheme].about, beside))
+    columns = ["scheme", "prefix", "heads", "what it is"]
+    if any(row[-1] for row in rows):
+        columns.append("config.json")
+    table = plain_table(*columns, folded="prefix")
+    for row in rows:
+        table.add_row(*row[: len(columns)])
     return table
+
+
+def _option(value: Any) -> str:
+    """The value of an option, in short."""
+    if isinstance(value, Rotary):
+        return f"Rotary(base={value.base:g}{', own frequencies' if value.frequencies else ''})"
+    return str(value)
 
 
 def _described(scheme: SchemeName, prefix: str) -> str:
@@ -150,7 +198,15 @@ def _options(config: Config) -> str:
     return ", ".join(f"{name}={value}" for name, value in vars(config).items())
 
 
-_AXES = {"io": "(in, out)", "oi": "(out, in)", "iHd": "(in, H, d)", "Hdo": "(H, d, out)", "o": "", "Hd": "(H, d)"}
+_AXES = {
+    "io": "(in, out)",
+    "oi": "(out, in)",
+    "iHd": "(in, H, d)",
+    "Hdo": "(H, d, out)",
+    "o": "",
+    "d": "",
+    "Hd": "(H, d)",
+}
 
 
 def _origins(

@@ -2,15 +2,20 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from mha import checks
-from mha.config import Config
+from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
-from mha.weights import own_format, safetensors_reader, schemes
+from mha.positions import Rotary
+from mha.weights import model_config, own_format, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
+from mha.weights.sizes import NORMED
+
+SAYABLE = tuple(name for name in MODERN if name != "num_key_value_heads")
 
 
 def load(
@@ -19,10 +24,20 @@ def load(
     scheme: SchemeChoice = "auto",
     prefix: str | None = None,
     num_heads: int | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of the layer in a file; arguments and errors as for `mha.load`."""
+    given = sayable(options or {})
     with safetensors_reader.opened(path) as source:
-        return take(source, *choose(source, scheme, prefix), num_heads)
+        return take(source, *choose(source, scheme, prefix), num_heads, given)
+
+
+def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same options; TypeError if one is of those that arrays show, or none at all."""
+    for name in options:
+        if name not in SAYABLE:
+            raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
+    return options
 
 
 def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
@@ -45,6 +60,7 @@ def take(
     scheme: SchemeName,
     prefix: str,
     num_heads: int | None = None,
+    options: Mapping[str, Any] | None = None,
     track: Callable[[list[str]], Iterable[str]] = iter,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of a layer in an open file.
@@ -52,26 +68,54 @@ def take(
     Args:
         source: the file.
         scheme, prefix: as `choose` gives them.
-        num_heads: as for `mha.load`.
+        num_heads, options: as for `mha.load`.
         track: goes through the names of the arrays as they are read, and may show how far that is.
 
     Raises TypeError and ValueError as `mha.load` does.
     """
+    given = dict(options or {})
     if own_format.is_own(source):
         config, arrays = own_format.read(source)
+        if given:
+            raise ValueError(f"says itself how its layer is configured; leave out {', '.join(given)}")
         if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
             raise ValueError(
                 f"says that its layer has {config.num_heads} heads, but num_heads is {num_heads!r}; leave it out"
             )
         return config, arrays
+    path = model_config.beside(source.file.name)
+    told = model_config.options(path, scheme, prefix)
+    if num_heads is not None and "num_heads" in told and checks.size("num_heads", num_heads) != told["num_heads"]:
+        raise ValueError(
+            f"has {path} beside it, which says {told['num_heads']} heads, but num_heads is {num_heads}; leave it out"
+        )
+    num_heads, folded = told.pop("num_heads", num_heads), told.pop(model_config.FOLDED, False)
+    for name, value in given.items():
+        if name in told and not _same(value, told[name], told["key_dim"]):
+            raise ValueError(f"has {path} beside it, which says {name}={told[name]!r}, not {value!r}; leave it out")
+    said = given | told
     with _explained():
         names = schemes.wanted(source.entries, scheme, prefix)
         if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
         claimed = {name: source.entries[name].claimed(name) for name in names}
-        schemes.describe(claimed, scheme, prefix, num_heads)  # what does not go together is not read
-        return schemes.to_canonical({name: source.read(name) for name in track(names)}, scheme, prefix, num_heads)
+        schemes.describe(claimed, scheme, prefix, num_heads, options=said)  # what does not go together is not read
+        schemes.ask(scheme, said)
+        read = {name: source.read(name) for name in track(names)}
+        config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=said)
+        if folded:
+            for name in NORMED:
+                exact = np.float64 if config.dtype == "float64" else np.float32
+                weights[name] = (1 + weights[name].astype(exact)).astype(weights[name].dtype)
+        return config, weights
+
+
+def _same(given: Any, told: Any, width: int) -> bool:
+    """Whether an option that is given is that of `config.json`."""
+    if isinstance(given, Rotary) and isinstance(told, Rotary):
+        return given.within(width) == told.within(width)
+    return (tuple(given) if isinstance(given, list) else given) == told
 
 
 @contextlib.contextmanager

@@ -2,8 +2,7 @@
 
 A scheme says which array holds each canonical weight, and how it lies there. To add a scheme, add its rows to SCHEMES.
 Square kernels look the same either way round, so nothing but the scheme can tell their orientation. What names and
-shapes cannot show at all, such as positions that rotate queries and keys, is not converted: the scores of every scheme
-here are dot products divided by sqrt(d).
+shapes cannot show at all, such as positions that rotate queries and keys, has to be said beside them, as options.
 
 Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
 of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
@@ -12,14 +11,14 @@ of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be 
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from mha import checks
 from mha.config import DTYPES, Config, shapes, special
 from mha.names import SchemeChoice, SchemeName
-
-PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
+from mha.weights.sizes import NORMED, PROJECTIONS, configured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Place:
     """The array that holds a canonical weight.
 
     name: of the array, after the layer's prefix.
-    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
     part: None, or (i, n): part i of n that are packed along the outputs.
     """
 
@@ -44,12 +43,16 @@ class Scheme:
     places: where each canonical weight is.
     biases: the sets of projections that may have biases where others have none, which then are zeros.
     beside: patterns of names that may lie beside the weights: other parts of the model, or no weights at all.
+    grouped: whether several heads of queries may share one of keys and values.
+    asks: the options that its models have or not, without a sign of it in the names.
     """
 
     about: str
     places: dict[str, Place]
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
+    grouped: bool = False
+    asks: tuple[str, ...] = ()
 
 
 def _each(names: Iterable[str], kernel: str, axes: str) -> dict[str, Place]:
@@ -70,6 +73,11 @@ def _packed(kernel: str, bias: str, output: str, axes: str) -> dict[str, Place]:
         places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3))
         places[f"{projection}.bias"] = Place(bias, "o", (part, 3))
     return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
+
+
+def _norms(queries: str, keys: str) -> dict[str, Place]:
+    """Norms of queries and of keys, whose weights are called so."""
+    return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
 
 
 _TORCH = _packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
@@ -124,11 +132,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
         beside=("bias", "masked_bias"),  # the causal order, written down
     ),
     "llama": Scheme(
-        "LLaMA and Qwen2, without the rotation by positions",
-        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi"),
+        "LLaMA, Mistral, Qwen2, Qwen3, Gemma 2 and 3",
+        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         beside=(r"rotary_emb\.inv_freq",),
+        grouped=True,
+        asks=("rotary",),
     ),
     "opt": Scheme(
         "OPT, BART, CLIP, Whisper, Marian",
@@ -233,6 +243,7 @@ def to_canonical(
     prefix: str = "",
     num_heads: int | None = None,
     dropout: float = 0.0,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights, copies, of a layer that is stored another way.
 
@@ -241,12 +252,13 @@ def to_canonical(
         scheme, prefix: as `choose` gives them.
         num_heads: the number of heads H; None if the arrays have an axis for the heads.
         dropout: of the configuration.
+        options: of the configuration, which neither names nor shapes show, and sizes that they must show.
 
     Raises:
         TypeError, ValueError: if an array is missing or has no counterpart, if shapes, dtypes, biases or heads do not
             go together, or if a weight is NaN or infinite.
     """
-    config = describe(arrays, scheme, prefix, num_heads, dropout)
+    config = describe(arrays, scheme, prefix, num_heads, dropout, options)
     canonical = {}
     for weight, place in _places(scheme):
         if (name := prefix + place.name) in arrays:
@@ -262,6 +274,7 @@ def describe(
     prefix: str = "",
     num_heads: int | None = None,
     dropout: float = 0.0,
+    options: Mapping[str, Any] | None = None,
 ) -> Config:
     """The configuration of a layer that is stored another way, by the shapes and dtypes of its arrays alone.
 
@@ -277,7 +290,22 @@ def describe(
     if biased not in ((), PROJECTIONS, *SCHEMES[scheme].biases):
         lacking = {every[f"{name}.bias"].name: None for name in PROJECTIONS if name not in biased}
         raise ValueError(f"the layer lacks {', '.join(lacking)}, though other projections of it have biases")
-    return _config(canonical, {weight: place.name for weight, place in places.items()}, num_heads, dropout)
+    norms = [weight for weight in NORMED if weight in canonical]
+    if len(norms) == 1:
+        (absent,) = set(NORMED) - set(norms)
+        raise ValueError(f"the layer lacks {every[absent].name}, though it has {every[norms[0]].name}")
+    called = {weight: place.name for weight, place in places.items()}
+    return configured(canonical, called, num_heads, SCHEMES[scheme].grouped, {"dropout": dropout} | dict(options or {}))
+
+
+def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
+    """Raise TypeError if options have to be said that no name and no shape shows."""
+    if "rotary" in SCHEMES[scheme].asks and "rotary" not in options:
+        raise TypeError(
+            f"rotary is not given, expected an mha.Rotary or None: names of scheme {scheme!r} do not show whether "
+            "positions rotate queries and keys, and no config.json is there to say it; pass "
+            "rotary=mha.Rotary(base=...) as the model's configuration says, or rotary=None if it rotates none"
+        )
 
 
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
@@ -385,38 +413,3 @@ def _lay(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray
     if axes == "Hdo":
         return array.reshape(num_heads, width, -1)  # (H, dv, out)
     return array.reshape(num_heads, width) if axes == "Hd" else array  # (H, d), or as it is
-
-
-def _config(canonical: Mapping[str, np.ndarray], names: Mapping[str, str], num_heads: int, dropout: float) -> Config:
-    """The configuration that canonical weights show, which must go together; names are what the arrays are called."""
-    sizes = {name: canonical[f"{name}.kernel"].shape for name in PROJECTIONS}
-    called = {name: names[f"{name}.kernel"] for name in PROJECTIONS}
-    for name, (_, outputs) in sizes.items():
-        bias = canonical.get(f"{name}.bias")
-        if bias is not None and len(bias) != outputs:
-            raise ValueError(
-                f"{names[f'{name}.bias']} has {len(bias)} numbers for {name}, expected {outputs}, the outputs of "
-                f"{called[name]}; is that transposed?"
-            )
-    (query_size, queries), (key_size, keys) = sizes["W_q"], sizes["W_k"]
-    (value_size, values), (merged, num_hiddens) = sizes["W_v"], sizes["W_o"]
-    if keys != queries:
-        heads, left = divmod(keys * num_heads, queries)
-        grouped = f": {heads} heads of keys for {num_heads} heads of queries are not supported"
-        raise ValueError(
-            f"{called['W_k']} has {keys} outputs, expected {queries} as {called['W_q']}"
-            + (grouped if 0 < heads < num_heads and not left else "")
-        )
-    for name in ("W_q", "W_v"):
-        if sizes[name][1] % num_heads:
-            raise ValueError(
-                f"{called[name]} has {sizes[name][1]} outputs, expected a multiple of num_heads = {num_heads}"
-            )
-    if merged != values:
-        raise ValueError(f"{called['W_o']} has {merged} inputs, expected {values}, the outputs of {called['W_v']}")
-    return Config(
-        num_hiddens, num_heads, dropout, any(name.endswith("bias") for name in canonical),
-        query_size=query_size, key_size=key_size, value_size=value_size,
-        key_dim=queries // num_heads, value_dim=values // num_heads,
-        dtype=checks.dtype_name(canonical["W_q.kernel"].dtype),
-    )  # fmt: skip

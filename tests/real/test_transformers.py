@@ -160,21 +160,14 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     agree("float32", layers[backend](X, X, X, causal=causal), oracle, base)
 
 
-def test_a_model_with_rotated_positions_gives_its_weights(tmp_path):
-    import transformers
-
-    made = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=3, head_dim=8))
-    made.save_pretrained(tmp_path)
-    found = mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3).weights
-    for name, module in zip("qkvo", ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True):
-        theirs = made.get_parameter(f"layers.1.self_attn.{module}.weight").detach()
-        assert np.array_equal(found[f"W_{name}.kernel"], theirs.T)
-
-
-def test_a_model_with_groups_of_queries_is_refused(tmp_path):
+def test_a_model_with_rotated_positions_and_groups_gives_its_weights(tmp_path):
     import transformers
 
     made = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=1, head_dim=8))
     made.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="1 heads of keys for 3 heads of queries are not supported"):
-        mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn", num_heads=3)
+    layer = mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn")
+    assert layer.config.rotary == mha.Rotary(8)
+    assert (layer.config.num_heads, layer.config.num_key_value_heads) == (3, 1)
+    for name, module in zip("qkvo", ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True):
+        theirs = made.get_parameter(f"layers.1.self_attn.{module}.weight").detach()
+        assert np.array_equal(layer.weights[f"W_{name}.kernel"], theirs.T)

@@ -1,0 +1,199 @@
+"""What the `config.json` beside a checkpoint says of its attention, as Hugging Face stores it.
+
+Arrays show neither rotations nor windows. A name that is about attention and is not known here is refused, so that
+nothing that changes the result is passed over.
+
+Source: the configuration and attention classes of transformers 5.23, whose defaults hold where a name is not there.
+"""
+
+import os
+import re
+import reprlib
+from pathlib import Path
+from typing import Any
+
+from mha import checks
+from mha.names import SchemeName
+from mha.positions import Rotary, llama3_frequencies
+from mha.weights import files, safetensors_reader
+
+NAME = "config.json"
+LIMIT = 2**24  # bytes; those of large label sets have a hundredth
+SCHEMES: tuple[SchemeName, ...] = ("bert", "distilbert", "vit", "gpt2", "llama", "opt")  # beside which it lies
+
+# What is about attention, by its name, and what of that leaves the result as it is.
+_ABOUT = re.compile(
+    r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned"
+)
+_PASSED = {
+    "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # arrays tell
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",
+    "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
+    "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
+}  # fmt: skip
+_NEUTRAL = {"position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1}
+
+# The kinds of models that rotate positions: the names that they read besides, and what holds where one is not there.
+_ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
+_QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
+_GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
+_GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
+    "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+}
+NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
+FOLDED = "fold_one"  # of what a file says: whether a norm multiplies by 1 + w, w being its weight
+
+
+def beside(path: str | os.PathLike[str]) -> Path:
+    """Where the configuration lies of the model that a file is of."""
+    return Path(path).with_name(NAME)
+
+
+def options(path: Path, scheme: SchemeName, prefix: str) -> dict[str, Any]:
+    """What a file says of the layer with this prefix: options of `mha.config.Config`, and FOLDED; none without a file.
+
+    Raises ValueError, which names the file, if it cannot be read, or says what no layer here does.
+    """
+    if scheme not in SCHEMES:
+        return {}
+    try:
+        with files.open_file(path) as file:
+            data = file.read(LIMIT + 1)
+    except FileNotFoundError:
+        return {}
+    try:
+        if len(data) > LIMIT:
+            raise ValueError(f"it has more than {LIMIT} bytes")
+        return _options(safetensors_reader.parse(data.decode()), scheme, prefix)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
+
+
+def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str, Any]:
+    if isinstance(part := model.get("text_config"), dict) and "language_model" in prefix:
+        model = part
+    kind = str(model.get("model_type"))
+    rotates = scheme == "llama"
+    if rotates and kind not in KINDS:
+        raise ValueError(
+            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(KINDS)}, whose attention is known; pass "
+            "the arrays to mha.from_native to say yourself what it computes"
+        )
+    defaults = KINDS[kind] if rotates else {}
+    known = _PASSED | defaults.keys() | (_ROTATION if rotates else set())
+    for name, value in model.items():
+        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
+            raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
+    model = defaults | model
+    heads = next((model[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in model), None)
+    if heads is None and not rotates:
+        return {}
+    num_heads = checks.size("num_attention_heads", heads)
+    return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads) if rotates else {})
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    """Whether an option leaves the attention as it is."""
+    if name == "layer_types" and isinstance(value, list):
+        return all(kind == "full_attention" for kind in value)
+    return value is None or value is False or value in ([], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
+
+
+def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> dict[str, Any]:
+    """The options of a layer whose positions rotate."""
+    width = model.get("head_dim")
+    if width is None:
+        width = checks.size("hidden_size", model.get("hidden_size")) // num_heads
+    found: dict[str, Any] = {"key_dim": checks.size("head_dim", width)}
+    if "num_key_value_heads" in model:
+        groups = model["num_key_value_heads"]
+        found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
+    slides = _slides(model, kind, prefix)
+    window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
+    found |= {"rotary": _rotary(model, kind, slides, found["key_dim"]), "window": window}
+    if kind in NORMED:
+        found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
+    if kind == "gemma3_text":
+        found[FOLDED] = True
+    if "query_pre_attn_scalar" in model:
+        found["scale"] = checks.positive("query_pre_attn_scalar", model["query_pre_attn_scalar"]) ** -0.5
+    if (cap := model.get("attn_logit_softcapping")) is not None:
+        found["softcap"] = checks.positive("attn_logit_softcapping", cap)
+    return found
+
+
+def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotary:
+    """How positions rotate: `rope_parameters`, or in older files `rope_scaling` with `rope_theta` beside it.
+
+    Gemma 3 has one rotation for layers with a window and another one for those without.
+    """
+    where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
+    told = model.get(where) or {}
+    if not isinstance(told, dict):
+        raise TypeError(f"{where} is {reprlib.repr(told)}, expected options by name")
+    theta = model.get("rope_theta", 10000.0)
+    if kind == "gemma3_text":
+        theta = model["rope_local_base_freq"] if slides else theta
+        if where == "rope_scaling":
+            told = {} if slides else told
+        elif told:
+            told = told.get("sliding_attention" if slides else "full_attention") or {}
+    told = {name: value for name, value in told.items() if not _says_nothing(name, value)}
+    sort = told.pop("type", "default")
+    sort = told.pop("rope_type", sort)
+    base = checks.positive("rope_theta", told.pop("rope_theta", theta))
+    needs = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
+    if sort not in needs:
+        raise ValueError(f"rope_type is {reprlib.repr(sort)}, expected one of {', '.join(needs)}")
+    if set(told) != set(needs[sort]):
+        lacking, foreign = sorted({*needs[sort]} - {*told}), sorted({*told} - {*needs[sort]})
+        problem = f"lacks {', '.join(lacking)}" if lacking else f"has {', '.join(foreign)}, which is not known"
+        raise ValueError(f"{where} of rope_type {sort!r} {problem}")
+    given = [told[name] for name in needs[sort]]
+    if sort == "llama3":
+        return Rotary(width, base, frequencies=llama3_frequencies(width, base, *given))
+    if sort == "linear":
+        factor = checks.positive("factor", *given)
+        return Rotary(width, base, frequencies=tuple(angle / factor for angle in Rotary(width, base).angles()))
+    return Rotary(width, base)
+
+
+def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
+    """Whether the layer with this prefix has the model's window."""
+    size, types = model.get("sliding_window"), model.get("layer_types")
+    if "use_sliding_window" in model and model["use_sliding_window"] is False:
+        size = None
+    if "layer_types" not in KINDS[kind]:
+        return size is not None and "sliding_window" in KINDS[kind]
+    if _says_nothing("layer_types", types) and (size is None or types):
+        return False
+    number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
+    if number is None:
+        raise ValueError(
+            f"some layers have a window, and prefix {prefix!r} has no layers.NUMBER to say which layer it is"
+        )
+    at = int(number[1])
+    if types is None and "max_window_layers" in KINDS[kind]:
+        return at >= checks.whole("max_window_layers", model["max_window_layers"])
+    if types is None:
+        pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
+        return (at + 1) % pattern != 0
+    told = types[at] if isinstance(types, list) and at < len(types) else None
+    if told not in ("full_attention", "sliding_attention"):
+        raise ValueError(
+            f"layer_types has {reprlib.repr(told)} for layer {at}, expected full_attention or sliding_attention"
+        )
+    if told == "sliding_attention" and size is None:
+        raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is not there or not used")
+    return told == "sliding_attention"

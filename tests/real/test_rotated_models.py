@@ -1,0 +1,137 @@
+"""Models of `transformers` that rotate positions: their files and `config.json` give layers that compute as they do.
+
+Outputs and gradients of their own attention classes, eager, in causal order and with padding, are compared within the
+bounds of `mha.parity`, float64 NumPy being the oracle. They take rotation, norms and softmax in float32, which is no
+coarser than the rest in a float32 model. Letters: B sentences, T tokens of the longest, H heads, D width.
+"""
+
+import functools
+import os
+
+import numpy as np
+import pytest
+
+import mha
+from mha import parity
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+SMALL = {
+    "vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24,
+    "intermediate_size": 29, "pad_token_id": 0, "attn_implementation": "eager",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+WINDOW = {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}
+GEMMA = {"sliding_window": 4, "head_dim": 8, "query_pre_attn_scalar": 3, "rms_norm_eps": 1e-2}
+ROTATIONS = {
+    "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+}
+MODELS = {
+    "LLaMA 2": ("Llama", {"num_key_value_heads": 4}),
+    "LLaMA 3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
+    "LLaMA, slowed down, biases": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "attention_bias": True},
+    ),
+    "Mistral": ("Mistral", {"sliding_window": 4, "head_dim": 10, "num_key_value_heads": 1}),
+    "Qwen2": ("Qwen2", WINDOW),
+    "Qwen2, no window": ("Qwen2", {}),
+    "Gemma 2, window": ("Gemma2", GEMMA | {"layer_types": ["full_attention", "sliding_attention"]}),
+    "Gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 3.0}),
+    "Gemma 3, window": ("Gemma3Text", GEMMA),
+    "Gemma 3": ("Gemma3Text", GEMMA | {"rope_parameters": ROTATIONS, "layer_types": WINDOW["layer_types"][::-1]}),
+    "Qwen3": ("Qwen3", WINDOW | {"head_dim": 8, "rms_norm_eps": 1e-2}),
+}
+LENGTHS = np.array([11, 7])
+ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
+
+
+@functools.cache
+def computed(name, folder):
+    """A saved model's file; input (B, T, D), output, its cotangent, and gradients of the attention of layer 1."""
+    import torch
+    import transformers
+
+    kind, options = MODELS[name]
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SMALL | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    model.save_pretrained(folder)
+    attention, seen = model.layers[1].self_attn, {}
+    hook = attention.register_forward_pre_hook(lambda _, __, named: seen.update(named), with_kwargs=True)
+    sees = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]  # (B, T)
+    with torch.no_grad():
+        model(torch.randint(1, 37, sees.shape), sees.long(), use_cache=False)
+    hook.remove()
+    X = seen["hidden_states"] = seen["hidden_states"].clone().requires_grad_()
+    output, _ = attention(**seen)
+    cotangent = torch.randn(output.shape) * sees[:, :, None]  # outputs of padding are nobody's
+    output.backward(cotangent)
+    gradients = {"inputs": X.grad.numpy()}
+    for parameter, value in attention.named_parameters():
+        module, part = parameter.split(".")
+        ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
+        gradients[ARRAYS[module] + ours] = value.grad.numpy().T
+    return folder / "model.safetensors", X.detach().numpy(), output.detach().numpy(), cotangent.numpy(), gradients
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
+    path, X, output, cotangent, gradients = computed(name, folder / name)
+    prefix = "layers.1.self_attn"
+
+    def results(backend, dtype):
+        layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend), dtype)
+        inputs = [X.astype(dtype)] * 3
+        found = layer(*inputs, LENGTHS, causal=True)
+        pulled = layer.gradients(*inputs, LENGTHS, causal=True, cotangent=cotangent.astype(dtype))
+        pulled["inputs"] = sum(pulled.pop(name) for name in ("queries", "keys", "values"))
+        return mha.to_numpy(found), {name: mha.to_numpy(array) for name, array in pulled.items()}
+
+    ours, pulled = results(backend, "float32")
+    oracle, exact = results("numpy", "float64")
+    base, plain = results("numpy", "float32")
+    real = np.arange(X.shape[1]) < LENGTHS[:, None]  # (B, T)
+    for found in (ours, output):
+        assert parity.error(found[real], oracle[real]) <= parity.bound("float32", oracle[real], base[real])
+    # Without a bias of W_o, as in Qwen2, ours is zeros.
+    assert exact.keys() - gradients.keys() <= {"W_o.bias"}
+    assert gradients.keys() <= exact.keys()
+    for array, expected in exact.items():
+        scale = parity.gradient_scale(array, exact)
+        limit = parity.bound("float32", expected, plain[array], gradient=True, scale=scale)
+        assert parity.error(pulled[array], expected) <= limit, array
+        assert parity.error(gradients.get(array, expected), expected) <= limit, array
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rotary": None},
+        {"rotary": mha.Rotary(interleaved=True)},
+        {"window": (4, 0)},
+        {"window": None},
+        {"qk_norm_eps": 1e-6},
+        {"qk_norm": "layer"},
+    ],
+)
+def test_another_option_is_noticed(folder, change):
+    """That the comparison above tells such layers apart."""
+    path, X, output, _, _ = computed("Qwen3", folder / "Qwen3")
+    right = mha.load(path, "numpy", prefix="layers.1.self_attn")
+    options = vars(right.config) | change
+    wrong = mha.MultiHeadAttention(**options, backend="numpy")
+    wrong.weights = right.weights
+    real = np.arange(X.shape[1]) < LENGTHS[:, None]  # (B, T)
+    right, wrong = (layer(X, X, X, LENGTHS, causal=True)[real] for layer in (right, wrong))
+    assert parity.error(right, output[real]) < 1e-4 < 1e-3 < parity.error(wrong, output[real])
