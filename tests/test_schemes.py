@@ -82,6 +82,13 @@ SPOTS = {
         ("c_proj.weight", (4, 18), "W_o.kernel", (4, 18)),
     ],
     "llama": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("o_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "neox": [
+        ("query_key_value.weight", (4, 2), "W_q.kernel", (2, 4)),
+        ("query_key_value.weight", (5, 2), "W_k.kernel", (2, 0)),
+        ("query_key_value.weight", (29, 2), "W_v.kernel", (2, 9)),
+        ("query_key_value.bias", (31,), "W_q.bias", (11,)),
+        ("dense.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
     "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
 }
 
@@ -100,7 +107,7 @@ TURNED = {
     "torch-separate": ("out_proj.weight", True), "keras": ("attention_output.kernel", False),
     "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
-    "llama": ("o_proj.weight", True), "opt": ("out_proj.weight", True),
+    "llama": ("o_proj.weight", True), "neox": ("dense.weight", True), "opt": ("out_proj.weight", True),
 }  # fmt: skip
 
 

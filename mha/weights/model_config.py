@@ -19,7 +19,7 @@ from mha.weights import files, safetensors_reader
 
 NAME = "config.json"
 LIMIT = 2**24  # bytes; those of large label sets have a hundredth
-SCHEMES: tuple[SchemeName, ...] = ("bert", "distilbert", "vit", "gpt2", "llama", "opt")  # beside which it lies
+SCHEMES: tuple[SchemeName, ...] = ("bert", "distilbert", "vit", "gpt2", "llama", "neox", "opt")  # beside which it lies
 
 # What is about attention, by its name, and what of that leaves the result as it is.
 _ABOUT = re.compile(
@@ -30,6 +30,7 @@ _PASSED = {
     "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # arrays tell
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",
     "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
+    "parallel_attn", "num_ln_in_parallel_attn",  # what is beside the attention
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
 _NEUTRAL = {"position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1}
@@ -46,6 +47,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": _QWEN,
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+}
+# Of scheme "neox", the others being of "llama".
+PACKED: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
+    "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None},
 }
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
 FOLDED = "fold_one"  # of what a file says: whether a norm multiplies by 1 + w, w being its weight
@@ -80,13 +86,14 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
     if isinstance(part := model.get("text_config"), dict) and "language_model" in prefix:
         model = part
     kind = str(model.get("model_type"))
-    rotates = scheme == "llama"
-    if rotates and kind not in KINDS:
+    rotates = scheme in ("llama", "neox")
+    kinds = PACKED if scheme == "neox" else KINDS
+    if rotates and kind not in kinds:
         raise ValueError(
-            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(KINDS)}, whose attention is known; pass "
+            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
             "the arrays to mha.from_native to say yourself what it computes"
         )
-    defaults = KINDS[kind] if rotates else {}
+    defaults = kinds[kind] if rotates else {}
     known = _PASSED | defaults.keys() | (_ROTATION if rotates else set())
     for name, value in model.items():
         if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
@@ -112,7 +119,12 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
     if width is None:
         width = checks.size("hidden_size", model.get("hidden_size")) // num_heads
     found: dict[str, Any] = {"key_dim": checks.size("head_dim", width)}
-    if "num_key_value_heads" in model:
+    if kind == "falcon" and not model["new_decoder_architecture"]:
+        found["num_key_value_heads"] = 1 if model["multi_query"] else num_heads
+    elif kind == "falcon":
+        groups = model["num_kv_heads"]
+        found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_kv_heads", groups)
+    elif "num_key_value_heads" in model:
         groups = model["num_key_value_heads"]
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
     slides = _slides(model, kind, prefix)
@@ -138,17 +150,22 @@ def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotar
     told = model.get(where) or {}
     if not isinstance(told, dict):
         raise TypeError(f"{where} is {reprlib.repr(told)}, expected options by name")
-    theta = model.get("rope_theta", 10000.0)
+    theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
     if kind == "gemma3_text":
         theta = model["rope_local_base_freq"] if slides else theta
         if where == "rope_scaling":
             told = {} if slides else told
         elif told:
             told = told.get("sliding_attention" if slides else "full_attention") or {}
+    factor = told.get("partial_rotary_factor", model.get("rotary_pct"))
+    if kind == "gpt_neox":
+        told = told | {"partial_rotary_factor": None}
     told = {name: value for name, value in told.items() if not _says_nothing(name, value)}
     sort = told.pop("type", "default")
     sort = told.pop("rope_type", sort)
     base = checks.positive("rope_theta", told.pop("rope_theta", theta))
+    if kind == "gpt_neox":
+        width = int(width * checks.positive("rotary_pct", factor))
     needs = {
         "default": (),
         "linear": ("factor",),
@@ -174,8 +191,8 @@ def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
     size, types = model.get("sliding_window"), model.get("layer_types")
     if "use_sliding_window" in model and model["use_sliding_window"] is False:
         size = None
-    if "layer_types" not in KINDS[kind]:
-        return size is not None and "sliding_window" in KINDS[kind]
+    if kind in PACKED or "layer_types" not in KINDS[kind]:
+        return size is not None and kind == "mistral"
     if _says_nothing("layer_types", types) and (size is None or types):
         return False
     number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)

@@ -18,6 +18,7 @@ import numpy as np
 from mha import checks
 from mha.config import DTYPES, Config, shapes, special
 from mha.names import SchemeChoice, SchemeName
+from mha.weights import packing
 from mha.weights.sizes import NORMED, PROJECTIONS, configured
 
 
@@ -28,11 +29,13 @@ class Place:
     name: of the array, after the layer's prefix.
     axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
     part: None, or (i, n): part i of n that are packed along the outputs.
+    by_group: whether these are packed for each group: its heads of queries, one of keys, one of values.
     """
 
     name: str
     axes: str
     part: tuple[int, int] | None = None
+    by_group: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +69,12 @@ def _each(names: Iterable[str], kernel: str, axes: str) -> dict[str, Place]:
     return places
 
 
-def _packed(kernel: str, bias: str, output: str, axes: str) -> dict[str, Place]:
+def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
     """Queries, keys and values packed in one array, in this order, and the output in one of its own."""
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
-        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3))
-        places[f"{projection}.bias"] = Place(bias, "o", (part, 3))
+        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by_group)
+        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by_group)
     return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
 
 
@@ -137,6 +140,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         beside=(r"rotary_emb\.inv_freq",),
+        grouped=True,
+        asks=("rotary",),
+    ),
+    "neox": Scheme(
+        "GPT-NeoX, Pythia, Falcon",
+        _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
+        beside=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
         grouped=True,
         asks=("rotary",),
     ),
@@ -263,7 +273,7 @@ def to_canonical(
     for weight, place in _places(scheme):
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
-            canonical[weight] = _unpack(arrays[name], place)
+            canonical[weight] = _unpack(arrays[name], place, config.num_heads, config.num_key_value_heads)
     none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
     return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
 
@@ -285,7 +295,8 @@ def describe(
     places = {weight: place for weight, place in every.items() if place.name in names}
     _check_each(arrays, places)
     num_heads = _heads(arrays, places, num_heads)
-    canonical = {weight: _unpack(arrays[place.name], place) for weight, place in places.items()}
+    groups = _groups(arrays, places, num_heads)
+    canonical = {weight: _unpack(arrays[place.name], place, num_heads, groups) for weight, place in places.items()}
     biased = tuple(name for name in PROJECTIONS if f"{name}.bias" in canonical)
     if biased not in ((), PROJECTIONS, *SCHEMES[scheme].biases):
         lacking = {every[f"{name}.bias"].name: None for name in PROJECTIONS if name not in biased}
@@ -330,7 +341,10 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
             if len({piece.shape for piece in pieces}) > 1:
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
-            arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
+            if place.by_group:
+                arrays[place.name] = packing.packed(pieces, config.num_key_value_heads, config.key_dim)
+            else:
+                arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
     return arrays
 
 
@@ -361,7 +375,7 @@ def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -
             raise ValueError(f"{place.name} has shape {array.shape}, expected {len(place.axes)} axes, {place.axes}")
         if 0 in array.shape:
             raise ValueError(f"{place.name} has shape {array.shape}, expected no size of 0")
-        if place.part and array.shape[place.axes.index("o")] % place.part[1]:
+        if place.part and not place.by_group and array.shape[place.axes.index("o")] % place.part[1]:
             raise ValueError(
                 f"{place.name} has shape {array.shape}, expected {place.part[1]} projections of equal width packed "
                 f"along axis {place.axes.index('o')}"
@@ -390,9 +404,24 @@ def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_he
     return expected
 
 
-def _unpack(array: np.ndarray, place: Place) -> np.ndarray:
+def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
+    """The number of groups that an array packs one after another; num_heads where none does."""
+    place, output = places["W_q.kernel"], places["W_o.kernel"]
+    if not place.by_group:
+        return num_heads
+    merged = arrays[output.name].shape[output.axes.index("i")]
+    groups = packing.count_groups(place.name, len(arrays[place.name]), output.name, merged, num_heads)
+    bias = places.get("W_q.bias", place).name
+    if len(arrays[bias]) != len(arrays[place.name]):
+        raise ValueError(f"{bias} has {len(arrays[bias])} numbers, expected {len(arrays[place.name])} as {place.name}")
+    return groups
+
+
+def _unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.ndarray:
     """The canonical weight that is, or is a part of, an array."""
-    if place.part:
+    if place.part and place.by_group:
+        array = packing.unpacked(array, place.part[0], num_heads, groups)
+    elif place.part:
         part, count = place.part
         array = np.split(array, count, place.axes.index("o"))[part]
     if place.axes == "oi":

@@ -13,6 +13,7 @@ import pytest
 
 import mha
 from mha import parity
+from mha.weights import schemes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 SMALL = {
@@ -29,6 +30,7 @@ ROTATIONS = {
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
 }
+UNGROUPED = {"hidden_size": 32, "num_key_value_heads": 4}
 MODELS = {
     "LLaMA 2": ("Llama", {"num_key_value_heads": 4}),
     "LLaMA 3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8}),
@@ -43,15 +45,24 @@ MODELS = {
     "Gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 3.0}),
     "Gemma 3, window": ("Gemma3Text", GEMMA),
     "Gemma 3": ("Gemma3Text", GEMMA | {"rope_parameters": ROTATIONS, "layer_types": WINDOW["layer_types"][::-1]}),
+    "GPT-NeoX": ("GPTNeoX", UNGROUPED),
+    "GPT-NeoX, half turns": (
+        "GPTNeoX",
+        UNGROUPED | {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0, "partial_rotary_factor": 0.5}},
+    ),
+    "Falcon, one group": ("Falcon", {"bias": True}),
+    "Falcon, groups": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "Falcon, no groups": ("Falcon", {"multi_query": False}),
     "Qwen3": ("Qwen3", WINDOW | {"head_dim": 8, "rms_norm_eps": 1e-2}),
 }
+AT = {"GPTNeoX": ("layers.1.attention", "neox"), "Falcon": ("h.1.self_attention", "neox")}  # others: LLaMA's
 LENGTHS = np.array([11, 7])
 ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
 
 
 @functools.cache
 def computed(name, folder):
-    """A saved model's file; input (B, T, D), output, its cotangent, and gradients of the attention of layer 1."""
+    """A saved model's file; prefix of layer 1; its attention's input, output and cotangent (B, T, D), and gradients."""
     import torch
     import transformers
 
@@ -62,22 +73,31 @@ def computed(name, folder):
         for parameter in model.parameters():
             parameter.normal_(std=0.4)
     model.save_pretrained(folder)
-    attention, seen = model.layers[1].self_attn, {}
-    hook = attention.register_forward_pre_hook(lambda _, __, named: seen.update(named), with_kwargs=True)
+    at, scheme = AT.get(kind, ("layers.1.self_attn", "llama"))
+    attention, seen = model.get_submodule(at), {}
+    hook = attention.register_forward_pre_hook(
+        lambda _, given, named: seen.update(named | ({"hidden_states": given[0]} if given else {})), with_kwargs=True
+    )
     sees = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]  # (B, T)
     with torch.no_grad():
-        model(torch.randint(1, 37, sees.shape), sees.long(), use_cache=False)
+        model(torch.randint(1, 37, sees.shape), attention_mask=sees.long(), use_cache=False)
     hook.remove()
     X = seen["hidden_states"] = seen["hidden_states"].clone().requires_grad_()
     output, _ = attention(**seen)
     cotangent = torch.randn(output.shape) * sees[:, :, None]  # outputs of padding are nobody's
     output.backward(cotangent)
-    gradients = {"inputs": X.grad.numpy()}
-    for parameter, value in attention.named_parameters():
-        module, part = parameter.split(".")
-        ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
-        gradients[ARRAYS[module] + ours] = value.grad.numpy().T
-    return folder / "model.safetensors", X.detach().numpy(), output.detach().numpy(), cotangent.numpy(), gradients
+    arrays = {parameter: value.grad.numpy() for parameter, value in attention.named_parameters()}
+    if scheme == "neox":
+        _, gradients = schemes.to_canonical(arrays, scheme, num_heads=4)
+    else:
+        gradients = {}
+        for parameter, gradient in arrays.items():
+            module, part = parameter.split(".")
+            ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
+            gradients[ARRAYS[module] + ours] = gradient.T
+    gradients["inputs"] = X.grad.numpy()
+    path = folder / "model.safetensors"
+    return path, at, X.detach().numpy(), output.detach().numpy(), cotangent.numpy(), gradients
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +107,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
-    path, X, output, cotangent, gradients = computed(name, folder / name)
-    prefix = "layers.1.self_attn"
+    path, prefix, X, output, cotangent, gradients = computed(name, folder / name)
 
     def results(backend, dtype):
         layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend), dtype)
@@ -127,8 +146,8 @@ def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
 )
 def test_another_option_is_noticed(folder, change):
     """That the comparison above tells such layers apart."""
-    path, X, output, _, _ = computed("Qwen3", folder / "Qwen3")
-    right = mha.load(path, "numpy", prefix="layers.1.self_attn")
+    path, prefix, X, output, _, _ = computed("Qwen3", folder / "Qwen3")
+    right = mha.load(path, "numpy", prefix=prefix)
     options = vars(right.config) | change
     wrong = mha.MultiHeadAttention(**options, backend="numpy")
     wrong.weights = right.weights
