@@ -2,6 +2,7 @@
 
 import json
 
+import adapters
 import formula
 import numpy as np
 import pytest
@@ -178,7 +179,9 @@ def test_what_a_bias_holds_where_something_else_hides_does_not_matter(backend, r
 
 def test_gradients_by_biases_and_gates_have_their_shapes(backend, rng):
     attention, arrays = layer(backend, num_key_value_heads=G), inputs(rng)
-    for bias, gates in (((Q, K), (H,)), ((1, 1, 1, K), (B, H)), ((B, 1, K), (H,)), ((B, H, 1, K), (B, H))):
+    some = slice(None, None, 3 if adapters.of(backend).compiles_each_kind else 1)
+    shapes = ((Q, K), (H,)), ((1, 1, 1, K), (B, H)), ((B, 1, K), (H,)), ((B, H, 1, K), (B, H))
+    for bias, gates in shapes[some]:
         given = {"score_bias": rng.normal(size=bias), "head_gates": rng.normal(size=gates)}
         gradients, expected = (one.gradients(*arrays, [3, 7], **given) for one in (attention, attention.to("numpy")))
         assert list(gradients)[3:5] == ["score_bias", "head_gates"]
@@ -198,7 +201,7 @@ def test_gates_of_0_and_1_choose_heads(backend, rng):
     assert agree(attention(*arrays, head_gates=gates), without(*arrays))
 
 
-@pytest.mark.parametrize("options", [{}, ALL], ids=["plain", "all options"])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=OFTEN), ALL], ids=["plain", "all options"])
 def test_token_by_token_is_the_causal_call(backend, rng, options):
     attention, X = layer(backend, **options), rng.normal(size=(B, Q, 11))
     at_once = attention(X, X, X, causal=True)
@@ -251,14 +254,3 @@ def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
     attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})
     with pytest.raises(ValueError, match=f"a {kind} cannot be made of a layer with {name}="):
         attention.to_native(kind)
-
-
-def test_a_bias_with_a_gradient_of_its_own(backend, rng):
-    """Of NumPy arrays `mha` gives it; the frameworks' own arrays keep it, as any other array of theirs."""
-    attention, arrays = layer(backend), inputs(rng)
-    bias = rng.normal(size=(1, H, 1, K))
-    _, pull_back = attention.vjp(*arrays, score_bias=bias)
-    step = rng.normal(size=bias.shape)
-    slope = sum(sign * attention(*arrays, score_bias=bias + sign * 1e-6 * step).sum() for sign in (1, -1)) / 2e-6
-    found = (pull_back(np.ones((B, Q, 11)))["score_bias"] * step).sum()
-    assert abs(found - slope) < 1e-6 * max(1, abs(slope))
