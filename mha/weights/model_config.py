@@ -19,6 +19,7 @@ from mha.weights import files, safetensors_reader
 
 NAME = "config.json"
 LIMIT = 2**24  # bytes; those of large label sets have a hundredth
+WIDEST = 2**16  # head_dim; frequencies of it are worked out before the arrays are looked at
 SCHEMES: tuple[SchemeName, ...] = ("bert", "distilbert", "vit", "gpt2", "llama", "neox", "opt")  # beside which it lies
 
 # What is about attention, by its name, and what of that leaves the result as it is.
@@ -44,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
     "qwen2": _QWEN,
-    "qwen3": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
 }
@@ -78,7 +79,7 @@ def options(path: Path, scheme: SchemeName, prefix: str) -> dict[str, Any]:
         if len(data) > LIMIT:
             raise ValueError(f"it has more than {LIMIT} bytes")
         return _options(safetensors_reader.parse(data.decode()), scheme, prefix)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
 
 
@@ -119,6 +120,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
     if width is None:
         width = checks.size("hidden_size", model.get("hidden_size")) // num_heads
     found: dict[str, Any] = {"key_dim": checks.size("head_dim", width)}
+    if found["key_dim"] > WIDEST:
+        raise ValueError(f"head_dim is {found['key_dim']}, expected at most {WIDEST}")
     if kind == "falcon" and not model["new_decoder_architecture"]:
         found["num_key_value_heads"] = 1 if model["multi_query"] else num_heads
     elif kind == "falcon":
@@ -147,25 +150,23 @@ def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotar
     Gemma 3 has one rotation for layers with a window and another one for those without.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
-    told = model.get(where) or {}
-    if not isinstance(told, dict):
-        raise TypeError(f"{where} is {reprlib.repr(told)}, expected options by name")
+    told = _named(where, model.get(where))
     theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
     if kind == "gemma3_text":
         theta = model["rope_local_base_freq"] if slides else theta
         if where == "rope_scaling":
             told = {} if slides else told
         elif told:
-            told = told.get("sliding_attention" if slides else "full_attention") or {}
+            told = _named(where, told.get("sliding_attention" if slides else "full_attention"))
     factor = told.get("partial_rotary_factor", model.get("rotary_pct"))
     if kind == "gpt_neox":
         told = told | {"partial_rotary_factor": None}
     told = {name: value for name, value in told.items() if not _says_nothing(name, value)}
     sort = told.pop("type", "default")
-    sort = told.pop("rope_type", sort)
+    sort = str(told.pop("rope_type", sort))
     base = checks.positive("rope_theta", told.pop("rope_theta", theta))
     if kind == "gpt_neox":
-        width = int(width * checks.positive("rotary_pct", factor))
+        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # of which Rotary refuses more than 1
     needs = {
         "default": (),
         "linear": ("factor",),
@@ -186,14 +187,22 @@ def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotar
     return Rotary(width, base)
 
 
+def _named(where: str, told: Any) -> dict[str, Any]:
+    """Options by name, of which there may be none."""
+    if not isinstance(told, dict | None):
+        raise TypeError(f"{where} is {reprlib.repr(told)}, expected options by name")
+    return told or {}
+
+
 def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
     """Whether the layer with this prefix has the model's window."""
     size, types = model.get("sliding_window"), model.get("layer_types")
-    if "use_sliding_window" in model and model["use_sliding_window"] is False:
+    if not model.get("use_sliding_window", True):
         size = None
     if kind in PACKED or "layer_types" not in KINDS[kind]:
         return size is not None and kind == "mistral"
-    if _says_nothing("layer_types", types) and (size is None or types):
+    turns = kind == "gemma3_text"  # another way in layers with a window
+    if _says_nothing("layer_types", types) and (types or (size is None and not turns)):
         return False
     number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
     if number is None:
