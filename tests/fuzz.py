@@ -42,17 +42,34 @@ import malformed
 FOLDER = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)  # quicker than a disk
 
 
+H, SIZE = 2, 6
+# What a checkpoint may not say, by how the error begins that asks for it.
+ASKED: dict[str, dict[str, Any]] = {
+    "num_heads is None": {"num_heads": H},
+    "rotary is not given": {"rotary": None},
+    "qk_norm is None": {"qk_norm": "rms"},
+}
+
+
+def told(path: Path) -> mha.MultiHeadAttention:
+    """The layer in a file, told what it asks for."""
+    said: dict[str, Any] = {}
+    while True:
+        try:
+            return mha.load(path, "numpy", **said)
+        except TypeError as error:
+            answer = next((answer for words, answer in ASKED.items() if str(error).startswith(words)), {})
+            if answer.keys() <= said.keys():
+                raise
+            said |= answer
+
+
 def load(data: bytes) -> None:
     """A file of these bytes, ours or a checkpoint, has a layer that can be saved and loaded again, or is refused."""
     path = Path(FOLDER.name, "layer.safetensors")
     path.write_bytes(data)
     with contextlib.suppress(RefusedError), refusal(path):
-        try:
-            attention = mha.load(path, "numpy")
-        except TypeError as error:
-            if not str(error).startswith("num_heads is None"):
-                raise
-            attention = mha.load(path, "numpy", num_heads=H)  # a checkpoint, which does not say it
+        attention = told(path)
         arrays = attention.weights
         for name, shape in weight_shapes(attention.config).items():
             if arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
@@ -133,7 +150,6 @@ VALUES = [
 
 # Arguments
 
-H, SIZE = 2, 6
 LAYERS = [
     mha.MultiHeadAttention(SIZE, H, bias=True, query_size=5, key_size=3, value_size=4, **options, backend="numpy")
     for options in (
