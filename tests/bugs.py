@@ -277,7 +277,7 @@ WEIGHTS_BUGS: PackageBugs = {
     ),
     "any bias may be missing": ("weights/schemes", r"if biased not in .*:", "if False:"),
     "arrays beside the projections are passed over": ("weights/schemes", r"    if foreign:", "    if False:"),
-    "groups of queries are taken": ("weights/schemes", r"if keys != queries:", "if False:"),
+    "groups of queries are taken": ("weights/sizes", r"if keys != queries and not .*:", "if False:"),
     "NaN is taken": ("weights/schemes", r"            checks\.finite\(name, arrays\[name\]\)\n", ""),
     "the source's memory is shared": ("weights/schemes", r"(none\[weight\]\)\))\.copy\(\)", r"\1"),
     "a prefix may end anywhere": ("weights/schemes", r'prefix\.endswith\("\."\)', "True"),
