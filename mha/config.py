@@ -112,10 +112,15 @@ class Config:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
 
 
+def plain(config: Config) -> dict[str, Any]:
+    """The defaults of the options of today's models, by name, for a layer of these sizes."""
+    layer = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
+    return {name: getattr(layer, name) for name in MODERN}
+
+
 def special(config: Config) -> dict[str, Any]:
     """The options of today's models that are not at their defaults, by name: what other layers and files may lack."""
-    plain = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
-    return {name: getattr(config, name) for name in MODERN if getattr(config, name) != getattr(plain, name)}
+    return {name: getattr(config, name) for name, default in plain(config).items() if getattr(config, name) != default}
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -239,8 +239,8 @@ class MultiHeadAttention:
         arrays, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
-            copies = {id(X): module.copied(X) for X in (*arrays, *checked.arrays())}
-            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(lambda X: copies[id(X)])
+            copies = {id(X): module.copied(X) for X in arrays}
+            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(module.copied)
             output, pull = self._calls.vjp(self.layer, *arrays, checked, training=training)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:

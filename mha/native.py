@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mha import arguments, checks, dispatch
-from mha.config import MODERN, Config, shapes
+from mha.config import Config, plain, shapes
 from mha.names import BackendName, SchemeName
 from mha.weights import sayable, schemes
 
@@ -127,10 +127,9 @@ def refuse(kind: str, options: Mapping[str, Any]) -> None:
 
 def require(kind: str, config: Config, needed: Mapping[str, Any]) -> None:
     """Raise ValueError, naming them, unless options are what they must be for a kind of layer to exist."""
-    plain = {name: getattr(Config(1, 1), name) for name in MODERN} | {"num_key_value_heads": config.num_heads}
     others = [
         f"{name}={getattr(config, name)!r}, expected {value!r}"
-        for name, value in (plain | dict(needed)).items()
+        for name, value in (plain(config) | dict(needed)).items()
         if getattr(config, name) != value
     ]
     if others:
