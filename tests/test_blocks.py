@@ -10,21 +10,16 @@ import pytest
 
 import mha
 from mha import blocks, dispatch, parity
-from mha.config import MODERN
+from mha.parity.cases import ALL
 
 SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
 
 
-def in_one_piece(case):
-    """Whether a case has one of the options that calls in pieces do not know yet."""
-    of_call = case.offset or case.score_bias or case.head_gates
-    return bool(of_call or set(case.options) & set(MODERN))
-
-
+WINDOW = parity.WIDTHS | {"num_heads": 6, "num_key_value_heads": 2, "window": (4, 1)}
 CASES = {
     case.name: case
     for case in (
-        *(case for case in parity.CASES if case.num_keys < 100 and not in_one_piece(case)),
+        *(case for case in parity.CASES if case.num_keys < 100),
         parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
@@ -33,9 +28,16 @@ CASES = {
         parity.Case(
             "many pieces, causal", parity.WIDTHS, [5, 31, 0], causal=True, batch=3, num_queries=29, num_keys=31
         ),
+        parity.Case("many pieces, window", WINDOW, [31, 0, 17], batch=3, num_queries=29, num_keys=31, offset=-1),
+        parity.Case("window, one piece", WINDOW, causal=True, num_queries=7, num_keys=13, offset=8),
+        parity.Case("window, lengths per query", WINDOW, [[9, 4, 2], [0, 3, 9]], num_keys=7, offset=[3, 1]),
+        parity.Case(
+            "many pieces, all options", ALL, [31, 0, 17], None, False, (1, 6, 29, 31), [0, -7, 4], (3, 6),
+            batch=3, num_queries=29, num_keys=31,
+        ),  # fmt: skip
     )
 }
-ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal")  # which compiles each for ten seconds and more
+ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options")  # which compiles each for ten seconds and more
 OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
 
 
@@ -179,22 +181,25 @@ def test_gradients_by_some_alone(backend, small):
 @pytest.mark.backends("numpy", "torch", "mxnet")  # the others' pieces, in loops of their own, cannot be seen
 @pytest.mark.parametrize("pooling", ["dot", "additive"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("options", [{}, {"window": (3, 1), "num_key_value_heads": 1}], ids=["plain", "window"])
 @pytest.mark.parametrize("hiding", [{}, {"valid_lens": [31, 5]}, {"causal": True}], ids=["all", "lengths", "causal"])
-def test_no_piece_has_more_scores_than_fit(backend, monkeypatch, pooling, training, hiding):
+def test_no_piece_has_more_scores_than_fit(backend, monkeypatch, pooling, training, options, hiding):
     module = dispatch.load(backend)
     kind, seen = {"dot": module.DotProductAttention, "additive": module.AdditiveAttention}[pooling], []
     scores = kind.scores
 
     def counted(self, queries, keys, *rest):
-        seen.append(queries.shape[0] * queries.shape[1] * self.scores_of_query(queries[:1], keys[:1]))
+        seen.append(self.scores_of_pair(queries) * queries.shape[1] * keys.shape[1])
         return scores(self, queries, keys, *rest)
 
     monkeypatch.setattr(kind, "scores", counted)
     monkeypatch.setattr(blocks, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
-    attention = mha.MultiHeadAttention(12, 3, dropout=0.5, pooling=pooling, backend=backend)
+    attention = mha.MultiHeadAttention(12, 3, dropout=0.5, pooling=pooling, **options, backend=backend)
     X = np.ones((2, 31, 12), "float32")
     attention(X, X, X, **hiding, training=training)
     assert max(seen, default=0) <= blocks.SCORES
+    if options and not (backend == "torch" and hiding):  # work in proportion to the window, of 5 keys
+        assert sum(seen) < 0.5 * attention.config.num_heads * 2 * 31 * 31 * (4 if pooling == "additive" else 1)
     by_kernel = backend == "torch" and pooling == "dot" and not training  # which keeps no scores
     assert bool(seen) != by_kernel
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mha import blocks
+from mha.arguments import Hiding
 
 
 def test_blocks_of_queries(monkeypatch):
@@ -17,15 +18,95 @@ def test_blocks_of_queries(monkeypatch):
     assert blocks.cuts(2) == [1, 2]
 
 
+def test_keys_that_order_and_window_let_be_seen():
+    def span(*sizes, **hiding):
+        keys = blocks.span(Hiding(**hiding), *sizes)
+        return keys.start, keys.stop
+
+    assert span(3, 5) == (0, 5)
+    assert span(3, 5, causal=True) == (0, 3)
+    assert span(3, 5, causal=True, offset=1) == (0, 4)
+    assert span(3, 5, causal=True, offset=-9) == (0, 1)  # none is seen, one is kept
+    assert span(3, 9, window=(1, 2), offset=4) == (3, 9)
+    assert span(3, 9, window=(1, 1), offset=4) == (3, 8)
+    assert span(3, 9, window=(1, 1), causal=True, offset=4) == (3, 7)
+    assert span(3, 9, window=(None, 1), offset=4) == (0, 8)
+    assert span(3, 9, window=(1, None), offset=4) == (3, 9)
+    assert span(3, 9, window=(1, 1), offset=100) == (8, 9)
+    assert span(3, 9, window=(1, 1), offset=np.array([[4], [1]])) == (0, 8)
+    assert span(3, 9, window=(1, 1), offset="not known yet") == (0, 9)
+
+
 def test_groups_of_samples(monkeypatch):
     monkeypatch.setattr(blocks, "SCORES", 60)
     lengths = np.array([5, 2, 0])
 
-    def groups(*arguments):
-        return [(samples.start, samples.stop, longest, hides) for samples, longest, hides in blocks.groups(*arguments)]
+    def groups(sizes, valid_lens=None, offset=None, **hiding):
+        given = Hiding(valid_lens, offset=0 if offset is None else offset, **hiding)
+        found = blocks.groups(given, sizes, valid_lens, offset)
+        return [(samples.start, samples.stop, keys.start, keys.stop, hides) for samples, keys, hides in found]
 
-    assert groups(3, 2, 3, 5) == [(0, 2, 5, False), (2, 3, 5, False)]  # 30 scores a sample
-    assert groups(3, 2, 3, 5, lengths) == [(0, 2, 5, True), (2, 3, 1, True)]
-    assert groups(3, 4, 4, 5, lengths) == [(0, 1, 5, False), (1, 2, 2, False), (2, 3, 1, True)]
-    assert groups(1, 4, 4, 5, np.array([[5, 5, 4, 5]])) == [(0, 1, 5, True)]
-    assert groups(1, 4, 3, 5, np.array([4]), True) == [(0, 1, 3, False)]  # in order, the third query is the last
+    assert groups((3, 2, 3, 5)) == [(0, 2, 0, 5, False), (2, 3, 0, 5, False)]  # 30 scores a sample
+    assert groups((3, 2, 3, 5), lengths) == [(0, 2, 0, 5, True), (2, 3, 0, 1, True)]
+    assert groups((3, 4, 4, 5), lengths) == [(0, 1, 0, 5, False), (1, 2, 0, 2, False), (2, 3, 0, 1, True)]
+    assert groups((1, 4, 4, 5), np.array([[5, 5, 4, 5]])) == [(0, 1, 0, 5, True)]
+    assert groups((1, 4, 3, 5), np.array([4]), causal=True) == [(0, 1, 0, 3, False)]  # the third query is the last
+    offset = np.array([[1], [6]])
+    assert groups((2, 4, 3, 9), None, offset, window=(1, 1)) == [(0, 1, 0, 5, False), (1, 2, 5, 9, False)]
+    assert groups((2, 4, 3, 9), np.array([9, 5]), offset, window=(1, 1))[1] == (1, 2, 5, 6, True)
+
+
+def test_where_every_query_sees_a_key():
+    def all_used(num_queries, num_keys, hides=False, **hiding):
+        return blocks.all_used(Hiding(**hiding), num_queries, [(slice(0, 2), slice(0, num_keys), hides)])
+
+    assert all_used(3, 5)
+    assert not all_used(3, 5, True)
+    assert all_used(3, 5, causal=True)
+    assert not all_used(3, 5, causal=True, offset=-1)  # the first query is before the first key
+    assert all_used(3, 5, window=(0, 1), offset=-1)
+    assert all_used(3, 5, window=(1, 0), offset=3)
+    assert not all_used(3, 5, window=(1, 0), offset=4)  # the last query looks back to key 5
+    assert not all_used(3, 5, mask=np.ones((3, 5), bool))
+    assert not all_used(3, 5, score_bias=np.ones((3, 5)))
+
+
+def test_blocks_of_a_window(monkeypatch):
+    monkeypatch.setattr(blocks, "SCORES", 60)
+
+    def pieces(num_queries, num_keys, scores, **hiding):
+        return [
+            (queries.start, queries.stop, keys.start, keys.stop)
+            for queries, keys in blocks.pieces(Hiding(**hiding), num_queries, num_keys, scores)
+        ]
+
+    assert pieces(4, 7, 2) == [(0, 4, 0, 7)]
+    assert pieces(5, 7, 2) == [(0, 3, 0, 7), (3, 5, 0, 7)]
+    assert pieces(5, 7, 2, causal=True) == [(0, 3, 0, 3), (3, 5, 0, 5)]
+    assert pieces(9, 30, 2, causal=True, window=(2, 0), offset=3) == [(0, 3, 1, 6), (3, 6, 4, 9), (6, 9, 7, 12)]
+    assert pieces(4, 3, 5, window=(9, 9)) == [(0, 4, 0, 3)]  # a window wider than the keys
+    monkeypatch.setattr(blocks, "SCORES", 2**30)
+    assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // blocks.LEAST
+    assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
+
+
+def test_of_some_samples_queries_and_keys():
+    """Part of what is visible is what is visible of the parts."""
+    from mha.backends.numpy.layer import visible_keys
+
+    random = np.random.default_rng(0)
+    B, H, Q, K = 3, 2, 7, 11
+    queries, keys = np.empty((B, Q, 1)), np.empty((B, K, 1))
+    samples, rows, columns = slice(1, 3), slice(2, 5), slice(3, 9)
+    for shape in ((Q, K), (B, Q, K), (1, Q, 1), (B, H, 1, K), (B, 1, Q, K)):
+        for lengths in ((B,), (B, Q)):
+            for offset in (2, random.integers(-2, 5, (B, 1))):
+                bias = np.where(random.random(shape) < 0.3, -np.inf, 0)
+                mask = random.random((Q, K)) < 0.8
+                valid_lens = random.integers(0, K + 1, lengths)
+                hiding = Hiding(valid_lens, mask, bias, True, offset, (4, 1))
+                whole = np.broadcast_to(visible_keys(queries, keys, *hiding), (B, H, Q, K))
+                cut = blocks.part(hiding, samples, rows, columns)
+                found = visible_keys(queries[samples, rows], keys[samples, columns], *cut)
+                expected = whole[samples, :, rows, columns]
+                np.testing.assert_array_equal(np.broadcast_to(found, expected.shape), expected)

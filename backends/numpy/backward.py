@@ -74,7 +74,7 @@ class AttentionPooling(lesson.AttentionPooling):
         queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
         by_pooled = widen(by_pooled)
         scores = self.scores(queries, keys)  # (B, Q, K)
-        capped = scores if self.softcap is None else lesson.cap(scores, self.softcap)  # (B, Q, K)
+        capped = scores if self.softcap is None else lesson.cap(scores, self.softcap, visible)  # (B, Q, K)
         biased = capped if score_bias is None else capped + widen(score_bias)  # (B, Q, K)
         weights = visible_softmax(biased, visible)  # (B, Q, K)
         kept = self.drop(np.ones_like(weights), training)  # (B, Q, K)
@@ -138,41 +138,52 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         H, G, bias = config.num_heads, config.num_key_value_heads, hiding.score_bias
         visible = lesson.visible_keys(queries, keys, *hiding)
         in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
-        queries, keys, values = blank_unused(queries, keys, values, in_any_head)
+        inputs = blank_unused(queries, keys, values, in_any_head)
         again = copied(self.attention)
-        steps = self.steps(queries, keys, values, visible, bias, hiding.offset, head_gates, training)
+        steps = self.steps(*inputs, visible, bias, hiding.offset, head_gates, training)
         visible = repeat_heads(visible, B, H)  # (B*H, Q, K)
         biases = None if bias is None else repeat_heads(four_axes(bias), B, H)  # (B*H, Q, K)
 
-        def backward(by_output):
-            by_merged, by_weights = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
-            by_pooled, by_more = transpose_qkv(by_merged, H), {}  # (B*H, Q, dv)
-            if head_gates is not None:
-                by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
-                by_more["head_gates"] = by_gates if head_gates.ndim == 2 else by_gates.sum(0)
-                by_pooled = by_pooled * np.broadcast_to(head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
-            q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
-            k, v = repeat_groups(k, H // G), repeat_groups(steps["split_v"], H // G)  # (B*H, K, d)
-            call = q, k, v, visible, biases, training, by_pooled
-            by_q, by_k, by_v, by_biased, by_pooling = copied(again).backward(*call)
-            if bias is not None:
-                by_bias = summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)  # (B or 1, H or 1, ...)
-                by_bias = by_bias.reshape(bias.shape)  # (Q, K), (B, Q, K) or (B, H, Q, K)
-                by_more = {"score_bias": by_bias} | by_more
+        def pool_backward(q, k, v, by_pooled):
+            k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
+            by_all = copied(again).backward(q, k, v, visible, biases, training, by_pooled)
+            by_q, by_k, by_v, by_biased, by_parameters = by_all
             by_k, by_v = (X.reshape(B * G, H // G, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
-            if config.rotary:
-                by_q = rotate(by_q, -positions(queries, hiding.offset), config.rotary, H)  # (B*H, Q, d)
-                by_k = rotate(by_k, -positions(keys), config.rotary, G)  # (B*G, K, d)
-            if config.qk_norm:
-                by_q, by_q_scale = through_norm(self.q_norm, "q_norm", steps["split_q"], by_q)
-                by_k, by_k_scale = through_norm(self.k_norm, "k_norm", steps["split_k"], by_k)
-                by_weights |= by_q_scale | by_k_scale
-            by_q, by_k, by_v = (transpose_output(X, n) for X, n in ((by_q, H), (by_k, G), (by_v, G)))  # (B, T, H*d)
-            by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, by_q)
-            by_keys, by_W_k = through_dense(self.W_k, "W_k", keys, by_k)
-            by_values, by_W_v = through_dense(self.W_v, "W_v", values, by_v)
-            by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values} | by_more
-            by_weights |= by_W_q | by_W_k | by_W_v | by_pooling
-            return by_inputs | {name: by_weights[name] for name in shapes(config)}
+            by_bias = None if bias is None else summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)
+            return by_q, by_k, by_v, by_bias, by_parameters
 
-        return steps["output"], backward
+        return steps["output"], functools.partial(self.pull_back, inputs, hiding, head_gates, steps, pool_backward)
+
+    def pull_back(self, inputs, hiding, head_gates, steps, pool_backward, by_output):
+        """Gradients by inputs, score_bias and head_gates where they are, and weights, by name.
+
+        inputs: queries, keys and values, blank where they are not used; steps: those of the call; by_output (B, Q, D).
+        pool_backward(q, k, v, by_pooled) gives gradients by heads of queries, keys and values as the pooling got them,
+        by score_bias with four axes or None, and by name by the pooling's weights.
+        """
+        (queries, keys, values), config, by_more = inputs, self.config, {}
+        B, H, G = queries.shape[0], config.num_heads, config.num_key_value_heads
+        by_merged, by_weights = through_dense(self.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
+        by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
+        if head_gates is not None:
+            by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
+            by_more["head_gates"] = by_gates if head_gates.ndim == 2 else by_gates.sum(0)
+            by_pooled = by_pooled * np.broadcast_to(head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
+        q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
+        by_q, by_k, by_v, by_bias, by_pooling = pool_backward(q, k, steps["split_v"], by_pooled)
+        if by_bias is not None:
+            by_more = {"score_bias": by_bias.reshape(hiding.score_bias.shape)} | by_more  # (Q, K) and others
+        if config.rotary:
+            by_q = rotate(by_q, -positions(by_q, hiding.offset), config.rotary, H)  # (B*H, Q, d)
+            by_k = rotate(by_k, -positions(by_k), config.rotary, G)  # (B*G, K, d)
+        if config.qk_norm:
+            by_q, by_q_scale = through_norm(self.q_norm, "q_norm", steps["split_q"], by_q)
+            by_k, by_k_scale = through_norm(self.k_norm, "k_norm", steps["split_k"], by_k)
+            by_weights |= by_q_scale | by_k_scale
+        by_q, by_k, by_v = (transpose_output(X, n) for X, n in ((by_q, H), (by_k, G), (by_v, G)))  # (B, T, H*d)
+        by_queries, by_W_q = through_dense(self.W_q, "W_q", queries, by_q)
+        by_keys, by_W_k = through_dense(self.W_k, "W_k", keys, by_k)
+        by_values, by_W_v = through_dense(self.W_v, "W_v", values, by_v)
+        by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values} | by_more
+        by_weights |= by_W_q | by_W_k | by_W_v | by_pooling
+        return by_inputs | {name: by_weights[name] for name in shapes(config)}
