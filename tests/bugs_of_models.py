@@ -14,7 +14,7 @@ MODERN_BUGS = {
     "rotary components are paired the other way": [(r"if rotary\.interleaved:", "if not rotary.interleaved:")],
     "the rotation is off by one": [(r"rotate\(q, positions", "rotate(q, 1 + positions")],
     "the rotation begins again at every offset": [
-        (r"rotate\(q, positions\(queries, offset\)", "rotate(q, positions(queries)"),
+        (r"rotate\(q, positions\(q, offset\)", "rotate(q, positions(q)"),
     ],
     "another base": [(r"rotary\.angles\(\)", "[angle**0.5 for angle in rotary.angles()]")],
     "angles in half precision": {
@@ -25,7 +25,8 @@ MODERN_BUGS = {
         "mxnet": [(r'"float64"', '"float32"')],
     },
     "the norm comes after the rotation": [
-        (r"q = rotate\(q, (.*)\)  #", r"q = (self.q_norm if config.qk_norm else lambda X: X)(rotate(split_q, \1))  #"),
+        (r"q, k = self\.q_norm\(q\), self\.k_norm\(k\)", "bare, q, k = q, self.q_norm(q), self.k_norm(k)"),
+        (r"q = rotate\(q, (.*)\)  #", r"q = self.q_norm(rotate(bare, \1)) if config.qk_norm else rotate(q, \1)  #"),
     ],
     "keys have no norm": [(r"self\.q_norm\(q\), self\.k_norm\(k\)", "self.q_norm(q), k")],
     "the norm of queries for that of keys": [(r"self\.k_norm\(k\)", "self.q_norm(k)")],
@@ -40,7 +41,7 @@ MODERN_BUGS = {
          "scores = scores + widen(score_bias) if self.softcap is None else cap("
          "self.scores(queries, keys) + widen(score_bias), self.softcap)"),
     ],
-    "the cap is forgotten": [(r"scores = cap\(scores, self\.softcap\)", "scores = scores")],
+    "the cap is forgotten": [(r"scores = cap\(scores, self\.softcap, visible\)", "scores = scores")],
     "the bias is scaled too": [(r"\+ widen\(score_bias\)", "+ 0.5 * widen(score_bias)")],
     "minus infinity does not hide": [(r"(four_axes\(score_bias\)) != -(np|math)\.inf", r"(\1 == \1) | (\1 != \1)")],
     "the window is one wider to the left": [(r"each_key \+ left >=", "each_key + left + 1 >=")],
