@@ -8,7 +8,6 @@ import functools
 import numpy as np
 
 from mha import blocks
-from mha.arguments import Hiding
 from mha.config import shapes
 
 from . import backward
@@ -51,7 +50,7 @@ def used(queries, keys, hiding):
 class AttentionPooling(backward.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
-    def pool(self, queries, keys, values, num_heads, hiding=Hiding(), training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training=None):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
