@@ -122,7 +122,7 @@ def by_group(queries, keys, num_heads, hiding):
 
     Both broadcast against (B*G, H/G*Q, K), or are None.
     """
-    (BH, Q, _), (BG, K, _), B = queries.shape, keys.shape, len(queries) // num_heads
+    (BH, Q, _), (BG, _, _), B = queries.shape, keys.shape, len(queries) // num_heads
 
     def folded(pairs):
         if pairs is None or BG == BH or pairs.shape[1] == pairs.shape[2] == 1:
