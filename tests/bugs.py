@@ -4,7 +4,7 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
-from bugs_of_models import MODERN_BUGS, MODERN_TESTS
+from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
 
 from mha import dispatch
 
@@ -254,7 +254,7 @@ WEIGHTS_TESTS = [
 ]  # fmt: skip
 WEIGHTS_BUGS: PackageBugs = {
     "kernels (out, in) are not turned": ("weights/schemes", r"return array\.T  # \(in, out\)", "return array"),
-    "GPT-2's kernels are turned": ("weights/schemes", r'"c_proj", "io"\)', '"c_proj", "oi")'),
+    "GPT-2's kernels are turned": ("weights/scheme_table", r'"c_proj", "io"\)', '"c_proj", "oi")'),
     "packed parts are values, keys, queries": (
         "weights/schemes",
         r"part, count = place\.part",
@@ -433,6 +433,8 @@ BACKEND_GROUPS = [
 ]
 PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
+    "layouts": (LAYOUT_BUGS, LAYOUT_TESTS),
+    "layers of frameworks": (NATIVE_BUGS, NATIVE_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),

@@ -247,8 +247,19 @@ def test_older_readers_read_layers_without_these_options(tmp_path):
         assert told(tmp_path / "one.safetensors")[0] == "2", name
 
 
-@pytest.mark.parametrize("kind", ["torch.nn.MultiheadAttention", "keras.layers.MultiHeadAttention"])
-@pytest.mark.parametrize("name", ALL)
+GROUPED, NORMED = "num_key_value_heads", ("qk_norm", "qk_norm_eps")
+HAVE = {
+    "torch.nn.MultiheadAttention": (),
+    "keras.layers.MultiHeadAttention": (),
+    "keras.layers.GroupQueryAttention": (GROUPED,),
+    "flax.linen.MultiHeadDotProductAttention": NORMED,
+    "flax.nnx.MultiHeadAttention": (GROUPED, *NORMED),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, own in HAVE.items() for name in ALL if name not in own]
+)
 @pytest.mark.all_backends
 def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
     attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})
