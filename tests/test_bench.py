@@ -11,7 +11,7 @@ import pytest
 from commands import run
 
 import mha
-from mha import parity
+from mha import parity, processes
 from mha.bench import cases, report, worker
 from mha.bench import run as parent
 from mha.bench.cases import Shape
@@ -228,8 +228,8 @@ def test_a_worker_that_fails_is_one_line(monkeypatch, tmp_path):
     script.chmod(0o755)
     assert parent.work("times") == {"rate": 1.0}
     for code, error in {
-        "kill -9 $$": "the process was ended by signal 9; 9 may mean that memory ran out",
-        "kill -11 $$": "the process was ended by signal 11",
+        "kill -9 $$": "the process was ended by signal 9 (SIGKILL); memory may have run out",
+        "kill -11 $$": "the process was ended by signal 11 (SIGSEGV)",
         "echo one >&2; echo two >&2; exit 3": "two",
         "exit 3": "the process ended with 3",
     }.items():
@@ -274,4 +274,4 @@ def test_the_sweep_ends_where_memory_would(monkeypatch):
 
 
 def test_the_memory_that_is_free():
-    assert 10 < parent.available() < 2**24
+    assert 10 < processes.available() < 2**24

@@ -249,12 +249,24 @@ def test_a_bound_that_says_nothing_is_not_hidden_by_the_others(monkeypatch, says
 
 
 def test_the_plan_has_every_dtype_at_every_scale():
-    plan = parity.plan(["numpy"])
-    cases = [check.args[1:] for check in plan if check.func is parity.compare]
+    plan = [check.run for check in parity.plan("numpy", "full")]
+    cases = [check.args[1:3] for check in plan if check.func is parity.compare]
     compared = {(case.options.get("pooling", "dot"), case.scale, dtype) for case, dtype in cases}
     for dtype in DTYPES:
         assert {("dot", 1e-2, dtype), ("dot", 1.0, dtype), ("dot", 30.0, dtype), ("additive", 1.0, dtype)} <= compared
     assert [check.args for check in plan if check.func is parity.check_exact] == [("numpy", dtype) for dtype in DTYPES]
+
+
+def test_the_quick_plan_has_every_dtype_and_both_poolings():
+    plan = [check.run for check in parity.plan("numpy")]
+    cases = [check.args[1:3] for check in plan if check.func is parity.compare]
+    assert {dtype for _, dtype in cases} == set(DTYPES)
+    assert {(case.options.get("pooling"), dtype) for case, dtype in cases} >= {
+        ("additive", "float64"),
+        (None, "float64"),
+    }
+    assert {check.args[3] for check in plan if check.func is parity.compare} == {False, True}  # of the lesson's layer
+    assert {case.name for case in parity.CASES} > {case.name for case, _ in cases}
 
 
 def test_the_rule_notices_small_mistakes():

@@ -16,6 +16,7 @@ from mha import dispatch
 from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.names import BackendName
+from mha.processes import available, why_it_ended
 
 
 @dataclasses.dataclass
@@ -147,19 +148,7 @@ def work(what: str, **arguments: Any) -> dict[str, Any]:
     try:
         return json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        if ended.returncode < 0:
-            why = "; 9 may mean that memory ran out" if ended.returncode == -9 else ""
-            return {"error": f"the process was ended by signal {-ended.returncode}{why}"}
-        return {"error": (ended.stderr.strip().splitlines() or [f"the process ended with {ended.returncode}"])[-1]}
-
-
-def available() -> float:
-    """The memory that is free, in MiB."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return {"error": why_it_ended(ended.returncode, ended.stderr)}
 
 
 def machine(backends: list[BackendName]) -> dict[str, Any]:

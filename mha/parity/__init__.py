@@ -2,7 +2,7 @@
 
 from mha.parity.cases import ADDITIVE, CASES, WIDTHS, Case
 from mha.parity.rules import UNIT, bound, error, gradient_scale, in_dtype, largest, ratio
-from mha.parity.suite import Arrays, Result, Verdict, check_exact, compare, one_line, plan
+from mha.parity.suite import Arrays, Check, Result, Verdict, check_exact, compare, one_line, plan
 
 __all__ = [
     "ADDITIVE",
@@ -11,6 +11,7 @@ __all__ = [
     "WIDTHS",
     "Arrays",
     "Case",
+    "Check",
     "Result",
     "Verdict",
     "bound",

@@ -41,7 +41,7 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
         mha.MultiHeadAttention(12, 3, dtype=written)
     assert_type(mha.to_numpy(mha.tensor([1, 2], "int8")), np.ndarray)
     assert_type(mha.parity.ratio(attention, attention(X, X, X), X, X, X), float)
-    assert_type(parity.plan(["numpy"])[0]()[0].passed, bool)
+    assert_type(parity.plan("numpy")[0].run()[0].passed, bool)
     for scheme in mha.weights.SCHEMES:
         assert_type(scheme, SchemeName)
 
