@@ -385,6 +385,11 @@ BENCH_BUGS: PackageBugs = {
     "ratios the other way round": ("bench/worker", r"one\[name\] / one\[REFERENCE\]", "one[REFERENCE] / one[name]"),
     "outputs are not compared": ("bench/worker", r"{} if results\.output is None else .*", "{}"),
     "gradients are not compared": ("bench/worker", r"if results\.by_input else", "if False else"),
+    "the floor counts H heads of keys": ("bench/cases", r"\(self\.G or self\.H\)", "self.H"),
+    "the floor knows no window": ("bench/cases", r"= self\.window or \(None, None\)", "= None, None"),
+    "a window sees one key less": ("bench/cases", r"after >= -left", "after > -left"),
+    "the layer is beside itself": ("bench/worker", r"backend, simpler, kind\)", "backend, shape, kind)"),
+    "the layer without its option is compared": ("bench/worker", r"return Results\(\)", "return step()"),
 }
 
 

@@ -1,6 +1,7 @@
 """Measure, each number in a process of its own; nothing here imports a framework."""
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -61,25 +62,28 @@ class Runner:
         self.report = Report()
         self.seconds = seconds
         self.progress = progress
-        self._known: dict[tuple[str, str], dict[str, str]] = {}
+        self._known: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
 
-    def roles(self, backend: BackendName, kind: str) -> dict[str, str]:
+    def roles(self, backend: BackendName, kind: str, shape: Shape) -> dict[str, str]:
         """What each implementation is to its backend, by name; a worker is asked, once. Empty if that failed."""
         if (backend, kind) not in self._known:
             result = self._run("implementations", f"{backend}, {kind}", "implementations", backend=backend, kind=kind)
             self._known[backend, kind] = result.get("roles", {})
-        return self._known[backend, kind]
+        return self._known[backend, kind].get(shape.name, {})
 
     def steps(
         self, backends: list[BackendName], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool
     ) -> int:
         """How many measurements there will be at most."""
-        counts = [len(self.roles(backend, kind)) for backend in backends for kind in kinds]
-        return sum(len(shapes) * (1 + count * memory) + sweep * len(cases.SWEEP) * (1 + count) for count in counts)
+        known = [(shape, memory) for shape in shapes] + [(shape, True) for shape in cases.SWEEP.values() if sweep]
+        return sum(
+            1 + both * len(self.roles(backend, kind, shape))
+            for backend, kind, (shape, both) in itertools.product(backends, kinds, known)
+        )
 
     def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
         """Measure one shape, without the memory if that is not wanted."""
-        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind).items()]
+        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind, shape).items()]
         self.report.rows += rows
         if memory:
             # What fails alone would end the others with it.
@@ -88,8 +92,8 @@ class Runner:
 
     def sweep(self, backend: BackendName, kind: str) -> None:
         """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
-        free, (*_, last) = available(), cases.SWEEP.values()
-        roles = self.roles(backend, kind)
+        free, (first, *_, last) = available(), cases.SWEEP.values()
+        roles = self.roles(backend, kind, first)
         for shape in cases.SWEEP.values():
             rows = [Row(backend, kind, shape.name, name, role) for name, role in roles.items()]
             self.report.sweep += rows
