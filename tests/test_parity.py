@@ -65,7 +65,7 @@ def test_case(backend, case):
         dtypes = ("float64",)  # they compile each dtype for seconds; `mha parity` tries all
     for dtype in dtypes:
         if dtype in dispatch.load(backend).DTYPES:
-            assert not failures(parity.compare(backend, case, dtype))
+            assert not failures(parity.check_case(backend, case, dtype))
 
 
 def test_exactness(backend):
@@ -103,7 +103,7 @@ def test_random_case(backend, number):
         num_keys=int(keys),
         dtypes=("float64",),
     )
-    assert not failures(parity.compare(backend, case, "float64"))
+    assert not failures(parity.check_case(backend, case, "float64"))
 
 
 # An implementation of somebody else's

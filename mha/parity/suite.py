@@ -57,12 +57,13 @@ def plan(backends: Iterable[BackendName]) -> list[Callable[[], list[Result]]]:
     checks: list[Callable[[], list[Result]]] = []
     for backend in backends:
         known = dispatch.load(backend).DTYPES
-        checks += [partial(compare, backend, case, dtype) for case in CASES for dtype in case.dtypes if dtype in known]
+        cases = [(case, dtype) for case in CASES for dtype in case.dtypes if dtype in known]
+        checks += [partial(check_case, backend, *case) for case in cases]
         checks += [partial(check_exact, backend, dtype) for dtype in known]
     return checks
 
 
-def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
+def check_case(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
     """A case on a backend against the float64 oracle: output, attention weights, every step and every gradient.
 
     Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. An error

@@ -102,7 +102,7 @@ def wrong(attention: mha.MultiHeadAttention, told: str) -> None:
     mha.load("model.safetensors", scheme="gpt-2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.weights.load("model.safetensors", scheme="gpt-2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.weights.SCHEMES["gpt-2"]  # type: ignore[index]  # pyright: ignore[reportArgumentType]
-    mha.parity.compare("torch", parity.CASES[0], "float23")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.parity.check_case("torch", parity.CASES[0], "float23")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.parity.ration()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     mha.MultiHeadAtention(12, 3)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
