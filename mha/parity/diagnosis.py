@@ -1,6 +1,7 @@
 """Why another implementation differs: the known mistakes, alone or together, that give its numbers."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ MOST = 6  # so many mistakes at once, where steps tell one from another
 BRANCHES = 8
 CONFIRMED = 12  # so many of those that come near are confirmed
 SAMPLES = 3
+ROUNDS = 6
+PART = 0.25  # what part of the error an explanation may leave
 LONG = 1.5e11  # multiplications that pairs may take
 
 
@@ -35,19 +38,22 @@ class Explanation:
     """Mistakes that together give their numbers.
 
     mistakes: the names, how: the form of each ("" where there is one); what: what each does; ratio: how far theirs is
-    from what these mistakes give, by the rule: at most 1 is the same; sure: whether nothing else is to be expected.
+    from what these mistakes give, by the rule: at most 1 is the same; left: the part of the error that they leave; sure:
+    whether they explain it. Of rounding, which is imitated, the ratio may be above 1.
     """
 
     mistakes: tuple[str, ...]
     how: tuple[str, ...]
     what: tuple[str, ...]
     ratio: float
+    left: float
     sure: bool
 
     def __str__(self) -> str:
         each = zip(self.mistakes, self.how, self.what, strict=True)
         named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
-        return "; and ".join(named)
+        fit = f"ratio {number(self.ratio)}" if self.ratio <= 1 else f"leaves {self.left:.0%} of the error"
+        return f"{'; and '.join(named)} [{fit}]"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -81,12 +87,12 @@ class Diagnosis:
         if len(sure) > 1:
             yield from lines("why: one of these, which cannot be told apart by what was given", options)
         for one in sure:
-            yield from lines(f"{'' if len(sure) > 1 else 'why: '}{one} (ratio {number(one.ratio)})", options)
+            yield from lines(f"{'' if len(sure) > 1 else 'why: '}{one}", options)
         if self.note:
             yield from lines(self.note, options)
         for one in self.explanations:
             if not one.sure:
-                yield from lines(f"perhaps: {one} (ratio {number(one.ratio)})", options)
+                yield from lines(f"perhaps: {one}", options)
 
 
 def diagnose(
@@ -241,11 +247,37 @@ class Search:
                 break
             reached, frontier = further
         self.reached = reached
-        return sorted((state for state in frontier if state), key=lambda state: max(self.distances(state)))
+        return sorted((state for state in frontier if state), key=lambda state: round(max(self.distances(state)), 2))
+
+    def tightened(self, state: State) -> bool:
+        """Whether there is room below what these mistakes leave, which is then the new limit."""
+        room = False
+        for name, distance in zip(self.small, self.distances(state), strict=True):
+            limit = max(distance * self.limits[name] / 4, 4 * self.problem.expected(name)[1])
+            room |= limit < 0.9 * self.limits[name] and distance * self.limits[name] > limit
+            self.limits[name] = min(limit, self.limits[name])
+        return room
+
+    @functools.cached_property
+    def classes(self) -> list[list[Form]]:
+        """The forms of mistakes, those together that change the arrays to the same numbers."""
+        found: dict[tuple[bytes | None, ...], list[Form]] = {}
+        for form in self.forms:
+            made = [self.bench.steps((form,), name) for name in self.small]
+            key = tuple(None if X is None else np.round(X.astype(np.float64), 4).tobytes() for X in made)
+            found.setdefault(key, []).append(form)
+        return list(found.values())
+
+    def alike(self, state: State) -> list[State]:
+        """Other mistakes that may give the same numbers as two of these."""
+        if len(state) != 2:
+            return []
+        near = [next(forms for forms in self.classes if form in forms) for form in state]
+        return [one for one in itertools.product(*near) if one[0].place != one[1].place][:CONFIRMED]
 
     def pairs(self) -> list[State]:
         """Pairs of mistakes that change the arrays to different numbers; none, if they would take too long."""
-        pairs: list[State] = list(itertools.combinations(distinct(self.forms, self.bench, list(self.small)), 2))
+        pairs: list[State] = list(itertools.combinations([forms[0] for forms in self.classes], 2))
         self.skipped = len(pairs) * work(self.problem) * len(self.samples) > LONG
         return [] if self.skipped else pairs
 
@@ -287,7 +319,7 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], state: State) -> Ve
             worst, sample = ratio, furthest_sample(there, wide)
         right, limit = problem.expected(name)
         if error(there, right) > limit:
-            left = max(left, rms(there - wide) / (rms(there - right) or np.inf))
+            left = max(left, apart(there, wide) / apart(there, right)) if np.isfinite(apart(there, wide)) else np.inf
     return Verdict(worst, left, sample)
 
 
@@ -314,20 +346,12 @@ def extended(state: State, additions: Iterable[State]) -> Iterable[State]:
             yield tuple(sorted((*state, *addition), key=lambda form: form.place))
 
 
-def distinct(forms: list[Form], bench: Bench, names: list[str]) -> list[Form]:
-    """One form of those that change the same arrays to the same numbers."""
-    found: dict[tuple[bytes | None, ...], Form] = {}
-    for form in forms:
-        made = [bench.steps((form,), name) for name in names]
-        key = tuple(None if X is None else np.round(X.astype(np.float64), 4).tobytes() for X in made)
-        found.setdefault(key, form)
-    return list(found.values())
-
-
-def rms(X: Array) -> float:
-    """Root mean square of the finite numbers."""
-    finite = X[np.isfinite(X)]
-    return float(np.sqrt((finite * finite).mean())) if finite.size else 0.0
+def apart(X: Array, Y: Array) -> float:
+    """Root mean square of the differences, infinite where only one of the two is NaN or infinite."""
+    if error(X, Y) == np.inf:
+        return np.inf
+    far = np.where((X == Y) | (np.isnan(X) & np.isnan(Y)), 0, X - Y)
+    return float(np.sqrt((far * far).mean()))
 
 
 def explained(
@@ -345,46 +369,109 @@ def explained(
     with dispatch.load("numpy").context("float32"):
         found, search = searched(problem, steps, (*CATALOGUE, *of_another_layer(others)))
         far = max(row.ratio for row in wrong)
-        explanations = [made(state, verdict, far) for state, verdict in found if verdict.ratio <= 1]
-        explanations.sort(key=lambda one: (not one.sure, one.ratio))
-        if not any(one.sure for one in explanations):
-            explanations += precision.explanations(problem, steps)
-            explanations.sort(key=lambda one: not one.sure)
-    note = "" if any(one.sure for one in explanations) else unknown(problem, search, wrong[0])
+        some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
+        told = [made(state, verdict, far if some else 0.0) for state, verdict in found if verdict.ratio <= 1]
+        explanations = merged(told)
+        if far >= SURE and not any(one.sure for one in explanations):
+            explanations += inexact(problem, steps, found)
+        explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
+        explanations = [one for one in explanations if one.sure] or explanations
+    note = "" if any(one.sure for one in explanations) else unknown(search, wrong[0])
     return Diagnosis(tuple(explanations), note, search.tried)
+
+
+def inexact(
+    problem: Problem, steps: Mapping[str, Array], found: Sequence[tuple[State, Verdict]]
+) -> list[Explanation]:
+    """Explanations by rounding and dropout, alone or beside the mistakes that come nearest."""
+    nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
+    explanations = []
+    for state in ((), nearest[0]) if nearest else ((),):
+        oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
+        needed = dict.fromkeys((*steps, "weights", "split_v"))
+        exact = {name: oracle.steps(state, name) for name in needed}
+        plan = base.planned(state)
+        if plan is None or any(X is None for X in exact.values()):
+            continue
+        told = precision.roundings(problem, steps, exact, plan, lambda plan: all_steps(plan, steps))
+        dropped = None if state else precision.dropout(problem, steps, exact)
+        for one in ([dropped] if dropped else told):
+            before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
+            names, how, what = zip(*before, (one.name, one.how, one.what), strict=True)
+            ratio = max(fraction(error(X.astype(np.float64), exact[name]), problem.expected(name)[1]) for name, X in steps.items())
+            explanations.append(Explanation(names, how, what, ratio, one.left, one.sure))
+    return merged(explanations)
+
+
+def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:
+    """These steps of a plan."""
+    steps: Steps = {}
+    handed: dict[str, Array] = {}
+    for part in PARTS:
+        some, handed[part] = compute(part, plan, handed)
+        steps |= some
+    return {name: steps[name] for name in names}
+
+
+def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
+    """Explanations of the same mistakes as one, with all forms; the first, which is the best, tells the rest."""
+    together: dict[tuple[str, ...], list[Explanation]] = {}
+    for one in explanations:
+        together.setdefault((*one.mistakes, "sure" if one.sure else ""), []).append(one)
+    found = []
+    for same in together.values():
+        forms = zip(*(one.how for one in same), strict=True)
+        how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
+        found.append(dataclasses.replace(same[0], how=how))
+    return found
+
+
+def few(forms: list[str]) -> list[str]:
+    """The first of several forms."""
+    return forms if len(forms) <= 4 else [*forms[:3], "..."]
 
 
 def searched(
     problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake]
 ) -> tuple[list[tuple[State, Verdict]], Search]:
-    """What the search found, confirmed, and the search; where it explains some samples only, it sees another too."""
-    found: list[tuple[State, Verdict]] = []
+    """What the search found, confirmed, and the search.
+
+    Where what comes near is not the same, it looks again for what comes nearer, or in another sample too.
+    """
     last = list(steps)[-1]
     samples = [furthest_sample(steps[last].astype(np.float64), problem.expected(last)[0])]
-    tried = 0
-    while True:
-        search = Search(problem, steps, mistakes, samples)
+    search, found = Search(problem, steps, mistakes, samples), []
+    for _ in range(ROUNDS):
         states = search.run()
-        search.tried = tried = tried + search.tried
-        if search.reached == len(steps):
-            found = [(state, confirmed(problem, steps, state)) for state in states[:CONFIRMED]]
-        if any(verdict.ratio <= 1 for _, verdict in found) or not found or len(samples) == SAMPLES:
-            return found, search
-        sample = min(found, key=lambda one: one[1].ratio)[1].sample
-        if sample in samples:
-            return found, search
-        samples = [*samples, sample]
+        if search.reached < len(steps):
+            break
+        judged = [(state, confirmed(problem, steps, state)) for state in states[:CONFIRMED]]
+        found += judged
+        if same := [state for state, verdict in judged if verdict.ratio <= 1 and verdict.left <= PART]:
+            alike = dict.fromkeys(other for state in same for other in search.alike(state))
+            known = {state for state, _ in found}
+            return [*found, *((state, confirmed(problem, steps, state)) for state in alike if state not in known)], search
+        if not search.tightened(states[0]):
+            seen = [one.sample for _, one in sorted(judged, key=lambda one: one[1].left) if one.sample not in samples]
+            if not seen or len(samples) == SAMPLES:
+                break
+            samples, tried = [*samples, seen[0]], search.tried
+            search = Search(problem, steps, mistakes, samples)
+            search.tried = tried
+    return found, search
 
 
-def unknown(problem: Problem, search: Search, first: Row) -> str:
+def unknown(search: Search, first: Row) -> str:
     """What is said where no mistake is sure."""
     pairs = " (pairs were not tried, the call is too large: give one sample of few queries)" if search.skipped else ""
-    return f"why: unknown, none of the {search.tried} tries among known mistakes gives these numbers{pairs}; first to " \
+    return (
+        f"why: unknown, none of the {search.tried} tries among known mistakes gives these numbers{pairs}; first to "
         f"differ: {said(first)}"
+    )
 
 
 def made(state: State, verdict: Verdict, far: float) -> Explanation:
     """An explanation; far: the ratio of the right answer."""
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)
-    return Explanation(names, how, what, verdict.ratio, sure=far >= SURE and verdict.left <= 0.25)
+    return Explanation(names, how, what, verdict.ratio, verdict.left, sure=far >= SURE and verdict.left <= PART)

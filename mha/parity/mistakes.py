@@ -277,6 +277,10 @@ ORDERS = [order for order in itertools.permutations(PROJECTIONS[:3]) if order !=
 QKV = PROJECTIONS[:3]
 
 GENERAL = (
+    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
+            one(divided_by_nothing)),
+    Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
+            one(lambda plan: replace(plan, blanked=False))),
     *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)", (PART[name],),
               one(partial(untransposed, (name,)))) for name in PROJECTIONS),
     Mistake("the kernels of W_q, W_k and W_v are not transposed", "all three are taken as (out, in)", ("q", "k", "v"),
@@ -332,8 +336,6 @@ GENERAL = (
     Mistake("the mask is ignored", "no mask is applied", ("weights",),
             {"": partial(hiding, "mask", None)}),
     Mistake("the lengths are ignored", "padding is attended to", ("weights",), one(partial(hiding, "lengths", None))),
-    Mistake("everything is seen", "nothing hides keys", ("weights",),
-            one(lambda plan: replace(plan, hiding={}) if plan.hiding else None)),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
             one(partial(hiding, "lengths", partial(longer, 1)))),
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
@@ -349,6 +351,8 @@ GENERAL = (
              "one too few": partial(hiding, "order", lambda plan: plan.key_places < plan.query_places)}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
             one(partial(hiding, "order", without_offset))),
+    Mistake("everything is seen", "nothing hides keys", ("weights",),
+            one(lambda plan: replace(plan, hiding={}) if plan.hiding else None)),
     Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys", ("weights",),
             {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
     Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1", ("weights",),
@@ -357,10 +361,6 @@ GENERAL = (
             one(averaged)),
     Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
             ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
-    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
-            one(divided_by_nothing)),
-    Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
-            one(lambda plan: replace(plan, blanked=False))),
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
             {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS)
              for added in (False, True) if not (added and fill == -np.inf)}),
