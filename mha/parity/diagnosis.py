@@ -173,18 +173,24 @@ class Bench:
 class Search:
     """The search for mistakes that give theirs, in a few samples; confirmed in all.
 
-    theirs: their arrays by name, as they are compared, in the order of `trace`; samples: those to look at.
+    theirs: their arrays by name, as they are compared, in the order of `trace`; samples: those to look at; tried: what was tried
+    before.
     """
 
     def __init__(
-        self, problem: Problem, theirs: Mapping[str, Array], mistakes: Sequence[Mistake], samples: list[int]
+        self,
+        problem: Problem,
+        theirs: Mapping[str, Array],
+        mistakes: Sequence[Mistake],
+        samples: list[int],
+        tried: int = 0,
     ) -> None:
         self.problem, self.dtype, self.theirs, self.samples = problem, problem.config.dtype, theirs, samples
         kind = np.float64 if self.dtype == "float64" else np.float32
         self.small = {name: X[samples].astype(kind) for name, X in theirs.items()}
         self.counts = {name: self.of_small(problem.matters(name)) for name in theirs}
         self.limits = {name: self.limit(name) for name in theirs}
-        self.bench, self.tried, self.skipped = Bench(problem, kind, samples), 0, False
+        self.bench, self.tried, self.skipped = Bench(problem, kind, samples), tried, False
         self.forms = self.applicable(mistakes)
 
     def of_small(self, X: Array) -> Array:
@@ -316,18 +322,17 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], state: State) -> Ve
         wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, X))
         ratio = fraction(error(there, wide), bound(problem.config.dtype, wide, narrow))
         if ratio > worst:
-            worst, sample = ratio, furthest_sample(there, wide)
+            worst, sample = ratio, int(errors(there, wide).argmax())
         right, limit = problem.expected(name)
         if error(there, right) > limit:
             left = max(left, apart(there, wide) / apart(there, right)) if np.isfinite(apart(there, wide)) else np.inf
     return Verdict(worst, left, sample)
 
 
-def furthest_sample(X: Array, expected: Array) -> int:
-    """The sample with the largest error."""
-    with np.errstate(invalid="ignore"):
-        far = np.where((X == expected) | (np.isnan(X) & np.isnan(expected)), 0, np.abs(X - expected))
-    return int(np.nan_to_num(far, nan=np.inf, posinf=1e300).reshape(len(X), -1).sum(1).argmax())
+def errors(X: Array, expected: Array) -> Array:
+    """The sum of the errors of each sample, (B,)."""
+    far = np.where((X == expected) | (np.isnan(X) & np.isnan(expected)), 0, np.abs(X - expected))
+    return np.nan_to_num(far, nan=1e300, posinf=1e300).reshape(len(X), -1).sum(1)
 
 
 def work(problem: Problem) -> int:
@@ -438,27 +443,37 @@ def searched(
 
     Where what comes near is not the same, it looks again for what comes nearer, or in another sample too.
     """
-    last = list(steps)[-1]
-    samples = [furthest_sample(steps[last].astype(np.float64), problem.expected(last)[0])]
+    order = worst_first(problem, steps)
+    samples = order[:1]
     search, found = Search(problem, steps, mistakes, samples), []
     for _ in range(ROUNDS):
         states = search.run()
-        if search.reached < len(steps):
-            break
+        if search.reached < len(steps):  # perhaps since a mistake changes nothing in these samples by itself
+            wider = Search(problem, steps, mistakes, order[: len(samples) + 1], search.tried)
+            if len(samples) == SAMPLES or len(wider.forms) <= len(search.forms):
+                break
+            search, samples = wider, wider.samples
+            continue
         judged = [(state, confirmed(problem, steps, state)) for state in states[:CONFIRMED]]
         found += judged
         if same := [state for state, verdict in judged if verdict.ratio <= 1 and verdict.left <= PART]:
-            alike = dict.fromkeys(other for state in same for other in search.alike(state))
             known = {state for state, _ in found}
-            return [*found, *((state, confirmed(problem, steps, state)) for state in alike if state not in known)], search
+            alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
+            return [*found, *((state, confirmed(problem, steps, state)) for state in alike)], search
         if not search.tightened(states[0]):
             seen = [one.sample for _, one in sorted(judged, key=lambda one: one[1].left) if one.sample not in samples]
             if not seen or len(samples) == SAMPLES:
                 break
-            samples, tried = [*samples, seen[0]], search.tried
-            search = Search(problem, steps, mistakes, samples)
-            search.tried = tried
+            order = [*samples, seen[0], *(sample for sample in order if sample not in (*samples, seen[0]))]
+            samples = order[: len(samples) + 1]
+            search = Search(problem, steps, mistakes, samples, search.tried)
     return found, search
+
+
+def worst_first(problem: Problem, steps: Mapping[str, Array]) -> list[int]:
+    """The samples, those with the largest error in the last array first."""
+    name, X = list(steps.items())[-1]
+    return np.argsort(-errors(X.astype(np.float64), problem.expected(name)[0]), kind="stable").tolist()
 
 
 def unknown(search: Search, first: Row) -> str:
