@@ -240,15 +240,15 @@ class Search:
         self.tried += 1
         return sum(1 for _ in itertools.takewhile(lambda distance: distance <= 1, self.distances(state)))
 
-    def run(self) -> list[State]:
+    def run(self, pairs: bool) -> list[State]:
         """The sets of mistakes that give most of the arrays, from the first on, best first."""
         frontier: list[State] = [()]
         reached = self.progress(())
         while reached < len(self.small) and len(frontier[0]) < MOST:
             further = self.furthest(extended(state, [(form,) for form in self.forms]) for state in frontier)
-            if further[0] <= reached and len(frontier[0]) < MOST - 1:
-                pairs = self.pairs()
-                further = self.furthest(extended(state, pairs) for state in frontier)
+            if pairs and further[0] <= reached and len(frontier[0]) < MOST - 1:
+                two = self.pairs()
+                further = self.furthest(extended(state, two) for state in frontier)
             if further[0] <= reached:
                 break
             reached, frontier = further
@@ -371,41 +371,80 @@ def explained(
     if not wrong:
         reason = "of gradients no known mistake is tried" if first.place is not None else "nothing can be tried"
         return Diagnosis((), f"why: unknown, {reason}; first to differ: {said(first)}", 0)
+    far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
     with dispatch.load("numpy").context("float32"):
-        found, search = searched(problem, steps, (*CATALOGUE, *of_another_layer(others)))
-        far = max(row.ratio for row in wrong)
-        some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
-        told = [made(state, verdict, far if some else 0.0) for state, verdict in found if verdict.ratio <= 1]
-        explanations = merged(told)
-        if far >= SURE and not any(one.sure for one in explanations):
-            explanations += inexact(problem, steps, found)
-        explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
-        explanations = [one for one in explanations if one.sure] or explanations
-    note = "" if any(one.sure for one in explanations) else unknown(search, wrong[0])
-    return Diagnosis(tuple(explanations), note, search.tried)
+        explanations, tried, skipped = attempts(problem, steps, mistakes, far)
+    explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
+    sure = [one for one in explanations if one.sure]
+    if skipped:
+        reason = "pairs of mistakes were not tried, the call is too large: give one sample of few queries"
+    else:
+        reason = f"none of {tried} tries among known mistakes gives these numbers"
+    note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
+    return Diagnosis(tuple(sure or explanations), note, tried)
 
 
-def inexact(
-    problem: Problem, steps: Mapping[str, Array], found: Sequence[tuple[State, Verdict]]
-) -> list[Explanation]:
-    """Explanations by rounding and dropout, alone or beside the mistakes that come nearest."""
-    nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
-    explanations = []
-    for state in ((), nearest[0]) if nearest else ((),):
-        oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
-        needed = dict.fromkeys((*steps, "weights", "split_v"))
-        exact = {name: oracle.steps(state, name) for name in needed}
-        plan = base.planned(state)
-        if plan is None or any(X is None for X in exact.values()):
-            continue
-        told = precision.roundings(problem, steps, exact, plan, lambda plan: all_steps(plan, steps))
-        dropped = None if state else precision.dropout(problem, steps, exact)
-        for one in ([dropped] if dropped else told):
-            before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
-            names, how, what = zip(*before, (one.name, one.how, one.what), strict=True)
-            ratio = max(fraction(error(X.astype(np.float64), exact[name]), problem.expected(name)[1]) for name, X in steps.items())
-            explanations.append(Explanation(names, how, what, ratio, one.left, one.sure))
-    return merged(explanations)
+def attempts(
+    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], far: float
+) -> tuple[list[Explanation], int, bool]:
+    """What explains the arrays, from what is quickly tried to what takes longest; the number of tries; what was not tried.
+
+    far: the ratio of the right answer. Where theirs has no finite number, nothing is sure.
+    """
+    some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
+    far = far if some else 0.0
+    explanations: list[Explanation] = []
+    tried = 0
+    if far >= SURE and small_errors(problem, steps):
+        explanations = inexact(problem, steps, ())
+        if any(one.sure for one in explanations):
+            return explanations, len(precision.ROUNDINGS), False
+    for pairs in (False, True):
+        found, search = searched(problem, steps, mistakes, pairs)
+        tried += search.tried
+        exact = [made(state, verdict, far) for state, verdict in found if verdict.ratio <= 1]
+        explanations = merged([*exact, *explanations])
+        nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
+        if far >= SURE and nearest and not any(one.sure for one in explanations):
+            explanations += inexact(problem, steps, nearest[0])
+        if far >= SURE and not pairs and not any(one.sure for one in explanations):
+            explanations += dropped(problem, steps)
+        if any(one.sure for one in explanations):
+            break
+    return explanations, tried, search.skipped
+
+
+def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
+    """Whether rounding may explain the errors: no array is off by more than some tenth."""
+    return all(apart(X.astype(np.float64), problem.expected(name)[0]) <= 0.2 * largest(X) for name, X in steps.items())
+
+
+def inexact(problem: Problem, steps: Mapping[str, Array], state: State) -> list[Explanation]:
+    """Explanations by rounding, beside some mistakes."""
+    oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
+    exact, plan = {name: oracle.steps(state, name) for name in steps}, base.planned(state)
+    if plan is None or any(X is None for X in exact.values()):
+        return []
+    told = precision.roundings(problem, steps, exact, plan, lambda plan: all_steps(plan, steps))
+    return merged([of_errors(problem, steps, exact, state, one) for one in told])
+
+
+def dropped(problem: Problem, steps: Mapping[str, Array]) -> list[Explanation]:
+    """The explanation by dropout, if it is one."""
+    bench = Bench(problem, "float64", slice(None))
+    exact = {name: bench.steps((), name) for name in dict.fromkeys((*steps, "weights", "split_v"))}
+    told = precision.dropout(problem, steps, exact)
+    return [of_errors(problem, steps, exact, (), told)] if told else []
+
+
+def of_errors(
+    problem: Problem, steps: Mapping[str, Array], exact: Mapping[str, Array], state: State, told: precision.Told
+) -> Explanation:
+    """What errors tell, as an explanation, beside some mistakes."""
+    before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
+    names, how, what = zip(*before, (told.name, told.how, told.what), strict=True)
+    ratios = [fraction(error(X.astype(np.float64), exact[name]), problem.expected(name)[1]) for name, X in steps.items()]
+    return Explanation(names, how, what, max(ratios), told.left, told.sure)
 
 
 def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:
@@ -437,9 +476,9 @@ def few(forms: list[str]) -> list[str]:
 
 
 def searched(
-    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake]
+    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], pairs: bool
 ) -> tuple[list[tuple[State, Verdict]], Search]:
-    """What the search found, confirmed, and the search.
+    """What the search found, confirmed, and the search; pairs: whether two mistakes are tried at a time.
 
     Where what comes near is not the same, it looks again for what comes nearer, or in another sample too.
     """
@@ -447,7 +486,7 @@ def searched(
     samples = order[:1]
     search, found = Search(problem, steps, mistakes, samples), []
     for _ in range(ROUNDS):
-        states = search.run()
+        states = search.run(pairs)
         if search.reached < len(steps):  # perhaps since a mistake changes nothing in these samples by itself
             wider = Search(problem, steps, mistakes, order[: len(samples) + 1], search.tried)
             if len(samples) == SAMPLES or len(wider.forms) <= len(search.forms):
@@ -474,15 +513,6 @@ def worst_first(problem: Problem, steps: Mapping[str, Array]) -> list[int]:
     """The samples, those with the largest error in the last array first."""
     name, X = list(steps.items())[-1]
     return np.argsort(-errors(X.astype(np.float64), problem.expected(name)[0]), kind="stable").tolist()
-
-
-def unknown(search: Search, first: Row) -> str:
-    """What is said where no mistake is sure."""
-    pairs = " (pairs were not tried, the call is too large: give one sample of few queries)" if search.skipped else ""
-    return (
-        f"why: unknown, none of the {search.tried} tries among known mistakes gives these numbers{pairs}; first to "
-        f"differ: {said(first)}"
-    )
 
 
 def made(state: State, verdict: Verdict, far: float) -> Explanation:
