@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha.parity import CATALOGUE, pipeline
-from mha.parity.diagnosis import Bench, Form
+from mha.parity import CATALOGUE
 from mha.parity.problem import problem
+from mha.parity.search import Bench, Form
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 MODERN = SQUARE | {"num_key_value_heads": 2, "scale": 0.7, "softcap": 1.5, "window": (2, 1), "qk_norm": "rms"}
@@ -29,7 +29,8 @@ class Call:
         rng = np.random.default_rng(7)
         layer = mha.MultiHeadAttention(**self.options, dtype=dtype, seed=1, backend="numpy")
         layer.weights = {
-            name: (X if X.ndim == 2 else rng.normal(1, 0.5, X.shape)).astype(X.dtype) for name, X in layer.weights.items()
+            name: (X if X.ndim == 2 else rng.normal(1, 0.5, X.shape)).astype(X.dtype)
+            for name, X in layer.weights.items()
         }
         width, B = self.options["num_hiddens"], 3
         inputs = [rng.normal(size=(B, T, width)).astype(dtype) for T in (self.num_queries, *[self.num_keys] * 2)]

@@ -1,4 +1,4 @@
-"""When two results are the same: the rules that the tests and `mha parity` measure by, and the quick suite of both."""
+"""When two results are the same, where they first differ and why: the rules, and the quick suite of `mha parity`."""
 
 from mha.parity.cases import ADDITIVE, CASES, WIDTHS, Case
 from mha.parity.comparison import compare
@@ -11,19 +11,24 @@ from mha.parity.suite import Arrays, Result, Verdict, check_case, check_exact, o
 __all__ = [
     "ADDITIVE",
     "CASES",
+    "CATALOGUE",
     "UNIT",
     "WIDTHS",
     "Arrays",
     "Case",
+    "Diagnosis",
+    "Explanation",
+    "Mistake",
     "Place",
     "Report",
     "Result",
     "Row",
     "Verdict",
     "bound",
+    "check_case",
     "check_exact",
     "compare",
-    "check_case",
+    "diagnose",
     "error",
     "gradient_scale",
     "in_dtype",

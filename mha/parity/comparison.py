@@ -211,7 +211,7 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
         padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
         labels = [f"sample {b}" for b in range(len(wrong))]
         where = words(wrong, padding, ["samples", rows, "features"])
-        return where, picture(wrong.any(2), padding.any(2), labels, rows)
+        return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
     return of_weight(asked, short, wrong)
 
 
@@ -225,7 +225,7 @@ def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[
         by_head = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
         across = "outputs" if role == "W_o" else "inputs"
         where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
-        grid = by_head.any(1)
+        grid = np.asarray(by_head.any(1))
         return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
     grid = wrong.reshape(-1, wrong.shape[-1]) if wrong.ndim else wrong.reshape(1, 1)
     labels = [f"row {i}" for i in range(len(grid))]
@@ -240,10 +240,10 @@ def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if kind(name) == "pairs":
         return visible
     if len(shape) == 3:
-        seen = visible.any((1, 2)) if name in ("keys", "values") else visible.any((1, 3))
+        seen = np.asarray(visible.any((1, 2) if name in ("keys", "values") else (1, 3)))
         return seen[..., None]  # (B, T, 1)
     if name in ("pooled", "head_gated", "merged"):
-        return visible.any(3)[..., None]  # (B, H, Q, 1)
+        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
     counts = asked.matters(name)
     return counts if counts.shape[1] == shape[1] else np.repeat(counts, shape[1] // counts.shape[1], 1)
 

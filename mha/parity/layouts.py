@@ -117,9 +117,10 @@ def matters(name: str, visible: np.ndarray, groups: int) -> np.ndarray:
     Rows of queries that see no key, of keys and values that no query sees, and scores of hidden pairs do not: what
     they hold is each implementation's own affair. Whatever comes after the softmax matters.
     """
-    B, H, Q, K = visible.shape
+    B, H, _, K = visible.shape
     if name in OF_QUERIES:
-        return visible.any(3)[..., None]  # (B, H, Q, 1)
+        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
     if name in (*OF_KEYS, *OF_VALUES):
-        return visible.any(2).reshape(B, groups, H // groups, K).any(2)[..., None]  # (B, G, K, 1)
+        seen = np.asarray(visible.any(2)).reshape(B, groups, H // groups, K)
+        return np.asarray(seen.any(2))[..., None]  # (B, G, K, 1)
     return visible if name in PAIRS and name != "weights" else np.ones((), bool)

@@ -46,7 +46,7 @@ def one(change: Change) -> dict[str, Change]:
 
 def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
     """The plan with some weights changed; None = it has none."""
-    weights = plan.weights | changed
+    weights = {**plan.weights, **changed}
     return replace(plan, weights={name: X for name, X in weights.items() if X is not None})
 
 
@@ -54,6 +54,7 @@ def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
 
 
 def untransposed(names: Iterable[str], plan: Plan) -> Plan | None:
+    """The kernels of these projections transposed, where they are square."""
     kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
     if any(X.shape != X.T.shape for X in kernels.values()):
         return None
@@ -77,6 +78,8 @@ def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
 
 
 def split_interleaved(plan: Plan) -> Plan:
+    """The split of columns that lie component by component."""
+
     def split(X: Array, heads: int) -> Array:
         B, T, width = X.shape
         return X.reshape(B, T, width // heads, heads).transpose(0, 3, 1, 2)  # (B, H, T, d)
@@ -85,6 +88,8 @@ def split_interleaved(plan: Plan) -> Plan:
 
 
 def split_interleaved_and_merged(plan: Plan) -> Plan:
+    """That split, and the merge that goes with it."""
+
     def merge(X: Array) -> Array:
         B, H, T, d = X.shape
         return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
@@ -93,6 +98,7 @@ def split_interleaved_and_merged(plan: Plan) -> Plan:
 
 
 def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
+    """These projections without their biases."""
     if not plan.config.bias:
         return None
     return with_weights(plan, {f"{name}.bias": None for name in names})
@@ -113,6 +119,7 @@ def reordered(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Pla
 
 
 def other_inputs(order: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Queries, keys and values in another order, where their shapes are the same."""
     inputs = {name: getattr(plan, source) for name, source in zip(("queries", "keys", "values"), order, strict=True)}
     if any(X.shape != getattr(plan, name).shape for name, X in inputs.items()):
         return None
@@ -141,14 +148,17 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
 
 
 def split_unpermuted(plan: Plan) -> Plan:
+    """The split without its permute."""
     return replace(plan, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1))  # (B, H, T, d)
 
 
 def merge_unpermuted(plan: Plan) -> Plan:
+    """The merge without its permute."""
     return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1))  # (B, T, H*d)
 
 
 def other_heads(heads: int, plan: Plan) -> Plan | None:
+    """Another number of heads, where the features can be split so and nothing is given for each head."""
     config = plan.config
     H, d, dv = config.num_heads, config.key_dim, config.value_dim
     plain = plan.groups == H == plan.heads and plan.norm is None and plan.frequencies is None
@@ -164,6 +174,7 @@ def other_heads(heads: int, plan: Plan) -> Plan | None:
 
 
 def scaled(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+    """The scale times a factor."""
     if plan.config.pooling != "dot":
         return None
     return replace(plan, scale=plan.scale * factor(plan))
@@ -181,6 +192,7 @@ def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> 
 
 
 def longer(by: int, plan: Plan) -> Array:
+    """Lengths that are longer by so many."""
     return plan.key_places < plan.lengths + by
 
 
@@ -192,15 +204,18 @@ def tiled(plan: Plan) -> Array:
 
 
 def lower_right(plan: Plan) -> Array:
+    """Causal order by which the last query sees the last key."""
     more = plan.keys.shape[1] - plan.queries.shape[1]
     return plan.key_places <= plan.query_places - plan.offsets[:, :, None, None] + more
 
 
 def without_offset(plan: Plan) -> Array:
+    """Causal order from position 0 on."""
     return plan.key_places <= plan.query_places - plan.offsets[:, :, None, None]
 
 
 def inverted(name: str, plan: Plan) -> Plan | None:
+    """The opposite of one thing that hides."""
     if name not in plan.hiding:
         return None
     right = plan.hiding[name]
@@ -211,6 +226,8 @@ def inverted(name: str, plan: Plan) -> Plan | None:
 
 
 def along(axis: int, plan: Plan) -> Plan:
+    """A softmax over another axis."""
+
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         shares = pipeline.normalized(np.where(visible, scores, -np.inf).astype(scores.dtype), axis)
         return np.where(visible, shares, 0).astype(scores.dtype)
@@ -269,6 +286,7 @@ def renormalised_late(plan: Plan) -> Plan | None:
 
 
 def averaged(plan: Plan) -> Plan:
+    """Weights averaged over the heads."""
     return replace(plan, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape))
 
 

@@ -1,4 +1,4 @@
-"""Known mistakes with the options of today's models: groups, rotations, windows, caps, biases of scores, norms, gates."""
+"""Known mistakes with the options of today's models: groups, rotations, norms, caps, biases, windows, gates."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +18,7 @@ EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3)
 
 
 def tiled_heads(plan: Plan) -> Plan | None:
+    """The heads of keys one after the other, over and over."""
     if plan.groups in (1, plan.heads):
         return None
     return replace(plan, share=lambda X, times: np.tile(X, (1, times, 1, 1)))  # (B, H, K, d)
@@ -32,18 +33,22 @@ def turned_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan |
 
 
 def of_one(role: str, by: int) -> Callable[[Plan, str, Array], Array]:
+    """Positions of one role that are so many further."""
     return lambda plan, given, places: places + by * (given == role)
 
 
 def begun_again(plan: Plan, role: str, places: Array) -> Array:
+    """Positions of queries without the offset."""
     return places - plan.offsets if role == "q" else places
 
 
 def paired(plan: Plan) -> Plan | None:
+    """The other pairing of components."""
     return None if plan.frequencies is None else replace(plan, interleaved=not plan.interleaved)
 
 
 def of_base(base: float, plan: Plan) -> Plan | None:
+    """Frequencies of another base."""
     if plan.frequencies is None or plan.config.rotary is None:
         return None
     n = len(plan.frequencies)
@@ -79,20 +84,24 @@ def coarse(plan: Plan) -> Plan | None:
 
 
 def renormed(kind: str | None, plan: Plan) -> Plan | None:
+    """Another kind of norm."""
     return None if plan.norm in (None, kind) else replace(plan, norm=kind)
 
 
 def rescaled(change: Callable[[Array], Array], plan: Plan) -> Plan | None:
+    """The scales of the norms changed."""
     if plan.norm is None:
         return None
     return with_weights(plan, {name: change(X) for name, X in plan.weights.items() if name.endswith("_norm.scale")})
 
 
 def of_eps(eps: float, plan: Plan) -> Plan | None:
+    """Another epsilon."""
     return None if plan.norm is None or plan.eps == eps else replace(plan, eps=eps)
 
 
 def swapped_norms(names: Mapping[str, str], plan: Plan) -> Plan | None:
+    """The scales of norms taken from others, by name."""
     if plan.norm is None:
         return None
     scales = {name: plan.weights[f"{other}_norm.scale"] for name, other in names.items()}
@@ -100,10 +109,12 @@ def swapped_norms(names: Mapping[str, str], plan: Plan) -> Plan | None:
 
 
 def norm_last(plan: Plan) -> Plan | None:
+    """The norm after the rotation."""
     return None if plan.norm is None or plan.frequencies is None else replace(plan, norm_first=False)
 
 
 def unnormed(kept: tuple[str, ...], plan: Plan) -> Plan | None:
+    """A norm of these roles alone."""
     return None if plan.norm is None else replace(plan, normed=kept)
 
 
@@ -111,6 +122,7 @@ def unnormed(kept: tuple[str, ...], plan: Plan) -> Plan | None:
 
 
 def cap_last(plan: Plan) -> Plan | None:
+    """The cap after the bias."""
     if plan.softcap is None or plan.score_bias is None:
         return None
 
@@ -136,6 +148,7 @@ def cap_first(plan: Plan) -> Plan | None:
 
 
 def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+    """The bias of scores times a factor."""
     if plan.score_bias is None:
         return None
     hidden = plan.score_bias == -np.inf
@@ -148,6 +161,7 @@ def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
 
 
 def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
+    """Another window."""
     window = plan.config.window
     if window is None or change(*window) == window:
         return None
@@ -155,6 +169,7 @@ def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan 
 
 
 def more(side: Any, by: int) -> Any:
+    """A side of a window that is so much longer; None stays None."""
     return None if side is None else max(0, side + by)
 
 
@@ -162,12 +177,14 @@ def more(side: Any, by: int) -> Any:
 
 
 def regated(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
+    """Gates changed; None = all 1."""
     if plan.gates is None:
         return None
     return replace(plan, gates=np.ones_like(plan.gates) if change is None else change(plan.gates))
 
 
 def default_scale(plan: Plan) -> float:
+    """What makes the layer's scale 1 / sqrt(d)."""
     return plan.config.key_dim**-0.5 / plan.scale
 
 
@@ -249,7 +266,7 @@ OF_MODELS = (
             one(partial(hiding, "window", None))),
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
             one(partial(hiding, "window",
-                        lambda plan: pipeline.within(replace(plan, offsets=0 * plan.offsets), *plan.config.window)))),
+                        lambda plan: pipeline.by_window(replace(plan, offsets=0 * plan.offsets))))),
     Mistake("gates of other heads", "the heads' factors come in another order", ("pooled",),
             {"reversed": partial(regated, lambda X: X[:, ::-1]),
              "one head further": partial(regated, lambda X: np.roll(X, 1, 1))}),

@@ -142,7 +142,8 @@ def by_order(plan: "Plan") -> Array:
 
 def by_window(plan: "Plan") -> Array:
     """The window around a query's position."""
-    return within(plan, *plan.config.window)
+    left, right = plan.config.window or (None, None)
+    return within(plan, left, right)
 
 
 def within(plan: "Plan", left: int | None, right: int | None) -> Array:
@@ -162,7 +163,8 @@ class Plan:
     computed; hiding: what hides, by its name; rotary_offsets: None, or what gives the positions that turn, of the plan,
     the role and the right positions; norm_first: whether the norm comes before the rotation; normed: what has one.
     split, merge, share, scores, bend, softmax: the functions of these names above; after: what is done to the weights;
-    blanked: whether values that no query sees are kept out; into_product: to both sides of a matrix product; rounded: to every result.
+    blanked: whether values that no query sees are kept out; into_product: what is done to both sides of a matrix
+    product; rounded: to every result.
     """
 
     config: Config

@@ -109,7 +109,9 @@ NAMES = (*(one.name for one in ROUNDINGS), "dropout left on")
 Stepper = Callable[[Plan], Mapping[str, Array]]
 
 
-def roundings(problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], plan: Plan, steps: Stepper) -> list[Told]:
+def roundings(
+    problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], plan: Plan, steps: Stepper
+) -> list[Told]:
     """The roundings whose errors are much of theirs.
 
     theirs, exact: arrays by name, and what float64 has of them; plan: in the layer's dtype; steps: computes a plan.

@@ -137,7 +137,7 @@ def problem(attention: Any, queries: Any, keys: Any, values: Any, call: Mapping[
             raise ValueError(
                 f"cotangent has shape {cotangent.shape} and dtype {cotangent.dtype}, expected {shape} and {dtype}"
             )
-    return Problem(layer, *(X.copy() for X in (queries, keys, values)), hiding, gates, cotangent)
+    return Problem(layer, queries.copy(), keys.copy(), values.copy(), hiding, gates, cotangent)
 
 
 def one_framework(queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
