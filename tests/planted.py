@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha.parity import CATALOGUE
+from mha.config import numpy_dtype
+from mha.parity import CATALOGUE, pipeline
 from mha.parity.problem import problem
 from mha.parity.search import Bench, Form
 
@@ -33,13 +34,15 @@ class Call:
             for name, X in layer.weights.items()
         }
         width, B = self.options["num_hiddens"], 3
-        inputs = [rng.normal(size=(B, T, width)).astype(dtype) for T in (self.num_queries, *[self.num_keys] * 2)]
+        inputs = [
+            rng.normal(size=(B, T, width)).astype(numpy_dtype(dtype)) for T in (self.num_queries, *[self.num_keys] * 2)
+        ]
         if self.nan:
             inputs[2][:, -1] = np.nan
         call = dict(self.arguments)
         for name, shape in (("score_bias", (1, 4, self.num_queries, self.num_keys)), ("head_gates", (B, 4))):
             if name in call:
-                call[name] = rng.normal(size=shape).astype(dtype)
+                call[name] = rng.normal(size=shape).astype(numpy_dtype(dtype))
         return layer.to(backend), inputs, call
 
 
@@ -56,21 +59,33 @@ CALLS = (
     Call(MODERN, {"score_bias": True, "head_gates": True, "offset": 2}),
     Call(MODERN | {"qk_norm": "layer", "qk_norm_eps": 0.02, "rotary": ROTARY}, {"offset": [300, 2, 3]}),
     Call(MODERN | {"rotary": ROTARY, "window": (1, None)}, {"offset": 1}),
+    Call(SQUARE | {"rotary": mha.Rotary(4, frequencies=(1.0, 0.002))}, {"offset": [300, 2, 3]}),
+    Call(SQUARE | {"rotary": mha.Rotary(base=20.0)}, {"offset": [291, 2, 3]}),
 )  # fmt: skip
 
 
-def with_mistake(form, call, names=("output",), dtype="float32"):
-    """What an implementation with this mistake gives, by name; None if it cannot be made or changes nothing."""
+def with_mistake(state, call, names=("output",), dtype="float32", right=False):
+    """What an implementation with a mistake, or several, gives, by name; None if it is made, or shows, nowhere.
+
+    names: None = every step; right: what one without the mistake gives.
+    """
     layer, inputs, arguments = call.made(dtype)
+    state = state if isinstance(state, tuple) else (state,)
     defaults = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
     bench = Bench(problem(layer, *inputs, defaults | arguments, None), dtype, slice(None))
+    steps = [name for name in names or pipeline.PART_OF if bench.steps((), name) is not None]
     with np.errstate(all="ignore"):
-        found = {name: bench.steps((form,), name) for name in names or layer.trace(*inputs, **arguments)}
-        right = bench.steps((), "output")
-        output = found.get("output")
-        if output is None or np.allclose(output, right, rtol=0, atol=1e-4, equal_nan=True):
-            return None
-    return found
+        expected = bench.all_of((), steps)
+        found = bench.all_of(state, steps)
+    if right or found is None:
+        return expected if right else None
+    shown = [name for name, X in found.items() if not alike(X, expected[name])]
+    return found if shown else None
+
+
+def alike(X, expected):
+    """Whether two arrays are nearly the same."""
+    return X.shape == expected.shape and np.allclose(X, expected, rtol=0, atol=1e-4, equal_nan=True)
 
 
 FORMS = [

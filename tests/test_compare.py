@@ -198,9 +198,10 @@ def test_other_dtypes_are_said(layer, inputs):
 
 
 WRONG = {
-    "an unknown step": (lambda X: {"weigths": X}, ValueError, "theirs has 'weigths', expected some of W_q, .*did you mean 'weights'"),
+    "an unknown step": (lambda X: {"weigths": X}, ValueError,
+                        "theirs has 'weigths', expected some of W_q, .*did you mean 'weights'"),
     "nothing": (lambda X: {}, ValueError, "theirs is empty, expected an array or a mapping of some of W_q"),
-    "a function": (lambda X: len, TypeError, "theirs is a builtin_function_or_method, which can be called, expected what"),
+    "a function": (lambda X: len, TypeError, "theirs is a builtin_function_or_method, which can be called, expected"),
     "a list": (lambda X: X.tolist(), TypeError, "theirs is a list, expected an array of numpy, torch"),
     "None": (lambda X: {"output": None}, TypeError, r"theirs\['output'\] is a NoneType, expected an array"),
     "integers": (lambda X: X.astype(int), TypeError, "theirs has dtype int64, expected float32"),
@@ -218,7 +219,7 @@ def test_what_cannot_be_compared_is_said_in_one_line(layer, inputs, case):
 
 def test_other_bad_arguments(layer, inputs):
     output = layer(*inputs)
-    with pytest.raises(TypeError, match="attention is a function, expected an mha.MultiHeadAttention"):
+    with pytest.raises(TypeError, match=r"attention is a function, expected an mha\.MultiHeadAttention"):
         parity.compare(everything, output, *inputs)
     with pytest.raises(ValueError, match=r"""layout is 'BTD', expected "\(B\*H, T, d\)" or"""):
         parity.compare(layer, output, *inputs, layout="BTD")
@@ -235,7 +236,7 @@ def test_other_bad_arguments(layer, inputs):
 @pytest.mark.backends("torch")
 def test_inputs_of_several_frameworks(backend, layer, inputs):
     queries = mha.tensor(inputs[0], backend=backend)
-    with pytest.raises(TypeError, match="keys is of numpy, expected torch as queries; convert with mha.to_numpy"):
+    with pytest.raises(TypeError, match=r"keys is of numpy, expected torch as queries; convert with mha\.to_numpy"):
         parity.compare(layer, layer(*inputs), queries, *inputs[1:])
     theirs = {"output": mha.tensor(layer(*inputs), backend=backend), "weights": layer.trace(*inputs)["weights"]}
     assert parity.compare(layer, theirs, *inputs)  # each of their arrays may be of another

@@ -3,12 +3,14 @@
 python tests/unknown_mistakes.py [NUMBER]
 """
 
+import dataclasses
 import sys
 
 import numpy as np
 import planted
 
 from mha import parity
+from mha.config import numpy_dtype
 from mha.parity import pipeline
 from mha.parity.problem import problem
 
@@ -94,14 +96,14 @@ def unknown(seed, dtype="float32"):
     layer, inputs, arguments = call.made(dtype)
     plan = pipeline.plan_of(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)
     kind = KINDS[rng.integers(len(KINDS))]
-    changed = pipeline.dataclasses.replace(plan, **kind(rng, plan))
+    changed = dataclasses.replace(plan, **kind(rng, plan))
     steps, before = {}, {}
     with np.errstate(all="ignore"):
         for part in pipeline.PARTS:
             some, before[part] = pipeline.compute(part, changed, before)
             steps |= some
         if rng.random() < 0.2:  # and something behind it all
-            steps["output"] = (steps["output"] * rng.uniform(0.5, 2) + rng.normal()).astype(dtype)
+            steps["output"] = (steps["output"] * rng.uniform(0.5, 2) + rng.normal()).astype(numpy_dtype(dtype))
     return layer, inputs, arguments, steps, kind.__name__
 
 

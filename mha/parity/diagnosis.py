@@ -20,7 +20,8 @@ from mha.parity.rules import error, fraction, largest
 from mha.parity.search import Bench, State, Verdict, apart, searched
 
 CATALOGUE: tuple[Mistake, ...] = (*GENERAL, *OF_MODELS)
-SURE = 4.0  # how far outside its bound the right answer has to be, for a mistake to be named with confidence
+# How far outside its bound the right answer has to be, or how little of the error has to be left, to be sure.
+SURE, LITTLE = 4.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,4 +235,5 @@ def made(state: State, verdict: Verdict, far: float) -> Explanation:
     """An explanation; far: the ratio of the right answer."""
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)
-    return Explanation(names, how, what, verdict.ratio, verdict.left, sure=far >= SURE and verdict.same)
+    sure = verdict.same and (far >= SURE or (far > 0 and verdict.left <= LITTLE))
+    return Explanation(names, how, what, verdict.ratio, verdict.left, sure)

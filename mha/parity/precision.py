@@ -82,8 +82,8 @@ def softmax_in(dtype: str, inside: bool) -> Callable[[Plan], Plan]:
                 return into(right(plan, into(scores), visible))
             low = np.where(visible, into(scores), -np.inf)
             shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
-            shares = into(shares / into(shares.sum(-1, keepdims=True)))
-            return np.where(visible & (shares == shares), shares, 0).astype(scores.dtype)
+            sums = into(shares.sum(-1, keepdims=True))
+            return np.where(visible, into(shares / np.where(sums == 0, 1, sums)), 0).astype(scores.dtype)
 
         return replace(plan, softmax=rough)
 

@@ -94,7 +94,8 @@ def ratio(
     layer: Any = attention.to("numpy")
     base = layer(*inputs, lengths, **hides, score_bias=bias, head_gates=gates)  # raises what is wrong
     *inputs, bias, gates = (None if X is None else np.asarray(X, np.float64) for X in (*inputs, bias, gates))
-    oracle = in_dtype(layer, "float64")(*inputs, lengths, **hides, score_bias=bias, head_gates=gates)
+    wide: Any = in_dtype(layer, "float64")
+    oracle = wide(*inputs, lengths, **hides, score_bias=bias, head_gates=gates)
     limit = bound(dtype, oracle, base)
     if limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: nothing can be told; choose smaller ones")
