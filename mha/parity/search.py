@@ -21,7 +21,7 @@ CONFIRMED = 12  # so many of those that come near are confirmed
 SAMPLES = 3
 ROUNDS = 6
 PART = 0.25  # what part of the error an explanation may leave
-NOISE = 3.0  # how much more than NumPy's rounding it may leave in half precision
+NOISE = 2.0  # how much more than NumPy's rounding it may leave in half precision
 LONG = 1.5e11  # multiplications that pairs may take
 
 
