@@ -92,7 +92,7 @@ def test_comparing_fails_on_a_wrong_backend(monkeypatch, backend):
 
     monkeypatch.setattr(module, "attend", wrong)
     case = next(case for case in parity.CASES if case.name == "mask")
-    results = parity.compare(backend, case, "float64") + parity.check_exact(backend, "float64")
+    results = parity.check_case(backend, case, "float64") + parity.check_exact(backend, "float64")
     # NumPy's error is the oracle's as well: the answer by hand can tell, and the output alone.
     assert {one.check for one in results if not one.passed} == {"answer by hand", "output and weights"}
 
@@ -104,7 +104,7 @@ def test_comparing_fails_on_an_error(monkeypatch, backend):
 
     monkeypatch.setattr(dispatch.load(backend), "attend", raises)
     case = next(case for case in parity.CASES if case.name == "mask")
-    results = parity.compare(backend, case, "float64") + parity.check_exact(backend, "float64")
+    results = parity.check_case(backend, case, "float64") + parity.check_exact(backend, "float64")
     failed = [one for one in results if not one.passed]
     assert {one.check for one in failed} >= {"output and weights", "hidden keys", "padding", "answer by hand"}
     assert {(one.where, one.error) for one in failed} == {("RuntimeError: planted by a test", float("inf"))}

@@ -40,7 +40,7 @@ def test_case(backend, case):
         dtypes = ("float64",)  # they compile each dtype for seconds; `mha parity` tries all
     for dtype in dtypes:
         if dtype in dispatch.load(backend).DTYPES:
-            assert not failures(parity.compare(backend, case, dtype))
+            assert not failures(parity.check_case(backend, case, dtype))
 
 
 def test_exactness(backend):
@@ -60,7 +60,7 @@ NO_JAX = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
     ],
 )
 def test_drawn_sizes(backend, number):
-    assert not failures(parity.compare(backend, drawn.sizes(number), "float64"))
+    assert not failures(parity.check_case(backend, drawn.sizes(number), "float64"))
 
 
 # An implementation of somebody else's

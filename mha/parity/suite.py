@@ -85,13 +85,13 @@ def plan(
         for dtype in known:
             if dtype in (case.quick if quick else case.dtypes):
                 lesson = dtype in (case.lesson if quick else case.dtypes)
-                checks.append(Check(f"{dtype}, {case.name}", partial(compare, backend, case, dtype, lesson)))
+                checks.append(Check(f"{dtype}, {case.name}", partial(check_case, backend, case, dtype, lesson)))
     if cases is None:
         checks += [Check(f"{dtype}, exact", partial(check_exact, backend, dtype)) for dtype in known]
     return checks
 
 
-def compare(backend: BackendName, case: Case, dtype: FloatName, lesson: bool = False) -> list[Result]:
+def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool = False) -> list[Result]:
     """A case on a backend against the float64 oracle: output, attention weights, every step and every gradient.
 
     Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. lesson:
