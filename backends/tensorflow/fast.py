@@ -77,18 +77,16 @@ class AttentionPooling(lesson.AttentionPooling):
         G, of_pair = num_heads // n, limited(self.scores_of_pair(queries[:1]), 1) * n
         size = pieces.block(hiding, Q, K, of_pair)
         reach = blocks.reach(hiding)
-        seen = K if None in reach else limited(size + min(sum(reach), checks.FURTHEST), 1, K)  # keys of a block
-        heads = pieces.heads(BG, G, num_heads, of_pair * size * seen)
+        width = K if None in reach else limited(size + min(sum(reach), checks.FURTHEST), 1, K)  # keys of a block
+        heads = pieces.heads(BG, G, num_heads, of_pair * size * width)
         rows, parts = heads * n, limited(G // heads, 1)  # heads of queries in a piece, groups of heads of a sample
         groups, count = limited(-(-BG // heads), 1), limited(-(-Q // size), 1)
         more, late = groups * heads - BG, count * size - Q  # heads of keys and queries, so that all pieces are full
-        queries = padded(queries, more * n, late)
-        keys, values = padded(keys, more), padded(values, more)
+        queries, chunk = padded(queries, more * n, late), None if None in reach else size
         queries = tf.reshape(queries, (groups, rows, count, size, d))  # (groups, rows, blocks, size, d)
         queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, rows, size, d)
         queries = tf.reshape(queries, (groups * count, rows, size, d))  # (pieces, rows, size, d)
-        keys, values = (tf.reshape(X, (groups, heads, K, X.shape[2])) for X in (keys, values))  # (groups, heads, K, d)
-        keys, values = (tf.TensorArray(X.dtype, groups, clear_after_read=False).unstack(X) for X in (keys, values))
+        chunks = [pieces.chunked(padded(X, more), groups, heads, chunk) for X in (keys, values)]
         offset = tf.zeros((1, 1), tf.int64) + hiding.offset  # (B or 1, 1)
         numbers = hiding._replace(
             mask=None, score_bias=None, valid_lens=padded(hiding.valid_lens, more // G, late),
@@ -103,12 +101,16 @@ class AttentionPooling(lesson.AttentionPooling):
         of_sample = isinstance(heads, int) and isinstance(G, int) and heads <= G
         one_length = of_sample and hiding.valid_lens is not None and len(hiding.valid_lens.shape) == 1
 
-        @pieces.recomputed
-        def pool_some(piece, queries, keys, values, *others):
+        def cut_of(piece):  # what hides keys in it, and the keys that it needs
             head, first = piece // count * heads, piece % count * size
             samples = pieces.cut(head // G, (head + heads - 1) // G + 1)
             cut = blocks.part(numbers, samples, pieces.cut(first, first + size))
-            seen = pieces.span(cut, size, K)
+            return cut, pieces.span(cut, size, K)
+
+        @pieces.recomputed
+        def pool_some(piece, queries, keys, values, *others):
+            cut, seen = cut_of(piece)
+            start = pieces.start(seen, chunk)  # the first of the keys that came
             longest = seen.stop if cut.valid_lens is None else tf.reduce_max(cut.valid_lens)
             sees, seen = longest > seen.start, slice(seen.start, limited(longest, seen.start + 1, seen.stop))
             if one_length:  # which the cut of the keys keeps, all by itself
@@ -117,8 +119,8 @@ class AttentionPooling(lesson.AttentionPooling):
             seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
             weights = zip(self.weights, others[len(pairs) :], strict=True)
             with telling(seed=seed_of_piece), keras.StatelessScope(weights):
-                inputs = queries, keys[:, seen], values[:, seen], limited(rows, 1, num_heads)
-                pooled = self.pool_block(*inputs, cut, training)  # (rows, size, dv)
+                inputs = queries, *(X[:, seen.start - start : seen.stop - start] for X in (keys, values))
+                pooled = self.pool_block(*inputs, limited(rows, 1, num_heads), cut, training)  # (rows, size, dv)
             return tf.where(sees, pooled, tf.zeros_like(pooled)) if one_length else pooled
 
         own = [X.value for X in self.weights]  # given by hand, as variables in a loop get no gradient
@@ -126,7 +128,8 @@ class AttentionPooling(lesson.AttentionPooling):
         def pool_piece(inputs):
             group, block = inputs[0] // count, inputs[0] % count
             others = [of_piece(group, block) for of_piece in pairs.values()]
-            return pool_some(*inputs, keys.read(group), values.read(group), *others, *own)
+            _, seen = cut_of(inputs[0])
+            return pool_some(*inputs, *(of_piece(group, seen) for of_piece in chunks), *others, *own)
 
         pooled = tf.map_fn(
             pool_piece,

@@ -116,6 +116,38 @@ def padded(X, *more):
     return tf.pad(X, [(0, size) for size in (*more, *len(X.shape) * [0])][: len(X.shape)])
 
 
+def chunked(X, groups, heads, size):
+    """Keys or values (groups*heads, K, d) as what gives those of a piece: a function of its group and a slice of keys.
+
+    size: of a chunk; all chunks that have some of these keys are given, (heads, chunks*size, d), and gradients add up
+    chunk by chunk, in proportion to what was given. None = all keys are given, not as a copy.
+    """
+    (_, K, _), d = keras.ops.shape(X), X.shape[2]
+    length = K if size is None else size
+    count = limited(-(-K // limited(length, 1)), 1)
+    X = tf.reshape(
+        padded(X, 0, count * length - K), (groups, heads, count, length, d)
+    )  # (groups, heads, count, size, d)
+    X = tf.transpose(X, (0, 2, 1, 3, 4))  # (groups, count, heads, size, d)
+    X = tf.reshape(X, (groups * count, heads, length, d))  # (groups*count, heads, size, d)
+    array = tf.TensorArray(X.dtype, groups * count, clear_after_read=False).unstack(X)
+
+    def of_piece(group, seen):
+        if size is None:
+            return array.read(group)  # (heads, K, d)
+        first, last = tf.cast(start(seen, size), tf.int32) // size, -(-tf.cast(seen.stop, tf.int32) // size)
+        found = array.gather(group * count + tf.range(first, last))  # (chunks, heads, size, d)
+        found = tf.transpose(found, (1, 0, 2, 3))  # (heads, chunks, size, d)
+        return tf.reshape(found, (heads, (last - first) * size, d))  # (heads, chunks*size, d)
+
+    return of_piece
+
+
+def start(seen, size):
+    """The first of the keys that `chunked` gives for a slice of them, in chunks of this size."""
+    return 0 if size is None else seen.start // tf.cast(size, tf.int64) * tf.cast(size, tf.int64)
+
+
 def listed(pairs, sizes, counts):
     """A mask or bias of four axes as what gives those of a piece: a function of its group of heads and its block.
 
