@@ -4,7 +4,7 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
-from bugs_of_models import MODERN_BUGS, MODERN_TESTS
+from bugs_of_models import MODERN_BUGS, MODERN_TESTS, OPTIONS_BUGS
 
 from mha import dispatch
 
@@ -18,7 +18,7 @@ PackageBugs = dict[str, tuple[str, str, str]]
 BLOCKS_TESTS = ["test_reference.py", "test_loops.py", "test_blocks.py"]
 BLOCKS_BUGS: Bugs = {
     "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
-    "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
+    "a query that sees nothing counts as seeing": [(r"sees = first < last", "sees = first <= last")],
     "unseen positions keep what they hold": [
         (r"queries, keys, values = blank\(queries, keys, values, (sees, seen|\*used\(.*\))\)", "pass"),
     ],
@@ -33,7 +33,7 @@ BLOCKS_BUGS: Bugs = {
         "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
         "torch": [(r"first \+ size if causal", "first + 1 if causal")],
         "mxnet": [(r"min\(K, first \+ size\)", "min(K, first + 1)")],
-        "tensorflow": [(r"tf\.minimum\(longest, first \+ size\)", "tf.minimum(longest, first + 1)")],
+        "tensorflow": [(r"tf\.reduce_max\(offset\) \+ num_queries \+ right", "tf.reduce_max(offset) + 1 + right")],
         "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
     },
 }
@@ -66,7 +66,7 @@ MEMORY_BUGS: Bugs = {
     "scores are kept for the backward pass": {
         "numpy": [(r"(?s)(def pool_backward.*?size = )blocks\.queries\(.*?\n", r"\1Q\n")],
         "torch": [(r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)")],
-        "tensorflow": [(r" +@_recomputed\n", "")],
+        "tensorflow": [(r" +@pieces\.recomputed\n", "")],
         "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
         "mxnet": [
             (r"return _Recomputed\.call\(.*",
@@ -424,6 +424,8 @@ SAID_BUGS: PackageBugs = {
 
 BACKEND_GROUPS = [
     (BLOCKS_BUGS, BLOCKS_TESTS),
+    (OPTIONS_BUGS, BLOCKS_TESTS),
+    (OPTIONS_BUGS, BLOCKS_TESTS),
     (PIECES_BUGS, PIECES_TESTS),
     (MEMORY_BUGS, MEMORY_TESTS),
     (OWN_BUGS, OWN_TESTS),

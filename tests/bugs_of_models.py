@@ -68,3 +68,28 @@ MODERN_BUGS = {
     "gradients are not turned back": {"numpy": [(r"rotate\(by_k, -positions", "rotate(by_k, positions")]},
     "the gradient of a cap is 1": {"numpy": [(r"by_biased \* \(1 - \(capped / self\.softcap\) \*\* 2\)", "by_biased")]},
 }  # fmt: skip
+
+# Of today's options in pieces: what a window, groups of heads and a bias need of each.
+OPTIONS_BUGS = {
+    "a block misses the first key of its window": {
+        "tensorflow": [(r"tf\.reduce_min\(offset\) - left", "tf.reduce_min(offset) - left + 1")],
+    },
+    "keys that were cut off still count for the offset": {
+        "tensorflow": [(r"offset \+ first_query - first_key", "offset + first_query")],
+    },
+    "keys of a chunk from its beginning": {
+        "tensorflow": [(r"seen\.start - start : seen\.stop - start", "0 : seen.stop - seen.start")],
+    },
+    "queries of a group folded the other way round": {
+        "tensorflow": [
+            (r"folded = tf\.reshape\(queries, (.*)\)  #",
+             r"folded = tf.reshape(tf.transpose(tf.reshape(queries, (BG, -1, Q, d)), (0, 2, 1, 3)), \1)  #"),
+        ],
+    },
+    "the bias of the first block for all": {
+        "tensorflow": [(r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C")],
+    },
+    "gates are forgotten where no weights are kept": {
+        "tensorflow": [(r"pooled = pooled \* tf\.reshape\(tf\.broadcast_to\(head_gates.*", "pass")],
+    },
+}  # fmt: skip

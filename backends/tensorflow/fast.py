@@ -19,7 +19,7 @@ from .arrays import must_fit, refuse_masks
 from .compiled import telling, told
 from .heads import positions
 from .layer import blank, four_axes, repeat_heads, transpose_output, transpose_qkv, visible_keys
-from .pieces import fits, limited, of_seen, padded
+from .pieces import fits, limited, of_seen, padded, shared
 
 # 1. Which queries and keys count
 
@@ -188,11 +188,6 @@ def by_group(queries, keys, num_heads, hiding):
     score_bias = None if hiding.score_bias is None else four_axes(hiding.score_bias)
     one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
     return folded(visible_keys(one_head, keys, *hiding)), folded(score_bias)
-
-
-def shared(queries, keys):
-    """How many heads of queries (B*H, Q, d) share a head of keys (B*G, K, d); 1 where there are none."""
-    return limited(keras.ops.shape(queries)[0], 1) // limited(keras.ops.shape(keys)[0], 1)
 
 
 # 3. The layer

@@ -302,8 +302,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def steps(self, queries, keys, values, visible=None, score_bias=None, offset=0, head_gates=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
-        config, B = self.config, keras.ops.shape(queries)[0]
-        H, G = config.num_heads, config.num_key_value_heads
+        B, H, G = keras.ops.shape(queries)[0], self.config.num_heads, self.config.num_key_value_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
         steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}

@@ -28,6 +28,11 @@ def limited(size, least, most=None):
     return max(least, min(size, most)) if known else tf.clip_by_value(size, least, most)
 
 
+def shared(queries, keys):
+    """How many heads of queries (B*H, Q, d) share a head of keys (B*G, K, d); 1 where there are none."""
+    return limited(keras.ops.shape(queries)[0], 1) // limited(keras.ops.shape(keys)[0], 1)
+
+
 def whole(hiding, *sizes):
     """`hiding` in numbers of int64 and pairs of four axes, of which `blocks.part` can be taken; sizes: (B, H, Q, K).
 
@@ -125,9 +130,8 @@ def chunked(X, groups, heads, size):
     (_, K, _), d = keras.ops.shape(X), X.shape[2]
     length = K if size is None else size
     count = limited(-(-K // limited(length, 1)), 1)
-    X = tf.reshape(
-        padded(X, 0, count * length - K), (groups, heads, count, length, d)
-    )  # (groups, heads, count, size, d)
+    X = padded(X, 0, count * length - K)  # (groups*heads, count*size, d)
+    X = tf.reshape(X, (groups, heads, count, length, d))  # (groups, heads, count, size, d)
     X = tf.transpose(X, (0, 2, 1, 3, 4))  # (groups, count, heads, size, d)
     X = tf.reshape(X, (groups * count, heads, length, d))  # (groups*count, heads, size, d)
     array = tf.TensorArray(X.dtype, groups * count, clear_after_read=False).unstack(X)
