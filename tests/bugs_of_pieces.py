@@ -20,17 +20,28 @@ BLOCKS_BUGS = {
             name: [(r"highest \+ num_queries \+ right", "highest + num_queries - 1 + right")]
             for name in ("numpy", "torch", "mxnet")
         },
-        "tensorflow": [(r"tf\.minimum\(longest, first \+ size\)", "tf.minimum(longest, first + 1)")],
+        "tensorflow": [(r"tf\.reduce_max\(offset\) \+ num_queries \+ right", "tf.reduce_max(offset) + 1 + right")],
         "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
     },
     "a block misses the first key of its window": {
-        name: [(r"min\(lowest - left, num_keys - 1\)", "min(lowest - left + 1, num_keys - 1)")]
-        for name in ("numpy", "torch", "mxnet")
+        **{
+            name: [(r"min\(lowest - left, num_keys - 1\)", "min(lowest - left + 1, num_keys - 1)")]
+            for name in ("numpy", "torch", "mxnet")
+        },
+        "tensorflow": [(r"tf\.reduce_min\(offset\) - left", "tf.reduce_min(offset) - left + 1")],
+    },
+    "keys of a chunk from its beginning": {
+        "tensorflow": [(r"seen\.start - start : seen\.stop - start", "0 : seen.stop - seen.start")],
+    },
+    "gates are forgotten where no weights are kept": {
+        "tensorflow": [(r"pooled = pooled \* tf\.reshape\(tf\.broadcast_to\(head_gates.*", "pass")],
     },
     "a part forgets where its keys begin": [(r"offset \+ first_query - first_key", "offset + first_query")],
     "a part forgets where its queries begin": [(r"offset \+ first_query - first_key", "offset - first_key")],
     "lengths forget where the keys of a part begin": [(r"else valid_lens - first_key", "else valid_lens")],
     "the bias of the first queries in every block": {
+        "tensorflow": [(r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C")],
+    } | {
         name: [
             (r"    each = zip\(\(samples",
              "    queries = queries if queries.stop is None else slice(0, queries.stop - (queries.start or 0))\n"
@@ -39,6 +50,11 @@ BLOCKS_BUGS = {
         for name in ("numpy", "torch", "mxnet")
     },
     "rows of a group in another order": {
+        "tensorflow": [
+            (r"folded = tf\.reshape\(queries, (.*)\)  #",
+             r"folded = tf.reshape(tf.transpose(tf.reshape(queries, (BG, -1, Q, d)), (0, 2, 1, 3)), \1)  #"),
+        ],
+    } | {
         name: [
             (r"pairs\.reshape\(BG, (BH // BG) \* Q, -1\)",
              r"pairs.reshape(BG, Q, \1, -1).swapaxes(1, 2).reshape(BG, \1 * Q, -1)"),
@@ -78,7 +94,7 @@ MEMORY_BUGS = {
              r"\1[(slice(0, queries.shape[1]), slice(0, keys.shape[1]))]"),
         ],
         "torch": [(r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)")],
-        "tensorflow": [(r" +@_recomputed\n", "")],
+        "tensorflow": [(r" +@pieces\.recomputed\n", "")],
         "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
         "mxnet": [
             (r"return _Recomputed\.call\(.*",
