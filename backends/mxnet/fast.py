@@ -149,7 +149,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
         The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
         """
-        B, Q, K, H, G = *queries.shape[:2], keys.shape[1], self.config.num_heads, self.config.num_key_value_heads
+        (B, Q, _), K, H, G = queries.shape, keys.shape[1], self.config.num_heads, self.config.num_key_value_heads
         valid_lens = None if hiding.valid_lens is None else to_numpy(hiding.valid_lens)
         groups, merged = blocks.groups(hiding, (B, H, Q, K), valid_lens, _known_offset(hiding)), []
         if not blocks.all_used(hiding, Q, groups):
