@@ -4,7 +4,6 @@ Letters as in layer.py. A block is queries that are attended together; a group i
 """
 
 import functools
-import math
 import threading
 
 import numpy as onp
@@ -45,13 +44,6 @@ def used(queries, keys, hiding):
     return sees, (first.min(1)[:, None] <= each_key) * (each_key < last.max(1)[:, None])
 
 
-def _part(hiding, *cuts, **named):
-    """As `blocks.part`, outside of any graph but for the bias: a block made again would end in one that is gone."""
-    with autograd.pause():
-        found = blocks.part(hiding._replace(score_bias=None), *cuts, **named)
-    return found._replace(score_bias=blocks.of_pairs(hiding.score_bias, *cuts, **named))
-
-
 # 2. Attention poolings
 
 
@@ -69,14 +61,13 @@ class AttentionPooling(lesson.AttentionPooling):
         if len(pieces) == 1:
             return self.pool_block(queries, keys, values, num_heads, hiding, training)
         training = autograd.is_training() if training is None else training
-        unbiased = hiding._replace(score_bias=None)
 
         def pool_some(block, seen, queries, keys, values, score_bias=None):
-            cut = _part(unbiased, queries=block, keys=seen)._replace(score_bias=score_bias)
+            cut = _part(hiding, score_bias, queries=block, keys=seen)
             return self.pool_block(queries, keys, values, num_heads, cut, training)  # (B*H, block, dv)
 
-        inputs = [queries, keys, values, blocks.of_pairs(hiding.score_bias)]
-        return _Recomputed.call(self, pool_some, pieces, training, *(X for X in inputs if X is not None))
+        biases = () if hiding.score_bias is None else (four_axes(hiding.score_bias),)
+        return _Recomputed.call(self, pool_some, pieces, training, queries, keys, values, *biases)
 
     def pool_block(self, queries, keys, values, num_heads, hiding, training):
         """As `pool`, for the queries of one block."""
@@ -87,8 +78,8 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pieces(self, queries, keys, hiding):
         """The blocks of queries of a call, and the keys that each needs."""
-        scores, offset = self.scores_of_pair(queries), known(hiding.offset)
-        return blocks.pieces(hiding, queries.shape[1], keys.shape[1], scores, offset)
+        sizes = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
+        return blocks.pieces(hiding, *sizes, _known_offset(hiding))
 
     def drop(self, weights, training):
         """As the lesson's; a block that is computed again drops the same weights."""
@@ -135,11 +126,6 @@ def by_group(queries, keys, num_heads, hiding):
     return folded(visible_keys(queries, keys, *hiding)), folded(score_bias)
 
 
-def known(offset):
-    """Offsets as NumPy integers; None if they are one int."""
-    return None if isinstance(offset, int) else to_numpy(offset)
-
-
 # 3. The layer
 
 
@@ -165,15 +151,19 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """
         (B, Q, _), K, H, G = queries.shape, keys.shape[1], self.config.num_heads, self.config.num_key_value_heads
         valid_lens = None if hiding.valid_lens is None else to_numpy(hiding.valid_lens)
-        groups, merged = blocks.groups(hiding, (B, H, Q, K), valid_lens, known(hiding.offset)), []
+        groups, merged = blocks.groups(hiding, (B, H, Q, K), valid_lens, _known_offset(hiding)), []
         if not blocks.all_used(hiding, Q, groups):
-            queries, keys, values = blank(queries, keys, values, *used(queries, keys, hiding))
-        bounds = tuple(samples.start for samples, _, _ in groups[1:])
-        each = (np.split(X, bounds) if bounds else [X] for X in (self.W_q(queries), keys, values))  # (B, T, any)
-        for (samples, seen, hides), W_q, keys, values in zip(groups, *each, strict=True):
-            keys, values = (X if seen == slice(0, K) else X[:, seen] for X in (keys, values))  # to slice is to copy
+            with autograd.pause():
+                sees, seen = used(queries, keys, hiding)
+            queries, keys, values = blank(queries, keys, values, sees, seen)
+        score_bias = None if hiding.score_bias is None else four_axes(hiding.score_bias)
+        each = (_by_samples(X, groups) for X in (self.W_q(queries), keys, values, score_bias))
+        for (samples, seen, hides), W_q, keys, values, score_bias in zip(groups, *each, strict=True):
+            if seen != slice(0, K):  # to slice is to copy here
+                keys, values = keys[:, seen], values[:, seen]  # (B, K, any)
+                score_bias = blocks.of_pairs(score_bias, keys=seen)  # (B or 1, H or 1, Q or 1, K or 1)
             W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)
-            cut = _part(hiding if hides else hiding._replace(valid_lens=None), samples, keys=seen)
+            cut = _part(hiding if hides else hiding._replace(valid_lens=None), score_bias, samples, keys=seen)
             q, k, _ = self.turn(transpose_qkv(W_q, H), transpose_qkv(W_k, G), cut.offset)  # (B*H, T, d)
             pooled = self.attention.pool(q, k, transpose_qkv(W_v, G), H, cut, training)  # (B*H, Q, dv)
             merged.append(transpose_output(pooled, H))  # (B, Q, H*dv)
@@ -189,6 +179,27 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 build = functools.partial(lesson.build, kind=MultiHeadAttention)
 
 
+def _known_offset(hiding):
+    """The offset as NumPy integers, where it is an array."""
+    return None if isinstance(hiding.offset, int) else to_numpy(hiding.offset)
+
+
+def _by_samples(X, groups):
+    """X, or None, for each group. It is split at once: a slice's gradient is as large as what it is cut from."""
+    if X is None or X.shape[0] == 1 or len(groups) == 1:
+        return [X] * len(groups)
+    return np.split(X, tuple(samples.start for samples, _, _ in groups[1:]))
+
+
+def _part(hiding, score_bias, *cuts, **named):
+    """As `blocks.part`, with a bias that is cut already, the one array in it whose graph counts.
+
+    A block that is computed again would end in a graph that is gone.
+    """
+    with autograd.pause():
+        return blocks.part(hiding._replace(score_bias=None), *cuts, **named)._replace(score_bias=score_bias)
+
+
 class _Drawn(threading.local):
     seed = None
 
@@ -200,10 +211,10 @@ _again = threading.Lock()
 class _Recomputed(autograd.Function):
     """A pooling block by block, whose backward pass keeps nothing but the inputs, and computes the rest again."""
 
-    def __init__(self, pool_some, pieces, shapes, parameters, seed):
+    def __init__(self, pool_some, pieces, inputs, parameters, seed):
         super().__init__()
-        self.pool_some, self.pieces, self.shapes = pool_some, pieces, shapes
-        self.parameters, self.seed = parameters, seed
+        self.pool_some, self.pieces, self.seed = pool_some, pieces, seed
+        self.inputs, self.parameters = inputs, parameters
 
     @classmethod
     def call(cls, pooling, pool_some, pieces, training, *inputs):
@@ -213,53 +224,51 @@ class _Recomputed(autograd.Function):
         """
         parameters = [_data(X) for X in pooling.collect_params().values() if X.grad_req != "null"]
         seed = int(np.random.randint(0, 2**31 - 1).item()) if training and pooling.dropout else None
-        shapes = [X.shape for X in inputs]
+        pool = cls(pool_some, pieces, [X.detach() for X in inputs], parameters, seed)
+        if not autograd.is_recording():
+            return pool.forward()
         # As one: where the gradient by the first input is not asked for, MXNet leaves out those by all the others.
-        packed = np.concatenate([X.reshape(-1) for X in (*inputs, *parameters)])  # (numbers,)
-        return cls(pool_some, pieces, shapes, parameters, seed)(packed)
+        return pool(np.concatenate([X.reshape(-1) for X in (*inputs, *parameters)]))  # (B*H, Q, dv)
 
-    def forward(self, packed):
-        """The pooled values (B*H, Q, dv) of the inputs, packed."""
-        self.save_for_backward(packed)
-        arrays, pooled = self._unpacked(packed), []
+    def forward(self, packed=None):
+        """The pooled values (B*H, Q, dv); packed: the inputs and weights, of which no copy is to be kept."""
+        pooled = []
         for block, seen in self.pieces:
-            pooled.append(self._draw(block, seen, *_cut(arrays, block, seen)))  # (B*H, block, dv)
+            pooled.append(self._draw(block, seen, *self._cut(block, seen)))  # (B*H, block, dv)
             pooled[-1].wait_to_read()  # else MXNet makes room for many blocks at once
         return np.concatenate(pooled, 1)
 
     def backward(self, cotangent):
         """Gradients by the inputs and the weights, packed as they are, in another thread than the call's."""
         with _again, context(None):
-            (packed,) = self.saved_tensors
-            arrays = self._unpacked(packed.as_np_ndarray().detach())
             own = isinstance(cotangent, np.ndarray)  # in MXNet 2.0; 1.9 asks for its older kind of array
             cotangent = cotangent.as_np_ndarray()
-            by_inputs = [np.zeros_like(X) for X in arrays]
-            by_parameters = [np.zeros_like(X) for X in self.parameters]
+            found = [np.zeros_like(X) for X in (*self.inputs, *self.parameters)]
             for block, seen in self.pieces:
-                inputs = _cut(arrays, block, seen)
+                inputs = self._cut(block, seen)
                 for X in inputs:
                     X.attach_grad()
                 with autograd.record():
                     result = self._draw(block, seen, *inputs)
                 by_all = autograd.grad([result], [*inputs, *self.parameters], [cotangent[:, block]])
-                found = [X.as_np_ndarray() for X in by_all]
-                for total, part, cut in zip(by_inputs, found, _cuts(arrays, block, seen), strict=False):
-                    total[cut] = total[cut] + part
-                by_parameters = [X + Y for X, Y in zip(by_parameters, found[len(inputs) :], strict=True)]
-                for X in (*by_inputs, *by_parameters):
-                    X.wait_to_read()
-            by_all = np.concatenate([X.reshape(-1) for X in (*by_inputs, *by_parameters)])  # (numbers,)
-            return by_all if own else by_all.as_nd_ndarray()
+                cuts = [*self._cuts(block, seen), *[...] * len(self.parameters)]
+                for total, cut, X in zip(found, cuts, by_all, strict=True):
+                    total[cut] += X.as_np_ndarray()
+                    total.wait_to_read()
+            packed = np.concatenate([X.reshape(-1) for X in found])  # (numbers,)
+            return packed if own else packed.as_nd_ndarray()
 
-    def _unpacked(self, packed):
-        """Queries, keys, values and the bias out of the packed inputs."""
-        found, first = [], 0
-        for shape in self.shapes:
-            last = first + math.prod(shape)
-            found.append(packed[first:last].reshape(shape))  # (B*H, T, any), (B or 1, H or 1, Q or 1, K or 1)
-            first = last
-        return found
+    def _cut(self, block, seen):
+        """The parts of the inputs that one piece needs."""
+        return [X[cut] for X, cut in zip(self.inputs, self._cuts(block, seen), strict=True)]
+
+    def _cuts(self, block, seen):
+        """Where they are."""
+        cuts = [(blocks.ALL, cut) for cut in (block, seen, seen)]
+        for score_bias in self.inputs[3:]:
+            sizes = zip((block, seen), score_bias.shape[2:], strict=True)
+            cuts.append((blocks.ALL, blocks.ALL, *(blocks.ALL if size == 1 else cut for cut, size in sizes)))
+        return cuts
 
     def _draw(self, block, seen, *inputs):
         _drawn.seed = None if self.seed is None else self.seed + block.start
@@ -267,17 +276,3 @@ class _Recomputed(autograd.Function):
             return self.pool_some(block, seen, *inputs)
         finally:
             _drawn.seed = None
-
-
-def _cuts(arrays, block, seen):
-    """Where the parts of the arrays, queries, keys, values and a bias of four axes, are that one piece needs."""
-    cuts = [(blocks.ALL, cut) for cut in (block, seen, seen)]
-    for score_bias in arrays[3:]:
-        sizes = zip((block, seen), score_bias.shape[2:], strict=True)
-        cuts.append((blocks.ALL, blocks.ALL, *(blocks.ALL if size == 1 else cut for cut, size in sizes)))
-    return cuts
-
-
-def _cut(arrays, block, seen):
-    """The parts of the arrays that one piece needs."""
-    return [X[cut] for X, cut in zip(arrays, _cuts(arrays, block, seen), strict=True)]
