@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from mha import arguments, blocks, checks
-from mha.arguments import Checked, Hiding
+from mha.arguments import Checked
 from mha.config import shapes
 
 from . import compiled, pieces
@@ -62,7 +62,7 @@ class AttentionPooling(lesson.AttentionPooling):
             return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=told.seed)
         return super().drop(weights, training)
 
-    def pool(self, queries, keys, values, num_heads, hiding=Hiding(), training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training=None):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
