@@ -1,7 +1,9 @@
 """`mha case write` and `mha case check`: one case of the suite as a file for any framework, and files on backends."""
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +32,7 @@ def write(
 
     A safetensors file with everything that it takes to compute the same and to judge the result: how the layer is
     configured, weights, inputs, what hides keys, every step from input to output, attention weights, output and
-    gradients by NumPy in float64, and how far each may be off in the dtype. docs/vectors.md describes it.
+    gradients by NumPy in float64, and how far each may be off in the dtype.
 
     \b
     Examples:
@@ -53,7 +55,9 @@ def write(
 
 
 def check(
-    names: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files that `mha case write` wrote.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="Files that `mha case write` wrote, or folders of them.")
+    ],
     backends: Annotated[
         str | None,
         typer.Option(
@@ -70,13 +74,13 @@ def check(
     \b
     Examples:
       mha case check case.safetensors --backends torch
-      mha case check vectors/*.safetensors
+      mha case check vectors
 
     Exit code 0 if every error is within its bound. 1 if one is not, and then the first step that leaves its bound is
     named, or if a framework is broken. 2 if a file is no case file, or if the command is wrong.
     """
     chosen = chosen_all(backends)
-    cases = {name: _read(name) for name in dict.fromkeys(names)}
+    cases = {file: _read(file) for name in names for file in _files(name)}
     dtypes = {name: _dtypes(name) for name in chosen}
     plan = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
     if not plan:
@@ -90,6 +94,15 @@ def check(
     if not failures:
         console.print(f"{len(plan)} checks on {', '.join(chosen)}, all within their bounds")
     raise typer.Exit(1 if failures else 0)
+
+
+def _files(name: str) -> list[str]:
+    """A file, or the safetensors files of a folder."""
+    if not os.path.isdir(name):
+        return [name]
+    if not (found := sorted(map(str, Path(name).glob("*.safetensors")))):
+        terminal.fail(f"{name} is a folder without safetensors files")
+    return found
 
 
 def _read(name: str) -> CaseFile:

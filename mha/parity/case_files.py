@@ -1,8 +1,12 @@
 """Case files: a layer, a call of it, and what the oracle makes of it, in one safetensors file for any framework.
 
-Whoever has another framework computes the same and judges the result by the bounds in the file; `docs/vectors.md`
-describes the layout. Letters: B batch, Q queries, K key-value pairs, H heads, G heads of keys and values, D
-num_hiddens, d and dv widths of a head's keys and values.
+Whoever has another framework computes the same and judges the result by the bounds in the file. Letters: B batch, Q
+queries, K key-value pairs, H heads, G heads of keys and values, D num_hiddens, d and dv widths of a head's keys and
+values.
+
+The metadata are `format`, `layout`, `name`, and in JSON `config`, `call` (arguments that are no arrays) and `bounds`.
+The arrays are `weights/...`, `inputs/...` and `call/...` in the layer's dtype, and the results in float64: `steps/...`,
+`attention_weights`, `output` and `gradients/...`.
 """
 
 import dataclasses
