@@ -4,6 +4,7 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
+from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_models import MODERN_BUGS, MODERN_TESTS
 
 from mha import dispatch
@@ -434,6 +435,7 @@ BACKEND_GROUPS = [
 PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
+    "case files": (CASE_BUGS, CASE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
