@@ -56,7 +56,7 @@ def write(
 
 def check(
     names: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Files that `mha case write` wrote, or folders of them.")
+        list[str], typer.Argument(metavar="FILE", help="Files that `mha case write` wrote, or folders of them.")
     ],
     backends: Annotated[
         str | None,
