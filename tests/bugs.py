@@ -4,6 +4,7 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
+from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
 from bugs_of_pieces import BLOCKS_BUGS, BLOCKS_TESTS, MEMORY_BUGS, MEMORY_TESTS, PIECES_BUGS, PIECES_TESTS
 
@@ -379,6 +380,7 @@ PACKAGE_GROUPS = {
     "layouts": (LAYOUT_BUGS, LAYOUT_TESTS),
     "layers of frameworks": (NATIVE_BUGS, NATIVE_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
+    "case files": (CASE_BUGS, CASE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),

@@ -1,5 +1,6 @@
 """When two results are the same, where they first differ and why: the rules, and the quick suite of `mha parity`."""
 
+from mha.parity import case_files
 from mha.parity.cases import ADDITIVE, CASES, WIDTHS, Case
 from mha.parity.comparison import compare
 from mha.parity.diagnosis import CATALOGUE, Diagnosis, Explanation, diagnose
@@ -26,6 +27,7 @@ __all__ = [
     "Row",
     "Verdict",
     "bound",
+    "case_files",
     "check_case",
     "check_exact",
     "compare",
