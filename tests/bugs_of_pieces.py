@@ -41,6 +41,9 @@ BLOCKS_BUGS = {
         },
         "mxnet": [(r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias")],
     },
+    "gates of other heads in groups of samples": {
+        "mxnet": [(r"broadcast_to\(head_gates", "broadcast_to(head_gates[..., ::-1]")],
+    },
     "gradients of a bias go to its first keys": {
         "mxnet": [(r"(total\[)cut(\] \+=)", r"\1(*cut[:3], slice(X.shape[3])) if X.ndim == 4 else cut\2")],
     },
