@@ -40,14 +40,22 @@ BLOCKS_BUGS = {
     "a part forgets where its queries begin": [(r"offset \+ first_query - first_key", "offset - first_key")],
     "lengths forget where the keys of a part begin": [(r"else valid_lens - first_key", "else valid_lens")],
     "the bias of the first queries in every block": {
+        **{
+            name: [
+                (r"    each = zip\(\(samples",
+                 "    queries = queries if queries.stop is None else slice(0, queries.stop - (queries.start or 0))\n"
+                 "    each = zip((samples"),
+            ]
+            for name in ("numpy", "torch")
+        },
         "tensorflow": [(r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C")],
-    } | {
-        name: [
-            (r"    each = zip\(\(samples",
-             "    queries = queries if queries.stop is None else slice(0, queries.stop - (queries.start or 0))\n"
-             "    each = zip((samples"),
-        ]
-        for name in ("numpy", "torch", "mxnet")
+        "mxnet": [(r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias")],
+    },
+    "gates of other heads in groups of samples": {
+        "mxnet": [(r"broadcast_to\(head_gates", "broadcast_to(head_gates[..., ::-1]")],
+    },
+    "gradients of a bias go to its first keys": {
+        "mxnet": [(r"(total\[)cut(\] \+=)", r"\1(*cut[:3], slice(X.shape[3])) if X.ndim == 4 else cut\2")],
     },
     "rows of a group in another order": {
         "tensorflow": [
@@ -98,7 +106,8 @@ MEMORY_BUGS = {
         "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
         "mxnet": [
             (r"return _Recomputed\.call\(.*",
-             "return np.concatenate([pool_some(*cuts, *_cut(inputs[:3], *cuts)) for cuts in pieces], 1)"),
+             "parts = [(queries[:, block], keys[:, seen], values[:, seen]) for block, seen in pieces]\n"
+             "        return np.concatenate([pool_some(*cuts, *X) for cuts, X in zip(pieces, parts)], 1)"),
         ],
     },
     "a kernel that keeps the scores is taken": {"torch": [(r"keeps = .*", "keeps = False")]},
