@@ -5,6 +5,7 @@ else by backend; a replacement's words in capitals are written each backend's wa
 """
 
 from bugs_of_models import MODERN_BUGS, MODERN_TESTS
+from bugs_of_parity import COMPARE_BUGS, COMPARE_TESTS, DIAGNOSE_BUGS, DIAGNOSE_TESTS
 
 from mha import dispatch
 
@@ -434,6 +435,8 @@ BACKEND_GROUPS = [
 PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
+    "comparisons": (COMPARE_BUGS, COMPARE_TESTS),
+    "diagnoses": (DIAGNOSE_BUGS, DIAGNOSE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
