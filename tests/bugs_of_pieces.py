@@ -13,7 +13,10 @@ BLOCKS_BUGS = {
             name: [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")]
             for name in ("numpy", "torch", "tensorflow", "mxnet")
         },
-        "jax": [(r"(X\.reshape\(X\.shape\[0\], count, -1, .*swapaxes\(0, 1\))", r"jnp.stack(count * [\1[0]])")],
+        "jax": [
+            (r"hiding\.valid_lens\[:, None, :, None\]",
+             "jnp.tile(hiding.valid_lens[:, :size], (1, -(-Q // size)))[:, :Q, None][:, None]"),
+        ],
     },
     "causal order ends before the block does": {
         **{
@@ -21,7 +24,7 @@ BLOCKS_BUGS = {
             for name in ("numpy", "torch", "mxnet")
         },
         "tensorflow": [(r"tf\.reduce_max\(offset\) \+ num_queries \+ right", "tf.reduce_max(offset) + 1 + right")],
-        "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
+        "jax": [(r"K - right\) \+ size \+ right", "K - right) + 1 + right")],
     },
     "a block misses the first key of its window": {
         **{
@@ -76,10 +79,10 @@ PIECES_TESTS = ["test_dropout_pieces.py"]
 PIECES_BUGS = {
     "one mask for all pieces of a head": {
         "tensorflow": [(r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)")],
-        "jax": [(r"fold_in\(key_of_group, block\)", "fold_in(key_of_group, 0)")],
+        "jax": [(r"fold_in\(key, piece\)", "fold_in(key, piece // counts[2])")],
         "mxnet": [(r"self\.seed \+ block\.start", "self.seed")],
     },
-    "one mask for all groups": {"jax": [(r"fold_in\(key, group\)", "fold_in(key, 0)")]},
+    "one mask for all groups": {"jax": [(r"fold_in\(key, piece\)", "fold_in(key, piece % counts[2])")]},
     "kept weights that do not grow in pieces": {
         "tensorflow": [(r"(stateless_dropout\(weights, self\.dropout, .*\))", r"\1 * (1 - self.dropout)")],
         "mxnet": [(r"kept / \(1 - self\.dropout\)", "kept")],

@@ -5,6 +5,7 @@ import pytest
 
 import mha
 from mha import blocks, calls, checks, parity
+from mha.arguments import Hiding
 
 MANY = checks.FEW + 20
 
@@ -38,7 +39,7 @@ def test_one_of_many_lengths_is_the_longest(place):
     X = np.random.default_rng(0).normal(size=(MANY, 6, 4))
     lengths = np.full(MANY, 2)
     lengths[place] = 5
-    assert next(blocks.groups(MANY, 2, 6, 6, lengths)) == (slice(0, MANY), 5, True)
+    assert blocks.groups(Hiding(lengths), (MANY, 2, 6, 6), lengths) == [(slice(0, MANY), slice(0, 5), True)]
     output = attention(X, X, X, lengths)
     alone = attention(*3 * [X[place : place + 1]], [5])
     assert parity.error(output[place : place + 1], alone) <= parity.bound("float64", alone, alone)

@@ -149,7 +149,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             by_all = copied(again).backward(q, k, v, visible, biases, training, by_pooled)
             by_q, by_k, by_v, by_biased, by_parameters = by_all
             by_k, by_v = (X.reshape(B * G, H // G, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
-            by_bias = None if bias is None else summed(by_biased.reshape(B, H, Q, K), four_axes(bias).shape)
+            by_biased = by_biased.reshape(B, H, Q, K)  # (B, H, Q, K)
+            by_bias = None if bias is None else summed(by_biased, four_axes(bias).shape)
             return by_q, by_k, by_v, by_bias, by_parameters
 
         return steps["output"], functools.partial(self.pull_back, inputs, hiding, head_gates, steps, pool_backward)

@@ -50,7 +50,7 @@ def used(queries, keys, hiding):
 class AttentionPooling(backward.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
-    def pool(self, queries, keys, values, num_heads, hiding, training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
@@ -87,7 +87,8 @@ class AttentionPooling(backward.AttentionPooling):
         for block, seen in self.pieces(queries, keys, hiding):
             cut, inputs = blocks.part(hiding, queries=block, keys=seen), (queries[:, block], keys[:, seen])
             visible, score_bias = by_group(*inputs, num_heads, cut)
-            folded, by_block = (X[:, block].reshape(len(keys), -1, X.shape[2]) for X in (queries, by_pooled))
+            cuts = (X[:, block] for X in (queries, by_pooled))  # (B*H, block, any)
+            folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
             by_all = self.backward(folded, inputs[1], values[:, seen], visible, score_bias, training, by_block)
             by_folded, by_k, by_v, by_biased, by_weights = by_all
             by_queries.append(by_folded.reshape(inputs[0].shape))  # (B*H, block, d)

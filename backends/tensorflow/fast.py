@@ -62,7 +62,7 @@ class AttentionPooling(lesson.AttentionPooling):
             return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=told.seed)
         return super().drop(weights, training)
 
-    def pool(self, queries, keys, values, num_heads, hiding, training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for

@@ -114,7 +114,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         for pieces in _runs(blocks.pieces(hiding, Q, K, 1)):
             (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
             size, width = first.stop - first.start, seen.stop - seen.start
-            rows = queries[:, first.start : last.stop].reshape(BG, BH // BG, n, size, d).transpose(1, 2)
+            rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)
+            rows = rows.reshape(BG, BH // BG, n, size, d).transpose(1, 2)  # (B*G, n, H/G, block, d)
             rows = rows.reshape(BG, n, -1, d)  # (B*G, n, H/G*block, d)
             k, v = (X[:, seen.start : last_seen.stop].unfold(1, width, size) for X in (keys, values))
             k, v = k.transpose(2, 3), v.transpose(2, 3)  # (B*G, n, width, d)
