@@ -32,7 +32,7 @@ class Framework:
 
 
 TORCH: tuple[KindName, ...] = ("torch.nn.MultiheadAttention",)
-KERAS: tuple[KindName, ...] = ("keras.layers.MultiHeadAttention",)
+KERAS: tuple[KindName, ...] = ("keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention")
 FLAX: tuple[KindName, ...] = (
     "flax.linen.MultiHeadDotProductAttention",
     "flax.linen.MultiHeadAttention",

@@ -352,10 +352,11 @@ class MultiHeadAttention:
         """A layer of another kind with the same weights, bit for bit; this one stays as it is.
 
         Args:
-            kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" (built),
-                "flax.linen.MultiHeadDotProductAttention" (bound to its variables), "flax.nnx.MultiHeadAttention", or
-                "mha.d2l.torch.MultiHeadAttention" and so on; whatever the backend of this layer is. Also the class
-                itself, or the beginning of its name where that tells: "torch", "keras", "flax.nnx".
+            kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" or
+                "keras.layers.GroupQueryAttention" (built), "flax.linen.MultiHeadDotProductAttention" (bound to its
+                variables), "flax.nnx.MultiHeadAttention", or "mha.d2l.torch.MultiHeadAttention" and so on; whatever the
+                backend of this layer is. Also the class itself, or the beginning of its name where that and the layer
+                tell: "torch", "keras", "flax.nnx".
 
         Raises:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.

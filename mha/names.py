@@ -12,13 +12,14 @@ IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "flax",
-    "bert", "distilbert", "vit", "timm", "gpt2", "llama", "neox", "opt",
+    "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "t5", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = as the names of the arrays show
 # Layers of other kinds, which `to_native` makes.
 KindName = Literal[
     "torch.nn.MultiheadAttention",
     "keras.layers.MultiHeadAttention",
+    "keras.layers.GroupQueryAttention",
     "flax.linen.MultiHeadDotProductAttention",
     "flax.linen.MultiHeadAttention",
     "flax.nnx.MultiHeadAttention",

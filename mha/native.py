@@ -30,6 +30,7 @@ OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name for name in dispatch.FRAMEWORKS for file in ("layer", "fast")
 }
 
+GROUPED = "keras.layers.GroupQueryAttention"  # beside a kind without groups, from which groups tell it
 LISTED = 3  # of many layers in a model, so many are shown
 
 Layer = tuple[Config, dict[str, np.ndarray]]
@@ -60,7 +61,8 @@ def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None, op
 
 def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
-    kind = checks.choice("kind", _named_in_full(kind), tuple(KINDS))
+    grouped = config.num_key_value_heads < config.num_heads
+    kind = checks.choice("kind", _named_in_full(kind, grouped), tuple(KINDS))
     backend = KINDS[kind]
     dispatch.load(backend)  # if the framework is missing, this says how to install it
     return _make_book(backend, kind, config, weights) if kind in BOOK else _native(backend).make(kind, config, weights)
@@ -229,13 +231,18 @@ def _inside(module: Any) -> list[str]:
     return found
 
 
-def _named_in_full(kind: Any) -> Any:
-    """The name of a kind that is told by its class, or by the beginning of its name; anything else as it is."""
+def _named_in_full(kind: Any, grouped: bool = False) -> Any:
+    """The name of a kind that is told by its class, or by the beginning of its name; anything else as it is.
+
+    grouped: whether the layer has fewer heads of keys than of queries, where that tells one of two kinds.
+    """
     if isinstance(kind, type):
         return next((name for name in KINDS if _class(name) is kind), kind)
     if not isinstance(kind, str) or kind in KINDS:
         return kind
     meant = [name for name in KINDS if name.startswith(f"{kind}.") or (KINDS[name] == kind and name not in BOOK)]
+    if GROUPED in meant and len(meant) > 1:
+        meant = [name for name in meant if (name == GROUPED) == grouped]
     if len(meant) > 1:
         raise ValueError(f"kind is {kind!r}, which has several, expected one of {', '.join(meant)}")
     return meant[0] if meant else kind

@@ -20,10 +20,11 @@ def from_native(
     """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
 
     Args:
-        source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention, a bound
-            flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of Dive
-            into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an mha.MultiHeadAttention;
-            or a mapping of names to arrays, which may be nested: a state dict, Flax's params, an nnx.State.
+        source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention or GroupQueryAttention, a
+            bound flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of
+            Dive into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an
+            mha.MultiHeadAttention; or a mapping of names to arrays, which may be nested: a state dict, Flax's params,
+            an nnx.State.
         scheme: how the arrays of a mapping are named and stored, one of `mha.weights.SCHEMES`; "auto" = as the names
             show.
         prefix: what the names of the layer's arrays begin with; None = as the names show.
@@ -56,8 +57,8 @@ def load(
     """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
 
     A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
-    layer are read, and the model's `config.json` if it lies beside the file. Nothing is unpickled, and no number is
-    read before its description is right.
+    layer are read, and the model's `config.json`, or Meta's `params.json`, if it lies beside the file. Nothing is
+    unpickled, and no number is read before its description is right.
 
     Args:
         path: of the file.

@@ -4,7 +4,10 @@ A pattern is a regular expression. Of a backend's bug, replacements are the same
 else by backend; a replacement's words in capitals are written each backend's way.
 """
 
-from bugs_of_models import MODERN_BUGS, MODERN_TESTS
+from bugs_of_cases import CASE_BUGS, CASE_TESTS
+from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
+from bugs_of_parity import COMPARE_BUGS, COMPARE_TESTS, DIAGNOSE_BUGS, DIAGNOSE_TESTS
+from bugs_of_pieces import BLOCKS_BUGS, BLOCKS_TESTS, MEMORY_BUGS, MEMORY_TESTS, PIECES_BUGS, PIECES_TESTS
 
 from mha import dispatch
 
@@ -13,69 +16,6 @@ Bugs = dict[str, Replacements | dict[str, Replacements]]
 PackageBugs = dict[str, tuple[str, str, str]]
 
 # 1. Bugs of backends, for whose replacements every file of the backend is searched, and mha/blocks.py.
-
-# Of what is computed without weights, in pieces.
-BLOCKS_TESTS = ["test_reference.py", "test_loops.py", "test_blocks.py"]
-BLOCKS_BUGS: Bugs = {
-    "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
-    "a query that sees nothing counts as seeing": [(r"return limits > 0", "return limits >= 0")],
-    "unseen positions keep what they hold": [
-        (r"queries, keys, values = blank\(queries, keys, values, (sees, seen|\*used\(.*\))\)", "pass"),
-    ],
-    "lengths of the first queries in every block": {
-        **{
-            name: [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")]
-            for name in ("numpy", "torch", "tensorflow", "mxnet")
-        },
-        "jax": [(r"(X\.reshape\(X\.shape\[0\], count, -1, .*swapaxes\(0, 1\))", r"jnp.stack(count * [\1[0]])")],
-    },
-    "causal order ends before the block does": {
-        "numpy": [(r"first \+ size if causal", "first + 1 if causal"), (r"min\(K, first \+ size\)", "first + 1")],
-        "torch": [(r"first \+ size if causal", "first + 1 if causal")],
-        "mxnet": [(r"min\(K, first \+ size\)", "min(K, first + 1)")],
-        "tensorflow": [(r"tf\.minimum\(longest, first \+ size\)", "tf.minimum(longest, first + 1)")],
-        "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
-    },
-}
-
-# Of dropout in pieces.
-PIECES_TESTS = ["test_dropout_pieces.py"]
-PIECES_BUGS: Bugs = {
-    "one mask for all pieces of a head": {
-        "tensorflow": [(r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)")],
-        "jax": [(r"fold_in\(key_of_group, block\)", "fold_in(key_of_group, 0)")],
-        "mxnet": [(r"self\.seed \+ first", "self.seed")],
-    },
-    "one mask for all groups": {"jax": [(r"fold_in\(key, group\)", "fold_in(key, 0)")]},
-    "kept weights that do not grow in pieces": {
-        "tensorflow": [(r"(stateless_dropout\(weights, self\.dropout, .*\))", r"\1 * (1 - self.dropout)")],
-        "mxnet": [(r"kept / \(1 - self\.dropout\)", "kept")],
-    },
-    "what is kept and what is dropped in pieces confused": {
-        "tensorflow": [(r"stateless_dropout\(weights, self\.dropout", "stateless_dropout(weights, 1 - self.dropout")],
-        "mxnet": [(r'"float32"\) >= self\.dropout', '"float32") >= 1 - self.dropout')],
-    },
-    "the kernel, which drops nothing, is taken in training": {
-        "torch": [(r"return type\(self\) is DotProductAttention and .*", "return type(self) is DotProductAttention")],
-    },
-}
-
-# Of what those gradients keep in memory.
-MEMORY_TESTS = ["test_memory.py"]
-MEMORY_BUGS: Bugs = {
-    "scores are kept for the backward pass": {
-        "numpy": [(r"(?s)(def pool_backward.*?size = )blocks\.queries\(.*?\n", r"\1Q\n")],
-        "torch": [(r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)")],
-        "tensorflow": [(r" +@_recomputed\n", "")],
-        "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
-        "mxnet": [
-            (r"return _Recomputed\.call\(.*",
-             "starts = range(0, Q, size); inputs = keys, values\n"
-             "        return np.concatenate([pool_some(i, queries[:, i : i + size], *inputs) for i in starts], 1)"),
-        ],
-    },
-    "a kernel that keeps the scores is taken": {"torch": [(r"one_width = .*", "one_width = True")]},
-}  # fmt: skip
 
 # Of single frameworks, and the tests that must notice them.
 OWN_TESTS = [
@@ -254,7 +194,7 @@ WEIGHTS_TESTS = [
 ]  # fmt: skip
 WEIGHTS_BUGS: PackageBugs = {
     "kernels (out, in) are not turned": ("weights/schemes", r"return array\.T  # \(in, out\)", "return array"),
-    "GPT-2's kernels are turned": ("weights/schemes", r'"c_proj", "io"\)', '"c_proj", "oi")'),
+    "GPT-2's kernels are turned": ("weights/scheme_table", r'"c_proj", "io"\)', '"c_proj", "oi")'),
     "packed parts are values, keys, queries": (
         "weights/schemes",
         r"part, count = place\.part",
@@ -336,8 +276,8 @@ RULES_BUGS: PackageBugs = {
         r"outputs\(attention\(\), call, \*X\) \| gradients\(.*\*X\) for",
         "outputs(attention(), call, *X) for",
     ),
-    "half precision left out of the cases": ("parity/cases", r", dtypes=DTYPES\)", ")"),
-    "half precision left out of the plan": ("parity/suite", r"if dtype in known\]", "if dtype in known[:2]]"),
+    "half precision left out of the cases": ("parity/cases", r", dtypes=DTYPES", ""),
+    "half precision left out of the plan": ("parity/suite", r"\.DTYPES if", ".DTYPES[:2] if"),
     "half precision left out of what is exact": ("parity/suite", r"for dtype in known\]", "for dtype in known[:2]]"),
     "hidden keys not checked": ("parity/suite", r'"hidden keys": hidden, ', ""),
     "weights of hidden keys not checked": ("parity/suite", r' +found\["weights"\] = weights\[~visible\]\n', ""),
@@ -385,6 +325,11 @@ BENCH_BUGS: PackageBugs = {
     "ratios the other way round": ("bench/worker", r"one\[name\] / one\[REFERENCE\]", "one[REFERENCE] / one[name]"),
     "outputs are not compared": ("bench/worker", r"{} if results\.output is None else .*", "{}"),
     "gradients are not compared": ("bench/worker", r"if results\.by_input else", "if False else"),
+    "the floor counts H heads of keys": ("bench/cases", r"\(self\.G or self\.H\)", "self.H"),
+    "the floor knows no window": ("bench/cases", r"= self\.window or \(None, None\)", "= None, None"),
+    "a window sees one key less": ("bench/cases", r"after >= -left", "after > -left"),
+    "the layer is beside itself": ("bench/worker", r"backend, simpler, kind\)", "backend, shape, kind)"),
+    "the layer without its option is compared": ("bench/worker", r"return Results\(\)", "return step()"),
 }
 
 
@@ -433,7 +378,12 @@ BACKEND_GROUPS = [
 ]
 PACKAGE_GROUPS = {
     "weights": (WEIGHTS_BUGS, WEIGHTS_TESTS),
+    "layouts": (LAYOUT_BUGS, LAYOUT_TESTS),
+    "layers of frameworks": (NATIVE_BUGS, NATIVE_TESTS),
     "rules": (RULES_BUGS, RULES_TESTS),
+    "case files": (CASE_BUGS, CASE_TESTS),
+    "comparisons": (COMPARE_BUGS, COMPARE_TESTS),
+    "diagnoses": (DIAGNOSE_BUGS, DIAGNOSE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),

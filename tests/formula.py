@@ -1,5 +1,6 @@
 """The formula of attention with all options, number by number in float64: slow, plain, and of no backend's making."""
 
+import functools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ def turned(x, position, rotary):
     """One vector (d,) after its rotation."""
     x, n = x.copy(), rotary.dim // 2
     for i in range(n):
-        angle = position * rotary.base ** (-i / n)
+        angle = position * (rotary.frequencies[i] if rotary.frequencies else rotary.base ** (-i / n))
         one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, n + i)
         a, b = x[one], x[other]
         x[one], x[other] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
@@ -22,9 +23,14 @@ def normed(x, kind, scale, eps):
     return x / math.sqrt(sum(x * x) / len(x) + eps) * scale
 
 
-def attend(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-           head_gates=None):  # fmt: skip
-    """The output (B, Q, D); config: an `mha.config.Config` of dot-product pooling, weights: canonical ones."""
+def attend(*arguments, **call):
+    """The output (B, Q, D), of the arguments of `both`."""
+    return both(*arguments, **call)[0]
+
+
+def both(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
+         head_gates=None):  # fmt: skip
+    """The output (B, Q, D) and attention weights (B, H, Q, K); config: an `mha.config.Config`, weights: canonical."""
     B, Q, K, H, d, dv = len(queries), len(queries[0]), len(keys[0]), config.num_heads, config.key_dim, config.value_dim
     share = H // config.num_key_value_heads
     left, right = config.window or (None, None)
@@ -32,7 +38,9 @@ def attend(config, weights, queries, keys, values, valid_lens=None, mask=None, s
     def project(name, x):
         return x @ weights[f"{name}.kernel"] + weights.get(f"{name}.bias", 0)
 
-    def prepared(name, x, head, position):
+    @functools.cache
+    def prepared(name, b, row, head, position):
+        x = {"q": queries, "k": keys}[name][b, row]
         x = project(f"W_{name}", x)[head * d : (head + 1) * d]
         x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"], config.qk_norm_eps) if config.qk_norm else x
         return turned(x, position, config.rotary) if config.rotary else x
@@ -49,12 +57,16 @@ def attend(config, weights, queries, keys, values, valid_lens=None, mask=None, s
         hidden |= (left is not None and j < place - left) or (right is not None and j > place + right)
         if hidden:
             return -math.inf
-        q, k = prepared("q", queries[b, i], h, place), prepared("k", keys[b, j], h // share, j)
-        s = sum(q * k) * (1 / math.sqrt(d) if config.scale is None else config.scale)
+        q, k = prepared("q", b, i, h, place), prepared("k", b, j, h // share, j)
+        if config.pooling == "additive":
+            q, k = q @ weights["attention.W_q.kernel"], k @ weights["attention.W_k.kernel"]
+            s = np.tanh(q + k) @ weights["attention.w_v.kernel"][:, 0]
+        else:
+            s = sum(q * k) * (1 / math.sqrt(d) if config.scale is None else config.scale)
         s = config.softcap * math.tanh(s / config.softcap) if config.softcap else s
         return s if score_bias is None else s + of_pair(score_bias, b, h, i, j)
 
-    output = np.zeros((B, Q, config.num_hiddens))
+    output, every_share = np.zeros((B, Q, config.num_hiddens)), np.zeros((B, H, Q, K))
     for b, i in np.ndindex(B, Q):
         heads = []
         for h in range(H):
@@ -63,8 +75,9 @@ def attend(config, weights, queries, keys, values, valid_lens=None, mask=None, s
             g, pooled = h // share, np.zeros(dv)
             for j in range(K):
                 if shares[j]:
-                    pooled += shares[j] / sum(shares) * project("W_v", values[b, j])[g * dv : (g + 1) * dv]
+                    every_share[b, h, i, j] = shares[j] / sum(shares)
+                    pooled += every_share[b, h, i, j] * project("W_v", values[b, j])[g * dv : (g + 1) * dv]
             gates = np.ones((B, H)) if head_gates is None else np.broadcast_to(head_gates, (B, H))
             heads.append(pooled * gates[b, h])
         output[b, i] = project("W_o", np.concatenate(heads))
-    return output
+    return output, every_share

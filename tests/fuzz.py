@@ -97,8 +97,8 @@ def refusal(path: Path) -> Iterator[None]:
 
 def checkpoints() -> Iterator[bytes]:
     """A small file of each scheme, with a table beside the layer."""
-    config = Config(6, H, bias=True)
-    for scheme in schemes.SCHEMES:
+    for scheme, description in schemes.SCHEMES.items():
+        config = Config(6, H, bias="W_q.bias" in description.places, scale=description.implied.get("scale"))
         arrays = schemes.from_canonical(config, weights.initial(config), scheme)
         named = {f"layer.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
         yield safetensors.numpy.save(named | {"table": np.arange(3)}, {"format": "pt"})

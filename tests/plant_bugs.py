@@ -73,12 +73,17 @@ def bugs_of(backend: str) -> list[Bug]:
 
 
 def package_bugs() -> list[Bug]:
-    """The bugs of mha itself."""
+    """The bugs of mha itself, and those of what a backend knows of its framework's own layers."""
     return [
-        Bug(group, name, "numpy", (f"mha/{module}.py",), ((pattern, replacement),), tuple(tests))
+        Bug(group, name, _noticed_by(module), (f"mha/{module}.py",), ((pattern, replacement),), tuple(tests))
         for group, (listed, tests) in bugs.PACKAGE_GROUPS.items()
         for name, (module, pattern, replacement) in listed.items()
     ]
+
+
+def _noticed_by(module: str) -> str:
+    """The backend whose tests must notice a bug in a module of mha."""
+    return module.split("/")[1] if module.endswith("/native") else "numpy"
 
 
 def _written(replacement: str, backend: str) -> str:

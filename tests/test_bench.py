@@ -1,7 +1,9 @@
 """`mha bench`: what it measures is right, and what it cannot measure it says; how fast anything is, is not tested."""
 
+import dataclasses
 import importlib
 import importlib.util
+import itertools
 import re
 import sys
 import time
@@ -11,7 +13,7 @@ import pytest
 from commands import run
 
 import mha
-from mha import parity
+from mha import parity, processes
 from mha.bench import cases, report, worker
 from mha.bench import run as parent
 from mha.bench.cases import Shape
@@ -19,6 +21,7 @@ from mha.bench.steps import REFERENCE, Implementation, Results
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, ragged=True), Shape("causal", 2, 31, 22, 2, causal=True)
+GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 4, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
 
 
 # What is measured
@@ -28,10 +31,13 @@ def test_shapes():
     sizes = {name: (shape.B, shape.T, shape.D, shape.H) for name, shape in cases.SHAPES.items()}
     assert sizes == {
         "S": (2, 8, 100, 5), "M": (8, 128, 512, 8), "L": (1, 1024, 768, 12), "XL": (1, 4096, 512, 8),
-        "R": (16, 512, 512, 8), "C": (1, 4096, 512, 8),
+        "R": (16, 512, 512, 8), "C": (1, 4096, 512, 8), "G": (1, 4096, 512, 8), "W": (1, 4096, 512, 8),
     }  # fmt: skip
-    assert [name for name, shape in cases.SHAPES.items() if shape.causal] == ["C"]
-    assert cases.SHAPES["C"].lengths() is None
+    assert [name for name, shape in cases.SHAPES.items() if shape.causal] == ["C", "W"]
+    assert {name: shape.G for name, shape in cases.SHAPES.items() if shape.G} == {"G": 2}
+    assert {name: shape.window for name, shape in cases.SHAPES.items() if shape.window} == {"W": (511, 0)}
+    assert cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
+    assert cases.SHAPES["G"].lengths().tolist() == cases.SHAPES["XL"].lengths().tolist()
     assert cases.SHAPES["M"].lengths().tolist() == 8 * [96]
     ragged = cases.SHAPES["R"].lengths()
     assert len(set(ragged)) > 10
@@ -56,15 +62,45 @@ def test_floor_by_hand():
     lengths = Shape("", B=5, T=7, D=6, H=2, ragged=True).lengths()
     by_sample = [(7 + length) * 2 * 36 + 2 * 7 * int(length) * 6 for length in lengths]
     assert Shape("", B=5, T=7, D=6, H=2, ragged=True).multiply_adds() == sum(by_sample)
+    # W_k and W_v of one head of two.
+    assert Shape("", B=2, T=4, D=6, H=2, G=1).multiply_adds() == (8 + 3 + 3 + 8) * 36 + 2 * 144
+    # Of the 10 pairs in order, 4 are of a query and its own key, 3 of it and the one before.
+    for window, pairs in {(0, None): 4, (1, 0): 4 + 3, (3, 0): 10, (None, 0): 10}.items():
+        shape = Shape("", B=2, T=4, D=6, H=2, causal=True, window=window)
+        assert shape.multiply_adds() == 4 * 8 * 36 + 2 * 2 * pairs * 6
+    # Without the order, 3 and 2 of it and the two after.
+    both_ways = Shape("", B=2, T=4, D=6, H=2, window=(1, 2))
+    assert both_ways.multiply_adds() == 4 * 8 * 36 + 2 * 2 * (4 + 3 + 3 + 2) * 6
     # Two operations each, 2 GFLOP/s = 2e6 in a millisecond.
     assert plain.floor("inference", 2.0) == pytest.approx(1296e-6)
     assert plain.floor("training", 2.0) == pytest.approx(3 * 1296e-6)
 
 
-@pytest.mark.parametrize("shape", [RAGGED, CAUSAL], ids=lambda shape: shape.name)
+def test_pairs_that_are_seen_are_those_of_the_layer():
+    """The mask that frameworks are given, and the pairs that are counted, beside the weights that are not 0."""
+    for window, causal in itertools.product([None, (6, 0), (0, None), (None, 3), (2, 40)], [True, False]):
+        shape = dataclasses.replace(WINDOW, window=window, causal=causal)
+        X, lengths = shape.inputs(), shape.lengths()
+        weights = shape.layer("numpy")(X, X, X, lengths, causal=causal, return_weights=True)[1]
+        seen = np.count_nonzero(weights[:, 0])
+        keys = shape.B * shape.T if lengths is None else lengths.sum()
+        assert shape.multiply_adds() == 2 * (shape.B * shape.T + keys) * 22**2 + 2 * seen * 22
+        if lengths is None:
+            assert np.array_equal(shape.visible(np.arange(shape.T)), weights[0, 0] > 0)
+
+
+def test_a_shape_without_its_option():
+    assert {name: shape.simpler() for name, shape in cases.SHAPES.items() if shape.simpler()} == {
+        "G": {"8 key-value heads": dataclasses.replace(cases.SHAPES["XL"], name="G")},
+        "W": {"no window": dataclasses.replace(cases.SHAPES["C"], name="W")},
+    }
+
+
+@pytest.mark.parametrize("shape", [RAGGED, CAUSAL, GROUPED, WINDOW], ids=lambda shape: shape.name)
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_implementations_compute_what_numpy_computes(backend, kind, shape):
-    attention = mha.MultiHeadAttention(shape.D, shape.H, backend="numpy")
+    options = {"num_key_value_heads": shape.G, "window": shape.window}
+    attention = mha.MultiHeadAttention(shape.D, shape.H, **options, backend="numpy")
     base, oracle = computed(attention, shape, kind), computed(parity.in_dtype(attention, "float64"), shape, kind)
     made = worker._module(backend).implementations(attention.to(backend), shape, kind)
     for name, implementation in made.items():
@@ -103,11 +139,39 @@ def in_order(arrays):
 
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_a_worker_names_the_implementations(backend, kind):
-    roles = worker.implementations(backend, kind)["roles"]
-    assert next(iter(roles)) == REFERENCE
-    assert len({report.LOOKS[role] for role in roles.values()}) == len(roles)
-    made = worker._module(backend).implementations(mha.MultiHeadAttention(22, 2, backend=backend), CAUSAL, kind)
-    assert roles == {name: implementation.role for name, implementation in made.items()}
+    found = worker.implementations(backend, kind)["roles"]
+    assert set(found) == set(cases.SHAPES | cases.SWEEP)
+    for roles in found.values():
+        assert next(iter(roles)) == REFERENCE
+    for name in cases.SWEEP:
+        assert len({report.LOOKS[role] for role in found[name].values()}) == len(found[name])
+    for shape, like in {"S": CAUSAL, "C": CAUSAL, "T128": CAUSAL, "G": GROUPED, "W": WINDOW}.items():
+        made = worker._module(backend).implementations(like.layer(backend), like, kind)
+        roles = {name: implementation.role for name, implementation in made.items()}
+        others = cases.find(shape).simpler()
+        assert found[shape] == roles | {f"{REFERENCE}, {other}": "simpler layer" for other in others}
+
+
+# What stands beside the layer at C, and at W; at G, the classes that have groups.
+BESIDE = {
+    "numpy": set(), "mxnet": set(),
+    "torch": {"nn.MultiheadAttention", "F.scaled_dot_product_attention"},
+    "tensorflow": {"keras.layers.MultiHeadAttention", "keras.layers.MultiHeadAttention, eager"},
+    "jax": {"linen.MultiHeadDotProductAttention", "nnx.MultiHeadAttention", "jax.nn.dot_product_attention"},
+}  # fmt: skip
+GROUPS = BESIDE | {
+    "torch": {"F.scaled_dot_product_attention"},
+    "tensorflow": {"keras.layers.GroupQueryAttention", "keras.layers.GroupQueryAttention, eager"},
+    "jax": {"nnx.MultiHeadAttention", "jax.nn.dot_product_attention"},
+}
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_the_frameworks_own_ways_stand_beside_ours(backend, kind):
+    of_theirs = "native", "eager native", "second native", "kernel"
+    for shape, roles in worker.implementations(backend, kind)["roles"].items():
+        theirs = {name for name, role in roles.items() if role in of_theirs}
+        assert theirs == (GROUPS if shape == "G" else BESIDE)[backend]
 
 
 # A worker
@@ -180,6 +244,56 @@ def test_times(monkeypatch):
     assert worker.times("numpy", "S", "inference", [REFERENCE, "readable"], 0)["rounds"] == 5
 
 
+@pytest.mark.parametrize(("shape", "like", "other"), [
+    ("G", GROUPED, "8 key-value heads"), ("W", WINDOW, "no window"),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_a_layer_with_an_option_is_timed_beside_all_others(monkeypatch, shape, like, other, kind):
+    """Those that compute the same agree; the layer without the option, which does not, is timed and not compared."""
+    names = list(worker.implementations("numpy", kind)["roles"][shape])
+    monkeypatch.setitem(cases.SHAPES, shape, dataclasses.replace(like, name=shape, H=8, D=16))
+    monkeypatch.setattr(worker, "SAMPLE", 1e-3)
+    monkeypatch.setattr(worker, "SIZE", 64)
+    result = worker.times("numpy", shape, kind, names, 0)
+    assert set(result["ratios"]) == set(names) - {REFERENCE}
+    assert f"{REFERENCE}, {other}" in result["ratios"]
+
+
+@pytest.mark.parametrize(("like", "option"), [(GROUPED, "num_key_value_heads"), (WINDOW, "window")])
+def test_the_layer_without_the_option_is_called_and_gives_nothing(monkeypatch, like, option):
+    called = []
+
+    def implementations(attention, shape, kind):
+        def step():
+            called.append(vars(attention.config))
+            return RIGHT
+
+        return {REFERENCE: Implementation("layer", lambda: step)}
+
+    monkeypatch.setattr(worker._module("numpy"), "implementations", implementations)
+    own, alone = (one.make() for one in worker._implementations("numpy", like, "inference").values())
+    assert (own(), alone()) == (RIGHT, Results())
+    ours, other = called
+    assert ours != other == ours | {option: {"num_key_value_heads": like.H, "window": None}[option]}
+
+
+def test_a_window_of_another_width_is_refused(monkeypatch):
+    """What counts one key more would look as fast, and is another function."""
+    wider = dataclasses.replace(WINDOW, window=(7, 0))
+    steps = {
+        REFERENCE: worker._implementations("numpy", WINDOW, "inference")[REFERENCE].make(),
+        "readable": worker._implementations("numpy", wider, "inference")["readable"].make(),
+    }
+    with pytest.raises(ValueError, match=r"^readable differs by .* from attention.layer in the output"):
+        worker.check_agreement(steps)
+
+
+def test_memory_is_measured_of_what_only_shapes_with_groups_have(monkeypatch, backend):
+    monkeypatch.setitem(cases.SHAPES, "G", dataclasses.replace(GROUPED, H=8, D=16))
+    for name in {f"{REFERENCE}, 8 key-value heads"} | GROUPS[backend] - BESIDE[backend]:
+        assert 0 <= worker.memory(backend, "G", "inference", name)["mebibytes"] < 100
+
+
 def test_what_rounds_come_to():
     """Medians, that one slow round does not change; of ratios and differences, not those of medians."""
     layer, readable = [1e-3, 9e-3, 2e-3, 4e-3, 3e-3], [2e-3, 9e-3, 8e-3, 6e-3, 3e-3]
@@ -208,16 +322,17 @@ def test_a_worker_of_each_backend(backend):
 
 
 def test_a_worker_says_what_there_is_to_measure():
-    assert parent.work("implementations", backend="numpy", kind="inference") == {
-        "roles": {REFERENCE: "layer", "readable": "readable", "attention(...), NumPy arrays": "call"}
-    }
+    roles = parent.work("implementations", backend="numpy", kind="inference")["roles"]
+    assert roles["S"] == {REFERENCE: "layer", "readable": "readable", "attention(...), NumPy arrays": "call"}
+    assert roles["W"] == roles["S"] | {f"{REFERENCE}, no window": "simpler layer"}
 
 
 def test_users_calls_are_measured_on_every_backend(backend):
-    found = worker.implementations(backend, "inference")["roles"] | worker.implementations(backend, "training")["roles"]
-    calls = {name: role for name, role in found.items() if role in report.CALLS}
+    inference, training = (worker.implementations(backend, kind)["roles"] for kind in cases.KINDS)
     of = ["NumPy arrays"] if backend == "numpy" else ["own arrays", "NumPy arrays"]
-    assert set(calls) == {f"attention(...), {arrays}" for arrays in of} | {f"attention.gradients(...), {of[0]}"}
+    for shape in cases.SHAPES:
+        calls = {name for name, role in (inference[shape] | training[shape]).items() if role in report.CALLS}
+        assert calls == {f"attention(...), {arrays}" for arrays in of} | {f"attention.gradients(...), {of[0]}"}
 
 
 def test_a_worker_that_fails_is_one_line(monkeypatch, tmp_path):
@@ -228,8 +343,8 @@ def test_a_worker_that_fails_is_one_line(monkeypatch, tmp_path):
     script.chmod(0o755)
     assert parent.work("times") == {"rate": 1.0}
     for code, error in {
-        "kill -9 $$": "the process was ended by signal 9; 9 may mean that memory ran out",
-        "kill -11 $$": "the process was ended by signal 11",
+        "kill -9 $$": "the process was ended by signal 9 (SIGKILL); memory may have run out",
+        "kill -11 $$": "the process was ended by signal 11 (SIGSEGV)",
         "echo one >&2; echo two >&2; exit 3": "two",
         "exit 3": "the process ended with 3",
     }.items():
@@ -245,7 +360,7 @@ def test_the_sweep_ends_where_memory_would(monkeypatch):
 
     def work(what, **arguments):
         if what == "implementations":
-            return {"roles": {REFERENCE: "layer", "readable": "readable"}}
+            return {"roles": {shape: {REFERENCE: "layer", "readable": "readable"} for shape in cases.SWEEP}}
         asked.append((what, arguments["shape"], arguments.get("name") or arguments["names"]))
         if what == "memory":
             return {
@@ -274,4 +389,4 @@ def test_the_sweep_ends_where_memory_would(monkeypatch):
 
 
 def test_the_memory_that_is_free():
-    assert 10 < parent.available() < 2**24
+    assert 10 < processes.available() < 2**24

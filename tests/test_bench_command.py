@@ -119,8 +119,8 @@ def measured(monkeypatch):
     ("arguments", "text"),
     [
         (["--backends", "cupy"], "--backends is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet"),
-        (["--shapes", "S,Q"], "--shapes is 'Q', expected one of S, M, L, XL, R, C"),
-        (["--shapes", "T128"], "--shapes is 'T128', expected one of S, M, L, XL, R, C"),
+        (["--shapes", "S,Q"], "--shapes is 'Q', expected one of S, M, L, XL, R, C, G, W"),
+        (["--shapes", "T128"], "--shapes is 'T128', expected one of S, M, L, XL, R, C, G, W"),
         (["--kinds", "both"], "--kinds is 'both', expected one of inference, training"),
         (["--shapes", ""], "nothing is to be measured, expected a kind and a shape, or --plot"),
         (["--kinds", ","], "nothing is to be measured, expected a kind and a shape, or --plot"),

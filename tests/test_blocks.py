@@ -15,6 +15,8 @@ from mha.parity.cases import ALL
 SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
 
 
+MANY = parity.Case("", ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), offset=[0, -7, 4], head_gates=(3, 6), batch=3)
+MANY = dataclasses.replace(MANY, num_queries=29, num_keys=31)
 WINDOW = parity.WIDTHS | {"num_heads": 6, "num_key_value_heads": 2, "window": (4, 1)}
 CASES = {
     case.name: case
@@ -31,13 +33,11 @@ CASES = {
         parity.Case("many pieces, window", WINDOW, [31, 0, 17], batch=3, num_queries=29, num_keys=31, offset=-1),
         parity.Case("window, one piece", WINDOW, causal=True, num_queries=7, num_keys=13, offset=8),
         parity.Case("window, lengths per query", WINDOW, [[9, 4, 2], [0, 3, 9]], num_keys=7, offset=[3, 1]),
-        parity.Case(
-            "many pieces, all options", ALL, [31, 0, 17], None, False, (1, 6, 29, 31), [0, -7, 4], (3, 6),
-            batch=3, num_queries=29, num_keys=31,
-        ),  # fmt: skip
+        dataclasses.replace(MANY, name="many pieces, all options"),
     )
 }
-ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options")  # which compiles each for ten seconds and more
+# JAX compiles each for ten seconds and more.
+ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options")
 OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
 
 

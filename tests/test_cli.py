@@ -19,11 +19,14 @@ def test_without_a_command_the_help_is_shown():
     assert result.stdout == run("--help").stdout
     assert all(
         command in result.stdout
-        for command in ("demo", "backends", "parity", "bench", "weights", "convert", "MHA_BACKEND", "Exit codes")
+        for command in ("demo", "backends", "parity", "bench", "weights", "convert", "case", "MHA_BACKEND", "Exit code")
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "backends", "parity", "weights show", "convert"])
+COMMANDS = ["demo", "backends", "parity", "weights show", "convert", "case write", "case check"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command):
     result = run(*command.split(), "--help")
     assert result.exit_code == 0

@@ -1,46 +1,87 @@
-"""`mha parity`: its table, its JSON and its exit code, on right, wrong and broken backends."""
+"""`mha parity`: its table, its files and its exit code, on right, wrong, broken and dying backends."""
 
 import json
 import os
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from commands import run, run_installed
 
 import mha
 from mha import dispatch, parity
+from mha.parity import workers
 
-FEW_CASES = tuple(case for case in parity.CASES if case.name == "mask")
+FEW = ("--case", "mask")
+CHECKS = {"output and weights", "steps", "gradients", "lesson", "gradients of the lesson", "hidden keys", "padding"}
 
 
 @pytest.fixture
-def few_cases(monkeypatch):
-    monkeypatch.setattr(parity.suite, "CASES", FEW_CASES)
+def python(tmp_path):
+    """Makes another Python, that does what a shell script says in place of comparing."""
+
+    def make(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
 
 
-def test_parity_passes_and_writes_json(few_cases, tmp_path, backend):
-    path = tmp_path / "parity.json"
-    result = run("parity", "--backends", f"{backend},{backend}", "--json", str(path))
+def about(**others):
+    told = json.dumps({"total": 3, "about": {"mha": mha.__version__, "python": "3.0"} | others})
+    return f"echo '{told}'"
+
+
+BEGINS = """echo '{"begins": "float64, mask"}'"""
+
+
+def test_parity_passes_and_writes_files(tmp_path, backend):
+    files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "html")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    result = run("parity", "--backends", f"{backend},{backend}", *FEW, *options)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
     assert f"on {backend}, all within their bounds" in result.stdout
-    report = json.loads(path.read_text(encoding="utf-8"))
+    report = json.loads(files["json"].read_text(encoding="utf-8"))
     assert report["mha"] == mha.__version__
-    assert set(report["backends"][backend]) == {*dispatch.FRAMEWORKS[backend].needs, "device"}
+    assert set(report["backends"][backend]) == {*dispatch.FRAMEWORKS[backend].needs, "device", "mha", "python"}
     assert report["passed"] is True
-    assert {one["dtype"] for one in report["results"]} == set(dispatch.load(backend).DTYPES)
-    assert {one["case"] for one in report["results"]} == {case.name for case in FEW_CASES} | {""}
-    checks = {one["check"] for one in report["results"]}
-    assert checks == {"output and weights", "steps", "gradients", "hidden keys", "padding"} | {
-        "transposes", "sync", "save and load", "answer by hand"
-    }  # fmt: skip
+    assert {one["dtype"] for one in report["results"]} == {"float32", "float64"}
+    assert {one["case"] for one in report["results"]} == {"mask"}
+    assert {one["check"] for one in report["results"]} == CHECKS
     assert all(one["passed"] and one["error"] <= one["bound"] for one in report["results"])
     table = result.stdout.splitlines()[2:-1]
-    assert len(table) == len(checks)
+    assert len(table) == len(CHECKS)
     assert all(line.startswith(backend) and " pass" in line for line in table)
-    assert list(tmp_path.iterdir()) == [path]
+    suite = ElementTree.parse(files["junit"]).getroot()[0]
+    assert suite.attrib == {"name": backend, "tests": str(len(report["results"])), "failures": "0"}
+    assert {case.get("classname") for case in suite} == {f"{backend}.{check}" for check in CHECKS}
+    page = files["html"].read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert page.count("<tr>") == 1 + len(report["results"])
+    assert sorted(tmp_path.iterdir()) == sorted(files.values())
 
 
-def test_parity_fails_on_a_wrong_backend(monkeypatch, few_cases, backend):
+@pytest.mark.backends("numpy")
+def test_the_quick_suite_has_what_is_exact_too():
+    result = run("parity", "--backends", "numpy", "--json", "-")
+    assert result.exit_code == 0
+    found = {one["check"] for one in json.loads(result.stdout)["results"]}
+    assert found == CHECKS | {"transposes", "sync", "save and load", "answer by hand"}
+
+
+def test_one_dtype_of_one_case_in_another_python(backend):
+    options = ("--backends", backend, *FEW, "--dtype", "float64", "--python", f"{backend}={sys.executable}")
+    result = run("parity", *options, "--json", "-")
+    assert result.exit_code == 0, result.output
+    assert {one["dtype"] for one in json.loads(result.stdout)["results"]} == {"float64"}
+
+
+def test_comparing_fails_on_a_wrong_backend(monkeypatch, backend):
     module = dispatch.load(backend)
     attend = module.attend
 
@@ -50,58 +91,126 @@ def test_parity_fails_on_a_wrong_backend(monkeypatch, few_cases, backend):
         return (result[0] * 0.999, result[1]) if isinstance(result, tuple) else result
 
     monkeypatch.setattr(module, "attend", wrong)
-    result = run("parity", "--backends", backend, "--json", "-")
-    assert result.exit_code == 1
-    failed = {one["check"] for one in json.loads(result.stdout)["results"] if not one["passed"]}
+    case = next(case for case in parity.CASES if case.name == "mask")
+    results = parity.check_case(backend, case, "float64") + parity.check_exact(backend, "float64")
     # NumPy's error is the oracle's as well: the answer by hand can tell, and the output alone.
-    assert failed == {"answer by hand", "output and weights"}
-    assert "FAIL" in result.stderr
-    assert f"failed, on {backend};" in result.stderr
+    assert {one.check for one in results if not one.passed} == {"answer by hand", "output and weights"}
 
 
-def test_parity_fails_on_an_error(monkeypatch, few_cases, backend):
+def test_comparing_fails_on_an_error(monkeypatch, backend):
     def raises(*arguments, **options):
         # Keras writes its messages like this.
         raise RuntimeError("\x1b[1mplanted\x1b[0m\n\n  by a test")
 
     monkeypatch.setattr(dispatch.load(backend), "attend", raises)
-    result = run("parity", "--backends", backend, "--json", "-")
-    assert result.exit_code == 1
-    failed = [one for one in json.loads(result.stdout)["results"] if not one["passed"]]
-    assert {one["check"] for one in failed} >= {"output and weights", "hidden keys", "padding", "answer by hand"}
-    assert {one["where"] for one in failed} == {"RuntimeError: planted by a test"}
-    assert {one["error"] for one in failed} == {None}
-    assert "RuntimeError: planted by a test" in result.stderr
+    case = next(case for case in parity.CASES if case.name == "mask")
+    results = parity.check_case(backend, case, "float64") + parity.check_exact(backend, "float64")
+    failed = [one for one in results if not one.passed]
+    assert {one.check for one in failed} >= {"output and weights", "hidden keys", "padding", "answer by hand"}
+    assert {(one.where, one.error) for one in failed} == {("RuntimeError: planted by a test", float("inf"))}
 
 
-def test_parity_goes_on_after_a_broken_framework(few_cases, broken):
-    result = run("parity", "--backends", f"{broken},numpy", "--json", "-")
-    assert result.exit_code == 1
+DYING = {
+    "a crash": (
+        f"{about()}; {BEGINS}; kill -11 $$",
+        "runs", "the process was ended by signal 11 (SIGSEGV), in check 1 of 3 (float64, mask)",
+    ),
+    "no memory": (
+        f"{about()}; kill -9 $$",
+        "runs", "the process was ended by signal 9 (SIGKILL); memory may have run out, before its first check",
+    ),
+    "last words": (
+        f"{about()}; {BEGINS}; echo '{{\"results\": []}}'; echo oh, no >&2; exit 3",
+        "runs", "oh, no, in check 2 of 3 (float64, mask)",
+    ),
+    "no end": (
+        f"{about()}; {BEGINS}; sleep 60",
+        "runs", "gave nothing for 1 seconds, in check 1 of 3 (float64, mask)",
+    ),
+    "no start": ("echo No module named mha >&2; exit 1", "starts", "No module named mha"),
+    "no worker": ("echo hello", "starts", "/python is no Python with mha: it printed 'hello'"),
+    "another version": (about(mha="0.0"), "loads", f"is not this version, {mha.__version__}; install this"),
+    "a broken framework": ("echo '{\"broken\": \"OSError: no such library\"}'", "loads", "OSError: no such library"),
+}  # fmt: skip
+
+
+@pytest.mark.backends("numpy")
+@pytest.mark.parametrize("name", DYING)
+def test_a_process_that_dies_is_a_failed_result_and_the_others_go_on(python, name):
+    script, check, words = DYING[name]
+    options = ("--python", f"torch={python(script)}", "--limit", "1" if name == "no end" else "60")
+    result = run("parity", "--backends", "torch,numpy", *FEW, *options, "--json", "-")
+    assert result.exit_code == 1, result.output
     report = json.loads(result.stdout)
-    failed = [one for one in report["results"] if not one["passed"]]
-    assert [(one["backend"], one["check"]) for one in failed] == [(broken, "loads")]
-    assert failed[0]["where"] == "OSError: libbroken.so: undefined symbol"
-    assert report["backends"][broken] == {}
-    assert any(one["backend"] == "numpy" for one in report["results"])
+    (failed,) = (one for one in report["results"] if not one["passed"])
+    assert (failed["backend"], failed["check"]) == ("torch", check)
+    assert words in failed["where"]
+    assert "failed, on torch;" in result.stderr
+    assert {one["check"] for one in report["results"] if one["backend"] == "numpy"} == CHECKS
+
+
+@pytest.mark.backends("numpy")
+def test_failures_in_files(python, tmp_path):
+    script = 'echo \'{"broken": "a <b> \\u0001 & c"}\''
+    files = {name: tmp_path / f"parity.{name}" for name in ("junit", "html")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    assert run("parity", "--backends", "jax", "--python", f"jax={python(script)}", *options).exit_code == 1
+    (failure,) = ElementTree.parse(files["junit"]).getroot().iter("failure")
+    assert failure.get("message").startswith("a <b>   & c: error inf")
+    assert "<td>a &lt;b&gt;   &amp; c</td>" in files["html"].read_text(encoding="utf-8")
+
+
+@pytest.mark.backends("numpy")
+def test_nothing_is_left_running(monkeypatch, python, tmp_path):
+    """What a process has started ends with it."""
+    script = f"sleep 60 & echo $! > {tmp_path}/child; {about()}; wait"
+    runner = workers.Runner(pythons={"torch": python(script)}, limit=1)
+    (outcome,) = runner.run(["torch"])
+    assert not outcome.results[0].passed
+    child = int((tmp_path / "child").read_text())
+    end = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < end:
+        time.sleep(0.01)  # until the system has taken it away
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.backends("numpy")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--suite", "slow"), "--suite is 'slow', expected one of quick, full"),
+        (("--case", "masks"), "did you mean 'mask'?"),
+        (("--dtype", "float8"), "--dtype is 'float8', expected one of"),
+        (("--python", "mxnet"), "--python is mxnet, expected BACKEND=FILE"),
+        (("--python", "mxnet=/no/such/python"), "expected BACKEND=FILE with a Python that can be run"),
+        (("--python", "caffe=python"), "--python is 'caffe', expected one of numpy"),
+        (("--case", "2053 keys", "--dtype", "float16"), "nothing was compared"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_run_is_said(options, words):
+    result = run("parity", "--backends", "numpy", *options)
+    assert result.exit_code == 2
+    assert words in result.stderr
 
 
 @pytest.mark.parametrize(("name", "words"), [("missing/parity.json", "no folder"), (".", "no regular file")])
 def test_parity_says_before_it_starts_that_it_cannot_write(monkeypatch, tmp_path, name, words):
-    monkeypatch.setattr(parity, "plan", lambda backends: pytest.fail("the suite was started"))
+    monkeypatch.setattr(workers.Runner, "run", lambda *given: pytest.fail("the suite was started"))
     result = run("parity", "--backends", "numpy", "--json", str(tmp_path / name))
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
 
 
-def test_a_file_that_cannot_be_written_stays_as_it_was(monkeypatch, few_cases, tmp_path):
+def test_a_file_that_cannot_be_written_stays_as_it_was(monkeypatch, tmp_path):
     def full(path, target):
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "parity.json"
     path.write_text("old", encoding="utf-8")
     monkeypatch.setattr(os, "replace", full)
-    result = run("parity", "--backends", "numpy", "--json", str(path))
+    result = run("parity", "--backends", "numpy", *FEW, "--json", str(path))
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr
     assert path.read_text(encoding="utf-8") == "old"

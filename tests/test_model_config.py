@@ -15,7 +15,6 @@ from layers import assert_same_weights
 from stored import stored
 
 import mha
-from mha import parity
 from mha.weights import model_config
 
 H, G, d, D = 4, 2, 6, 20
@@ -86,6 +85,7 @@ MODELS = {
     "Qwen2, window": ({"model_type": "qwen2", "max_window_layers": 1} | WINDOWS, {"bias": True}, {"window": (7, 0)}),
     "Qwen2, window later": ({"model_type": "qwen2", "max_window_layers": 2} | WINDOWS, {"bias": True}, {}),
     "Qwen3": ({"model_type": "qwen3"}, {"normed": True}, {"qk_norm": "rms", "qk_norm_eps": 1e-5}),
+    "Gemma": ({"model_type": "gemma", "rope_theta": 300.0}, {}, {"rotary": mha.Rotary(base=300.0)}),
     "Gemma 2": (
         {"model_type": "gemma2", "sliding_window": 8, "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0},
         {},
@@ -169,7 +169,7 @@ REFUSED = {
     "other base": (LLAMA, {"rotary": mha.Rotary(base=5.0)}, "says rotary=Rotary(dim=6, base=10000.0"),
     "no rotation": (LLAMA, {"rotary": None}, "not None; leave it out"),
     "other window": ({"model_type": "mistral"}, {"window": (4096, 0)}, "says window=(4095, 0), not (4096, 0)"),
-    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, qwen2, qwen3, gemma2"),
+    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, qwen2, qwen3, gemma, gemma2"),
     "another kind": ({"model_type": "granite"}, {}, "model_type is 'granite', expected one of llama, "),
     "no heads": ({"model_type": "llama", "num_attention_heads": None}, {}, "num_attention_heads is None"),
     "heads in quotes": ({"model_type": "llama", "num_attention_heads": "4"}, {}, "num_attention_heads is '4'"),
@@ -363,22 +363,6 @@ def test_own_files_and_layers_say_everything(tmp_path):
         mha.load(tmp_path / "model.safetensors", rotary=None)
     with pytest.raises(ValueError, match="rotary came with a layer, which says itself"):
         mha.from_native(layer.layer, rotary=None)
-
-
-def test_metas_order_of_components_is_that_of_hugging_face_interleaved(rng):
-    halves = arrays(rng, normed=True)
-    order = np.arange(d).reshape(2, -1).T.ravel()  # (d,): 0, n, 1, n + 1, ...
-    pairs = dict(halves)
-    for name, heads in (("q", H), ("k", G)):
-        rows = (np.arange(heads)[:, None] * d + order).ravel()  # (heads * d,)
-        pairs[f"{PREFIX}{name}_proj.weight"] = halves[f"{PREFIX}{name}_proj.weight"][rows]
-        pairs[f"{PREFIX}{name}_norm.weight"] = halves[f"{PREFIX}{name}_norm.weight"][order]
-    X = rng.normal(size=(2, 9, D)).astype("float32")
-    said = {"num_heads": H, "qk_norm": "rms", "backend": "numpy"}
-    layer = mha.from_native(halves, **said, rotary=mha.Rotary())
-    for interleaved, same in ((True, True), (False, False)):
-        meta = mha.from_native(pairs, **said, rotary=mha.Rotary(interleaved=interleaved))
-        assert (parity.ratio(layer, meta(X, X, X, causal=True), X, X, X, causal=True) <= 1) is same
 
 
 # Other models

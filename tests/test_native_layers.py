@@ -27,12 +27,22 @@ SIZES = {"key_size": 13, "value_size": 17}
 WIDEST = {
     "torch.nn.MultiheadAttention": SIZES,
     "keras.layers.MultiHeadAttention": SIZES | {"query_size": 11, "key_dim": 4, "value_dim": 7, "num_hiddens": 19},
+    "keras.layers.GroupQueryAttention": SIZES | {"num_hiddens": 11, "key_dim": 4, "value_dim": 4},
     "flax.linen.MultiHeadDotProductAttention": SIZES | {"query_size": 11, "key_dim": 4, "value_dim": 4},
     "flax.linen.MultiHeadAttention": SIZES | {"query_size": 11, "key_dim": 4, "value_dim": 4},
     "flax.nnx.MultiHeadAttention": {
         "query_size": 11, "key_size": 13, "value_size": 13, "key_dim": 4, "value_dim": 4, "num_hiddens": 19,
     },
 }  # fmt: skip
+# What some kinds have beside the sizes: groups that share a head of keys and values, norms of queries and keys.
+GROUPS = {"num_hiddens": 11, "num_heads": 6, "num_key_value_heads": 2, "key_dim": 4, "value_dim": 4, "bias": True}
+NORMS = {"num_hiddens": 12, "num_heads": 3, "bias": True, "qk_norm": "layer"}
+HAVE = [
+    ("keras.layers.GroupQueryAttention", GROUPS | {"dropout": 0.25} | SIZES),
+    ("keras.layers.GroupQueryAttention", GROUPS | {"num_key_value_heads": 1, "bias": False}),
+    ("flax.nnx.MultiHeadAttention", GROUPS | {"dropout": 0.25, "qk_norm": "layer"}),
+    ("flax.linen.MultiHeadDotProductAttention", NORMS),
+]
 
 
 def to_native(attention, kind):
@@ -72,6 +82,20 @@ def is_tried(kind, dtype, case):
 def test_a_layer_made_of_ours_agrees(rng, kind, dtype, case):
     attention = random_layer(rng, options_of(kind, case), dtype)
     assert_agreement(rng, to_native(attention, kind), kind, attention.to(peers.backend_of(kind)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [pytest.param(*have, marks=pytest.mark.backends(peers.backend_of(have[0]))) for have in HAVE],
+)
+def test_groups_and_norms_agree_there_and_back(rng, kind, options):
+    """In float64; layers that their frameworks make, test_native_layers_made.py, are of float32."""
+    attention = random_layer(rng, options, "float64")
+    layer = to_native(attention, kind)
+    back = mha.from_native(layer)
+    assert back.config == attention.config
+    assert_same_weights(back.weights, attention.weights)
+    assert_agreement(rng, layer, kind, attention.to(peers.backend_of(kind)))
 
 
 @pytest.mark.parametrize("case", [*CASES, "unequal widths"])
@@ -158,9 +182,15 @@ WIDE = [({"dtype": "float64"}, "dtype='float64', expected 'float32'")]
 IMPOSSIBLE = {
     "torch.nn.MultiheadAttention": [({"query_size": 11}, "query_size=11, expected 12"), *WIDTH, *ODD],
     "keras.layers.MultiHeadAttention": [],
+    "keras.layers.GroupQueryAttention": [({"query_size": 11}, "num_hiddens=12, expected 11"), *WIDTH[1:]],
     "flax.linen.MultiHeadDotProductAttention": WIDTH[1:],
     "flax.linen.MultiHeadAttention": WIDTH[1:],
-    "flax.nnx.MultiHeadAttention": [*WIDTH[1:], ({"value_size": 11}, "value_size=11, expected 12")],
+    "flax.nnx.MultiHeadAttention": [
+        *WIDTH[1:],
+        ({"qk_norm": "rms"}, "qk_norm='rms', expected 'layer'"),
+        ({"qk_norm": "layer", "qk_norm_eps": 0.5}, "qk_norm_eps=0.5, expected 1e-06"),
+        ({"value_size": 11}, "value_size=11, expected 12"),
+    ],
     **{f"mha.d2l.{name}.MultiHeadAttention": [*WIDTH, *ODD, *WIDE] for name in ("torch", "tensorflow", "jax", "mxnet")},
 }
 

@@ -178,6 +178,13 @@ def test_a_kind_by_a_short_name(short, kind):
     assert_same_weights(mha.from_native(layer).weights, attention.weights)
 
 
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("short", ["keras", "keras.layers", "tensorflow"])
+def test_groups_tell_one_of_two_kinds(short):
+    attention = mha.MultiHeadAttention(6, 2, num_key_value_heads=1, backend="numpy")
+    assert type(attention.to_native(short)) is type(attention.to_native("keras.layers.GroupQueryAttention"))
+
+
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=pytest.mark.backends(peers.backend_of(kind))) for kind in peers.KINDS if "." in kind],

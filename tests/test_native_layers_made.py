@@ -10,6 +10,7 @@ import mha
 from mha import parity
 from mha.config import Config
 
+GROUPED = "keras.layers.GroupQueryAttention"
 LINEN = "flax.linen.MultiHeadDotProductAttention"
 NNX = "flax.nnx.MultiHeadAttention"
 # Kind, and options in its framework's own names.
@@ -23,10 +24,15 @@ MADE = [
     ("keras.layers.MultiHeadAttention", {"value_dim": 7, "use_bias": False, "dropout": 0.5}),
     ("keras.layers.MultiHeadAttention", {"output_shape": 19}),
     ("keras.layers.MultiHeadAttention", {"output_shape": (19,), "attention_axes": 1}),
+    (GROUPED, {"dropout": 0.5}),
+    (GROUPED, {"num_key_value_heads": 1, "use_bias": False}),
+    (GROUPED, {"num_key_value_heads": 6}),
     (LINEN, {}),
     ("flax.linen.MultiHeadAttention", {"name": "MultiHeadAttention", "use_bias": False}),
     (LINEN, {"dropout_rate": 0.5, "broadcast_dropout": False}),
+    (LINEN, {"normalize_qk": True}),
     (NNX, {}),
+    (NNX, {"num_kv_heads": 1, "normalize_qk": True}),
     (NNX, {"use_bias": False, "out_features": 19, "dropout_rate": 0.5, "broadcast_dropout": False}),
     ("mxnet", {"backend": "mxnet"}),
 ]
@@ -53,9 +59,10 @@ def test_a_layer_of_keras_that_was_built_by_a_call(rng):
 
 
 @pytest.mark.backends("jax")
-def test_nnx_called_plainly(rng):
+@pytest.mark.parametrize("options", [{}, {"num_heads": 6, "num_kv_heads": 2, "normalize_qk": True}], ids=["", "groups"])
+def test_nnx_called_plainly(rng, options):
     """Without weights to return, as most call it, Flax takes another path."""
-    layer = peers.of("nnx").new()
+    layer = peers.of("nnx").new(**options)
     queries, keys = (rng.normal(size=shape).astype("float32") for shape in ((2, 3, 11), (2, 5, 13)))
     assert parity.ratio(mha.from_native(layer), layer(queries, keys, keys), queries, keys, keys) <= 1
 

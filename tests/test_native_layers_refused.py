@@ -34,16 +34,19 @@ OPTIONS = [
     ("keras", {"dtype": "mixed_float16"}, "has dtype='mixed_float16'"),
     ("keras", {"shapes": FOUR_AXES}, r"has attention_axes=\(1, 2\)"),
     ("keras", {"shapes": FOUR_AXES, "attention_axes": 1}, r"has attention_axes=\(1,\)"),
+    ("keras_grouped", {"shapes": None}, "GroupQueryAttention has no weights yet, expected one that was called"),
+    ("keras_grouped", {"use_gate": True}, "keras.layers.GroupQueryAttention has use_gate=True"),
+    ("keras_grouped", {"sliding_window": 2}, "has sliding_window=2, which no layer of mha has"),
+    ("keras_grouped", {"kernel_constraint": "non_neg"}, "has kernel_constraint={"),
+    ("keras_grouped", {"dtype": "mixed_float16"}, "has dtype='mixed_float16'"),
     ("linen", {"bind": False}, "holds no weights, expected `module.bind"),
-    ("linen", {"normalize_qk": True}, "has normalize_qk=True"),
     ("linen", {"decode": True}, "has decode=True"),
     ("linen", {"precision": "highest"}, "has precision='highest'"),
     ("linen", {"attention_fn": lambda *X, **options: X[2]}, "has attention_fn=<function"),
     ("linen", {"dropout_rate": 0.5}, "has broadcast_dropout=True"),
     ("linen", {"dtype": "float16"}, "has dtype=float16 and weights of float32"),
-    ("nnx", {"normalize_qk": True}, "flax.nnx.MultiHeadAttention has normalize_qk=True"),
-    ("nnx", {"decode": True}, "has decode=True"),
-    ("nnx", {"num_kv_heads": 1}, "has num_kv_heads=1, which no layer of mha has"),
+    ("nnx", {"decode": True}, "flax.nnx.MultiHeadAttention has decode=True"),
+    ("nnx", {"ln_promote_dtype": unlike, "normalize_qk": True}, "has ln_promote_dtype=<function"),
     ("nnx", {"precision": "highest"}, "has precision="),
     ("nnx", {"attention_fn": lambda *X, **options: X[2]}, "has attention_fn=<function"),
     ("nnx", {"qkv_promote_dtype": unlike}, "has qkv_promote_dtype=<function"),
@@ -83,6 +86,26 @@ def rebound(**options):
     """A module whose options are not those of the variables that it is bound to."""
     _, variables = linen_layer().unbind()
     return linen_layer(bind=False, **options).bind(variables)
+
+
+def nnx_normed():
+    return peers.of("nnx").new(normalize_qk=True)
+
+
+def with_rms(layer):
+    from flax import nnx
+
+    layer.key_ln = nnx.RMSNorm(4, rngs=nnx.Rngs(0))
+
+
+def with_another_epsilon(layer):
+    layer.key_ln.epsilon = 1e-3
+
+
+def with_shift(layer):
+    from flax import nnx
+
+    layer.query_ln = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
 
 
 def subclassed(layer):
@@ -222,6 +245,14 @@ REFUSED = {
             ValueError,
             "has out_features=5, but its variables are .* out_features=11",
         ),
+        (
+            lambda: rebound(normalize_qk=True),
+            ValueError,
+            "has normalize_qk=True, but its variables are .* normalize_qk=False",
+        ),
+        (lambda: changed(nnx_normed(), with_rms), ValueError, "MultiHeadAttention has key_ln=RMSNorm"),
+        (lambda: changed(nnx_normed(), with_another_epsilon), ValueError, "MultiHeadAttention has key_ln=LayerNorm"),
+        (lambda: changed(nnx_normed(), with_shift), ValueError, "has query_ln.bias, for which scheme 'flax' has no"),
         (
             lambda: linen_layer("SelfAttention", bind=False),
             TypeError,

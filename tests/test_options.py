@@ -11,6 +11,7 @@ import safetensors
 import mha
 from mha import parity
 from mha.config import MODERN
+from mha.parity import drawn
 
 B, Q, K, H, G, d = 2, 5, 7, 6, 2, 4
 ALL = {
@@ -20,7 +21,8 @@ ALL = {
 
 
 def layer(backend, dtype="float64", **options):
-    attention = mha.MultiHeadAttention(11, H, key_dim=d, value_dim=3, dtype=dtype, seed=0, backend=backend, **options)
+    sizes = {"num_hiddens": 11, "num_heads": H, "key_dim": d, "value_dim": 3}
+    attention = mha.MultiHeadAttention(**sizes | options, dtype=dtype, seed=0, backend=backend)
     random = np.random.default_rng(1)
     attention.weights = {
         name: random.normal(size=X.shape).astype(X.dtype) if name.endswith("scale") else X
@@ -37,42 +39,13 @@ def agree(found, expected):
     return parity.error(found, expected) <= parity.bound("float64", expected, expected)
 
 
-def combination(number):
-    """Options and other arguments of a call, drawn with the number as seed."""
-    random = np.random.default_rng(number)
-
-    def maybe(value, otherwise=None):
-        return value if random.random() < 0.6 else otherwise
-
-    pairs = [(Q, K), (B, 1, K), (1, H, Q, 1), (B, H, Q, K)][number % 4]
-    options = {
-        "bias": bool(random.random() < 0.5),
-        "num_key_value_heads": maybe(int(random.choice([1, 2, 3]))),
-        "scale": maybe(0.7),
-        "softcap": maybe(1.5),
-        "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
-        "rotary": maybe(mha.Rotary([2, 4][number % 2], base=100.0, interleaved=bool(random.random() < 0.5))),
-        "qk_norm": maybe(["rms", "layer"][number % 2]),
-        "qk_norm_eps": 0.01,
-    }
-    call = {
-        "valid_lens": maybe(random.integers(0, K + 2, [(B,), (B, Q)][number % 2])),
-        "mask": maybe(random.random(pairs) < 0.7),
-        "score_bias": maybe(np.where(random.random(pairs) < 0.2, -np.inf, random.normal(size=pairs))),
-        "causal": bool(random.random() < 0.5),
-        "offset": maybe([2, [1, -2]][number % 2], 0),
-        "head_gates": maybe(random.normal(size=[(H,), (B, H)][number % 2])),
-    }
-    return options, call
-
-
 OFTEN = pytest.mark.backends("numpy", "torch", "mxnet")  # others compile each combination
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=OFTEN) for number in range(2, 24))])
 def test_the_formula(backend, rng, number):
-    options, call = combination(number)
-    attention, arrays = layer(backend, **options), inputs(rng)
+    case = drawn.options(number)
+    call, attention, arrays = case.call("float64"), layer(backend, **case.options), inputs(rng)
     expected = formula.attend(attention.config, attention.weights, *arrays, **call)
     assert agree(attention(*arrays, **call), expected)
     assert agree(attention(*arrays, **call, return_weights=True)[0], expected)
@@ -81,10 +54,11 @@ def test_the_formula(backend, rng, number):
 @pytest.mark.backends("numpy")
 @pytest.mark.parametrize("number", range(24))
 def test_gradients_are_slopes_of_the_formula(backend, rng, number):
-    options, call = combination(number)
-    attention, arrays, cotangent = layer(backend, **options), inputs(rng), rng.normal(size=(B, Q, 11))
+    case = drawn.options(number)
+    attention, arrays, cotangent = layer(backend, **case.options), inputs(rng), rng.normal(size=(B, Q, 11))
+    call = case.call("float64")
     given = dict(zip(("queries", "keys", "values"), arrays, strict=True)) | attention.weights
-    given |= {name: call[name] for name in ("score_bias", "head_gates") if call[name] is not None}
+    given |= {name: call[name] for name in ("score_bias", "head_gates") if name in call}
     gradients = attention.gradients(*arrays, **call, cotangent=cotangent)
     assert set(gradients) == set(given)
     steps = {name: rng.normal(size=X.shape) for name, X in given.items()}
@@ -247,8 +221,19 @@ def test_older_readers_read_layers_without_these_options(tmp_path):
         assert told(tmp_path / "one.safetensors")[0] == "2", name
 
 
-@pytest.mark.parametrize("kind", ["torch.nn.MultiheadAttention", "keras.layers.MultiHeadAttention"])
-@pytest.mark.parametrize("name", ALL)
+GROUPED, NORMED = "num_key_value_heads", ("qk_norm", "qk_norm_eps")
+HAVE = {
+    "torch.nn.MultiheadAttention": (),
+    "keras.layers.MultiHeadAttention": (),
+    "keras.layers.GroupQueryAttention": (GROUPED,),
+    "flax.linen.MultiHeadDotProductAttention": NORMED,
+    "flax.nnx.MultiHeadAttention": (GROUPED, *NORMED),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, own in HAVE.items() for name in ALL if name not in own]
+)
 @pytest.mark.all_backends
 def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
     attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})

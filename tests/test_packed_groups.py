@@ -22,6 +22,8 @@ PACKED = {
         {"rotary": mha.Rotary(8, 50.0)},
     ),
     "Falcon": (1, {"model_type": "falcon", "multi_query": True, "parallel_attn": True, "alibi": False}, {}),
+    "Falcon, alibi": (H, {"model_type": "falcon", "multi_query": False, "alibi": True}, {"rotary": None}),
+    "BLOOM": (H, {"model_type": "bloom", "attention_softmax_in_fp32": True, "n_embed": 32}, {"rotary": None}),
     "Falcon, groups": (2, {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2}, {}),
 }
 
@@ -34,7 +36,7 @@ def test_groups_that_are_packed_one_after_another(tmp_path, name):
     arrays |= {f"{PREFIX}dense.weight": np.ones((32, 32), "float32")}
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(arrays, path)
-    model |= {"num_attention_heads": H, "hidden_size": 32}
+    model = {"num_attention_heads": H} | ({} if "n_embed" in model else {"hidden_size": 32}) | model
     (tmp_path / "config.json").write_text(json.dumps(model))
     found = mha.load(path, "numpy")
     options = {"rotary": mha.Rotary(8), "num_key_value_heads": groups, "value_dim": 8} | options
@@ -43,8 +45,8 @@ def test_groups_that_are_packed_one_after_another(tmp_path, name):
     for letter, part in (("q", split[:, :-2]), ("k", split[:, -2]), ("v", split[:, -1])):
         assert np.array_equal(found.weights[f"W_{letter}.kernel"][0], part.ravel())
     for wrong, text in (
-        ({"alibi": True}, "alibi is True, which may change the attention"),
-        ({"model_type": "bloom"}, "model_type is 'bloom', expected one of gpt_neox, falcon"),
+        ({"relative": True}, "relative is True, which may change the attention"),
+        ({"model_type": "gptj"}, "model_type is 'gptj', expected one of gpt_neox, falcon, bloom"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(model | wrong))
         with pytest.raises(ValueError, match=text):

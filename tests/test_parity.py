@@ -6,33 +6,8 @@ import pytest
 import mha
 from mha import dispatch, parity
 from mha.config import numpy_dtype
-
-# Beyond the quick suite: what `mha parity` leaves out to stay quick.
-MORE = (
-    parity.Case("no bias", parity.WIDTHS | {"bias": False}, [3, 2]),
-    parity.Case("additive, one head", {"num_hiddens": 11, "num_heads": 1, "pooling": "additive"}, [3, 2]),
-    parity.Case("additive, head of width 1", {"num_hiddens": 7, "num_heads": 7, "pooling": "additive"}, [3, 2]),
-    parity.Case("additive, lengths per query", parity.WIDTHS | {"pooling": "additive"}, [[1, 4, 2], [0, 3, 9]]),
-    parity.Case("additive, 2053 keys", parity.WIDTHS | {"pooling": "additive"}, [2039], batch=1, num_keys=2053),
-    parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
-    parity.Case("mask of one row", parity.WIDTHS, mask=(1, 5)),
-    parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
-    parity.Case("mask of one head for all", parity.WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
-    parity.Case(
-        "scale 30, 2053 keys, causal",
-        parity.WIDTHS,
-        causal=True,
-        scale=30.0,
-        batch=1,
-        num_queries=211,
-        num_keys=2053,
-        dtypes=("float32",),
-    ),
-    parity.Case(
-        "half precision, unequal widths", parity.WIDTHS, [[1, 4, 2], [0, 3, 9]], dtypes=("float16", "bfloat16")
-    ),
-)
-
+from mha.parity import drawn
+from mha.parity.more_cases import SMALL
 
 # Where lower precisions may differ in more than rounding: at every scale, with either pooling, with many keys.
 PRECISE = {"lengths per sample", "scale 0.01", "scale 30", "additive", "2053 keys"}
@@ -56,7 +31,7 @@ OTHERS = pytest.mark.backends("numpy", "torch", "mxnet")
     "case",
     [
         pytest.param(case, id=case.name, marks=OTHERS if case.name in ONE_BY_ONE else ())
-        for case in (*parity.CASES, *MORE)
+        for case in (*parity.CASES, *SMALL)
     ],
 )
 def test_case(backend, case):
@@ -65,7 +40,7 @@ def test_case(backend, case):
         dtypes = ("float64",)  # they compile each dtype for seconds; `mha parity` tries all
     for dtype in dtypes:
         if dtype in dispatch.load(backend).DTYPES:
-            assert not failures(parity.compare(backend, case, dtype))
+            assert not failures(parity.check_case(backend, case, dtype))
 
 
 def test_exactness(backend):
@@ -84,26 +59,8 @@ NO_JAX = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
         *(pytest.param(number, marks=OTHERS) for number in range(6, 12)),
     ],
 )
-def test_random_case(backend, number):
-    draw = np.random.default_rng(number).integers
-    heads, batch, queries, keys = draw(1, 7), draw(1, 5), draw(1, 9), draw(1, 11)
-    mask = tuple(int(size) for size in (batch, heads, queries, keys))
-    mask = [None, mask[2:], (mask[0], *mask[2:]), mask][draw(4)]
-    mask = mask and tuple(1 if draw(4) == 0 else size for size in mask)
-    options = {name: int(draw(1, 9)) for name in ("query_size", "key_size", "value_size", "key_dim", "value_dim")}
-    options |= {"num_heads": int(heads), "num_hiddens": int(heads * draw(1, 6)), "bias": bool(draw(2))}
-    case = parity.Case(
-        f"random {number}",
-        options | {"pooling": ("dot", "additive")[draw(2)]},
-        valid_lens=[None, draw(0, keys + 2, batch).tolist(), draw(0, keys + 2, (batch, queries)).tolist()][draw(3)],
-        mask=mask,
-        causal=bool(draw(2)),
-        batch=int(batch),
-        num_queries=int(queries),
-        num_keys=int(keys),
-        dtypes=("float64",),
-    )
-    assert not failures(parity.compare(backend, case, "float64"))
+def test_drawn_sizes(backend, number):
+    assert not failures(parity.check_case(backend, drawn.sizes(number), "float64"))
 
 
 # An implementation of somebody else's

@@ -119,6 +119,23 @@ def test_a_fixed_tolerance_misleads(capsys):
     assert float(wrong) > 10
 
 
+def test_a_report_is_printed_as_the_page_shows_it(capsys):
+    (block,) = pages.code("docs/parity.md")
+    exec(block, {})
+    shown = re.findall(r"```text\n(.*?)```", pages.text("docs/parity.md"), re.DOTALL)[0]
+
+    def without_digits(text):  # the last of them are the processor's
+        return [re.sub(r"[\d.e+-]+", "0", line).split() for line in text.splitlines()]
+
+    assert without_digits(capsys.readouterr().out) == without_digits(shown)
+
+
+def test_the_page_has_the_catalogue_as_it_is():
+    import make_catalogue
+
+    assert pages.text("docs/parity.md").endswith(make_catalogue.table())
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     folder = (pages.ROOT / page).parent

@@ -123,7 +123,7 @@ class Planted(parity.Case):
 def compared(case, dtype, change):
     """The results of a comparison, by check."""
     planted = Planted(**vars(case), change=change)
-    return {result.check: result for result in parity.compare("changed", planted, dtype)}
+    return {result.check: result for result in parity.check_case("changed", planted, dtype)}
 
 
 def failed(case, dtype, change):
@@ -131,7 +131,7 @@ def failed(case, dtype, change):
 
 
 def computed(layer, inputs, visible):
-    """What `compare` compares: each array by its check and its name."""
+    """What `check_case` compares: each array by its check and its name."""
     call = {"mask": visible}
     output, weights = layer(*inputs[:3], **call, return_weights=True)
     found = {("output and weights", "output"): output, ("output and weights", "weights"): weights}
@@ -243,18 +243,33 @@ def test_a_bound_that_says_nothing_is_not_hidden_by_the_others(monkeypatch, says
         return says_nothing if oracle.ndim == 4 else bound(dtype, oracle, base, **options)
 
     monkeypatch.setattr(suite, "bound", planted)
-    results = {result.check: result for result in parity.compare("numpy", HALF_HIDDEN, "float32")}
+    results = {result.check: result for result in parity.check_case("numpy", HALF_HIDDEN, "float32")}
     assert [check for check, result in results.items() if not result.passed] == ["output and weights"]
     assert results["output and weights"].where == "weights"
 
 
 def test_the_plan_has_every_dtype_at_every_scale():
-    plan = parity.plan(["numpy"])
-    cases = [check.args[1:] for check in plan if check.func is parity.compare]
+    plan = [check.run for check in parity.plan("numpy", "full")]
+    cases = [check.args[1:3] for check in plan if check.func is parity.check_case]
     compared = {(case.options.get("pooling", "dot"), case.scale, dtype) for case, dtype in cases}
     for dtype in DTYPES:
         assert {("dot", 1e-2, dtype), ("dot", 1.0, dtype), ("dot", 30.0, dtype), ("additive", 1.0, dtype)} <= compared
     assert [check.args for check in plan if check.func is parity.check_exact] == [("numpy", dtype) for dtype in DTYPES]
+
+
+def test_the_quick_plan_has_every_dtype_and_both_poolings():
+    plan = [check.run for check in parity.plan("numpy")]
+    cases = [check.args[1:3] for check in plan if check.func is parity.check_case]
+    assert {dtype for _, dtype in cases} == set(DTYPES)
+    assert {(case.options.get("pooling"), dtype) for case, dtype in cases} >= {
+        ("additive", "float64"),
+        (None, "float64"),
+    }
+    assert {check.args[3] for check in plan if check.func is parity.check_case} == {
+        False,
+        True,
+    }  # of the lesson's layer
+    assert {case.name for case in parity.CASES} > {case.name for case, _ in cases}
 
 
 def test_the_rule_notices_small_mistakes():

@@ -82,6 +82,7 @@ SPOTS = {
         ("c_proj.weight", (4, 18), "W_o.kernel", (4, 18)),
     ],
     "llama": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("o_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "meta": [("wk.weight", (3, 12), "W_k.kernel", (12, 3)), ("wo.weight", (18, 20), "W_o.kernel", (20, 18))],
     "neox": [
         ("query_key_value.weight", (4, 2), "W_q.kernel", (2, 4)),
         ("query_key_value.weight", (5, 2), "W_k.kernel", (2, 0)),
@@ -89,6 +90,7 @@ SPOTS = {
         ("query_key_value.bias", (31,), "W_q.bias", (11,)),
         ("dense.weight", (18, 4), "W_o.kernel", (4, 18)),
     ],
+    "t5": [("q.weight", (14, 10), "W_q.kernel", (10, 14)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
     "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
 }
 
@@ -107,13 +109,14 @@ TURNED = {
     "torch-separate": ("out_proj.weight", True), "keras": ("attention_output.kernel", False),
     "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
-    "llama": ("o_proj.weight", True), "neox": ("dense.weight", True), "opt": ("out_proj.weight", True),
+    "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),
+    "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_square_kernels_are_turned_as_the_scheme_says(scheme):
-    config = Config(15, 3)
+    config = Config(15, 3, scale=1.0 if scheme == "t5" else None)
     weights = {name: np.arange(225.0, dtype="float32").reshape(15, 15) + n for n, name in enumerate(shapes(config))}
     arrays = schemes.from_canonical(config, weights, scheme)
     name, turned = TURNED[scheme]
@@ -151,6 +154,19 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     assert_same_weights(
         weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking}
     )
+
+
+@pytest.mark.parametrize("scheme", ["keras", "flax", "llama", "meta", "neox"])
+def test_groups_there_and_back(rng, scheme):
+    config = Config(18, 6, num_key_value_heads=2, bias=True, qk_norm="layer" if scheme == "flax" else None)
+    weights = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes(config).items()}
+    arrays = schemes.from_canonical(config, weights, scheme)
+    if scheme == "flax":
+        assert np.array_equal(arrays["key_ln.scale"], weights["k_norm.scale"])
+        assert arrays["key.kernel"].shape == (18, 2, 3)
+    found, back = schemes.to_canonical(arrays, scheme, num_heads=heads(scheme) and 6)
+    assert found == config
+    assert_same_weights(back, weights)
 
 
 # 2. Layers among many arrays
@@ -243,6 +259,8 @@ def test_no_arrays_at_all():
         ),
         ("gpt2", ["bias", "masked_bias"]),
         ("llama", ["rotary_emb.inv_freq"]),
+        ("meta", ["inner_attention.rope.freqs"]),
+        ("t5", ["relative_attention_bias.weight"]),
         ("flax", ["rngs.dropout.key"]),
     ],
 )

@@ -16,7 +16,9 @@ from mha.weights import schemes
         ("torch", "bias_k"),  # add_bias_kv
         ("torch", "parametrizations.in_proj_weight.original"),
         ("keras", "gate.kernel"),  # use_gate
-        ("flax", "query_ln.scale"),  # normalize_qk
+        ("flax", "query_ln.bias"),
+        ("meta", "q_norm.weight"),
+        ("t5", "q.bias"),  # MPNet, which scales
         ("bert", "self.distance_embedding.weight"),  # positions in the scores
         ("timm", "q_norm.weight"),
         ("timm", "relative_position_bias_table"),
@@ -68,7 +70,7 @@ REFUSED = {
     "transposed in heads": ("keras", {"query.kernel": kernel((3, 5, 11))}, 3, ValueError,
         "query.kernel has 5 heads, expected 3 as num_heads"),
     "width before heads": ("flax", {"value.bias": kernel((7, 3))}, None, ValueError,
-        "value.bias has 7 heads, expected 3 as value.kernel"),
+        "value.bias has 7 heads, expected 3 as key.kernel"),
     "packed, not of three": ("torch", {"in_proj_weight": kernel((44, 11))}, 3, ValueError,
         r"in_proj_weight has shape \(44, 11\), expected 3 projections of equal width packed along axis 0"),
     "packed the other way round": ("gpt2", {"c_attn.weight": kernel((45, 11))}, 3, ValueError,
@@ -88,8 +90,11 @@ REFUSED = {
         "k_proj.weight has 5 outputs, expected 15 as q_proj.weight: 1 heads of keys for 3 heads of queries are not"),
     "grouped keys alone": ("llama", {"k_proj.weight": kernel((5, 13)), "k_proj.bias": kernel((5,))}, 3, ValueError,
         "o_proj.weight has 21 inputs, expected 63, 3 / 1 times the outputs of v_proj.weight"),
-    "grouped queries in heads": ("flax", {"key.kernel": kernel((13, 1, 5))}, None, ValueError,
-        "key.kernel has 1 heads, expected 3 as query.bias: groups of queries"),
+    "grouped keys alone, in heads": ("flax", {"key.kernel": kernel((13, 1, 5))}, None, ValueError,
+        "key.bias has 3 heads, expected 1 as key.kernel"),
+    "one head of keys as wide as three": ("keras", {"key.kernel": kernel((13, 1, 15)), "key.bias": kernel((1, 15)),
+        "value.kernel": kernel((17, 1, 21)), "value.bias": kernel((1, 21))}, None, ValueError,
+        "query.kernel and key.kernel have 15 and 15 outputs, which make num_key_value_heads = 3 .*, expected 1"),
     "narrow keys": ("llama", {"k_proj.weight": kernel((12, 13)), "k_proj.bias": kernel((12,))}, 3, ValueError,
         "k_proj.weight has 12 outputs, expected 15 as q_proj.weight$"),
     "output of other heads": ("d2l", {"W_o.weight": kernel((19, 15))}, 3, ValueError,
@@ -128,6 +133,27 @@ def test_a_scheme_packs_equal_sizes_alone():
     config, weights = layer("bert")
     with pytest.raises(ValueError, match=r"scheme 'torch' packs arrays of one shape as in_proj_weight, not \(15, 11\)"):
         schemes.from_canonical(config, weights, "torch")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "text"),
+    [
+        ("bert", {"num_key_value_heads": 1}, "scheme 'bert' has no place for num_key_value_heads"),
+        ("llama", {"rotary": mha.Rotary(), "window": (3, 0)}, "scheme 'llama' has no place for window, rotary"),
+        ("llama", {"qk_norm": "rms"}, "scheme 'llama' has no place for qk_norm"),
+        ("flax", {"qk_norm": "rms"}, "scheme 'flax' has no place for qk_norm"),
+        ("flax", {"qk_norm": "layer", "qk_norm_eps": 0.5}, "scheme 'flax' has no place for qk_norm_eps"),
+        ("t5", {}, "scheme 't5' has scale=1.0, not None"),
+        ("t5", {"scale": 0.5}, "scheme 't5' has no place for scale"),
+        ("t5", {"scale": 1.0, "bias": True}, r"scheme 't5' has no place for W_q\.bias, W_k\.bias"),
+        ("neox", {"value_dim": 5}, "scheme 'neox' packs arrays of one shape as query_key_value.weight, not "),
+    ],
+)
+def test_a_scheme_has_no_place_for_an_option(scheme, options, text):
+    config = Config(12, 2, **options)
+    weights = {name: kernel(shape) for name, shape in shapes(config).items()}
+    with pytest.raises(ValueError, match=text):
+        schemes.from_canonical(config, weights, scheme)
 
 
 def test_a_scheme_has_no_place_for_additive_pooling():

@@ -1,4 +1,4 @@
-"""JAX, compiled by jax.jit: our layer beside the layers of Flax and a plain use of jax.nn.dot_product_attention."""
+"""JAX, compiled by jax.jit: our layer beside those of Flax, of which linen's has no groups, and jax.nn's function."""
 
 import functools
 from collections.abc import Callable
@@ -20,9 +20,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     module, variables = attention.layer.unbind()
-    theirs, their_variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
-    parts: Any = nnx.split(attention.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
-    graph, state, others = parts
+    plain = steps.without_window(attention)
+    step = _training if kind == "training" else _inference
 
     def ours(variables: Any, X: Any, lengths: Any) -> Any:
         return module.apply(variables, X, X, X, lengths, causal=shape.causal)
@@ -31,34 +30,47 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         return module.apply(variables, X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
     def seen(X: Any, lengths: Any) -> Any:
+        if shape.window:
+            return shape.visible(jnp.arange(shape.T))[None, None]  # (1, 1, T, T)
         if shape.causal:
             return linen.make_causal_mask(X[..., 0])  # (B, 1, T, T)
         return (jnp.arange(shape.T) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
 
-    def native(variables: Any, X: Any, lengths: Any) -> Any:
-        return theirs.apply(variables, X, mask=seen(X, lengths), deterministic=True)
+    def native() -> Step:
+        theirs, variables = plain.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
 
-    def newer(state: Any, X: Any, lengths: Any) -> Any:
-        return nnx.merge(graph, state, others)(X, mask=seen(X, lengths), deterministic=True)
+        def call(variables: Any, X: Any, lengths: Any) -> Any:
+            return theirs.apply(variables, X, mask=seen(X, lengths), deterministic=True)
+
+        return step(variables, call, shape)
+
+    def newer() -> Step:
+        theirs = _grouped(plain) if shape.G else plain.to_native("flax.nnx.MultiHeadAttention")
+        parts: Any = nnx.split(theirs, nnx.Param, ...)
+        graph, state, others = parts
+
+        def call(state: Any, X: Any, lengths: Any) -> Any:
+            return nnx.merge(graph, state, others)(X, mask=seen(X, lengths), deterministic=True)
+
+        return step(state, call, shape)
 
     def fused(variables: Any, X: Any, lengths: Any) -> Any:
         kernels = {name: W["kernel"] for name, W in variables["params"].items()}
-        split = (shape.B, shape.T, shape.H, shape.D // shape.H)
-        q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H, d)
-        options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal}
+        split = (shape.B, shape.T, -1, shape.D // shape.H)
+        q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H or G, d)
+        options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal, "local_window_size": shape.window}
         pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
         return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
 
-    step = _training if kind == "training" else _inference
     made = {
         "attention.layer": Implementation("layer", functools.partial(step, variables, ours, shape)),
         "readable": Implementation("readable", functools.partial(step, variables, readable, shape)),
-        "linen.MultiHeadDotProductAttention": Implementation(
-            "native", functools.partial(step, their_variables, native, shape)
-        ),
-        "nnx.MultiHeadAttention": Implementation("second native", functools.partial(step, state, newer, shape)),
-        "jax.nn.dot_product_attention": Implementation("kernel", functools.partial(step, variables, fused, shape)),
     }
+    if shape.G is None:
+        made["linen.MultiHeadDotProductAttention"] = Implementation("native", native)
+    made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
+    fused_step = functools.partial(step, variables, fused, shape)
+    made["jax.nn.dot_product_attention"] = Implementation("kernel", fused_step)
     if kind == "training":
         called = functools.partial(_called, steps.gradients, attention, shape, jnp.asarray)
         return made | {"attention.gradients(...), own arrays": Implementation("call", called)}
@@ -73,6 +85,17 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
     return _compiled(lambda A: A @ A, A)
+
+
+def _grouped(attention: mha.MultiHeadAttention) -> Any:
+    """The layer of nnx with groups, which older versions lack, of the same weights."""
+    config = attention.config
+    sizes: Any = {"num_kv_heads": config.num_key_value_heads, "decode": False}
+    layer = nnx.MultiHeadAttention(config.num_heads, config.num_hiddens, **sizes, use_bias=False, rngs=nnx.Rngs(0))
+    parts = layer.query, layer.key, layer.value, layer.out
+    for part, W in zip(parts, attention.weights.values(), strict=True):
+        part.kernel[...] = W.reshape(part.kernel.shape)  # (D, H or G, d), of W_o (H, d, D)
+    return layer
 
 
 def _inference(variables: Any, call: Callable, shape: Shape) -> Step:

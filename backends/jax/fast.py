@@ -15,8 +15,9 @@ from mha import arguments, blocks
 from mha.arguments import Checked, Hiding
 
 from . import layer as lesson
-from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
-from .pieces import pool_pieces
+from .heads import positions
+from .layer import blank, four_axes, repeat_heads, transpose_output, transpose_qkv, visible_keys
+from .pieces import in_reach, pool_pieces, signed
 
 SHORT = 512  # keys of a sample, of which a quarter is a small product
 FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
@@ -25,22 +26,29 @@ FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
 # 1. Which queries and keys count
 
 
-def used(queries, keys, valid_lens=None, mask=None, causal=False):
-    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+def used(queries, keys, hiding):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; hiding: of the call.
 
-    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
+    of all queries is left out.
     """
-    if mask is not None:
-        in_any_head = blocks.part(None, mask)[1].any(1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
+    valid_lens, (left, right) = hiding.valid_lens, blocks.reach(hiding)
+    per_query = valid_lens is not None and valid_lens.shape[1] > 1
+    if hiding.mask is not None or hiding.score_bias is not None or (per_query and left is not None):
+        visible = visible_keys(queries, keys, *hiding).any(1)  # (B, Q, K)
         return visible.any(2), visible.any(1)
-    Q, K = queries.shape[1], keys.shape[1]
-    limits = jnp.full((1, 1), K)  # (1, 1)
+    each_query, each_key = positions(queries, hiding.offset), positions(keys)  # (B or 1, Q), (1, K)
+    K = keys.shape[1]
+    first, last = jnp.zeros_like(each_query), jnp.full_like(each_query, K)  # (B or 1, Q)
+    if left is not None:
+        first = jnp.maximum(each_query, left) - left
+    if right is not None:
+        last = jnp.minimum(each_query, K - right - 1) + right + 1  # of 32 bits, in which two far positions do not fit
     if valid_lens is not None:
-        limits = lesson._signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
-    if causal:
-        limits = jnp.minimum(limits, jnp.arange(1, Q + 1))  # (B, Q)
-    return limits > 0, jnp.arange(K) < limits.max(1)[:, None]
+        last = jnp.minimum(last, valid_lens)  # (B, Q)
+    sees = first < last  # (B or 1, Q)
+    first, last = jnp.where(sees, first, K), jnp.where(sees, last, 0)
+    return sees, (first.min(1)[:, None] <= each_key) & (each_key < last.max(1)[:, None])
 
 
 # 2. Attention poolings
@@ -49,26 +57,27 @@ def used(queries, keys, valid_lens=None, mask=None, causal=False):
 class AttentionPooling(lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
-    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
-        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+    def pool(self, queries, keys, values, num_heads, hiding, training=None):
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
-        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
-        one block. A block leaves out the keys after its last query in causal order.
+        hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
+        their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
+        hide from all of it.
         """
-        options = num_heads, valid_lens, mask, causal
-        if blocks.fits(queries.shape[0] * queries.shape[1] * self.scores_of_query(queries[:1], keys[:1])):
-            return self.pool_block(queries, keys, values, *options, 0, training)
-        return pool_pieces(self, queries, keys, values, *options, training)
+        inputs = queries, keys, values, num_heads, hiding, training
+        fits = blocks.fits(self.scores_of_pair(queries) * queries.shape[1] * keys.shape[1])
+        return self.pool_block(*inputs) if fits else pool_pieces(self, *inputs)  # (B*H, Q, dv)
 
-    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
-        """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        visible = visible_keys(queries, keys, valid_lens, mask, causal=causal, offset=first)
-        visible = repeat_heads(visible, queries.shape[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
+    def pool_block(self, queries, keys, values, num_heads, hiding, training):
+        """As `pool`, for the queries of one block."""
+        visible, score_bias = by_group(queries, keys, num_heads, hiding)
+        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
+        pooled = self.weigh(folded, keys, values, visible, score_bias, training)["pooled"]  # (B*G, H/G*Q, dv)
+        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
-        return queries.shape[0] * keys.shape[1]
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
+        return queries.shape[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -78,12 +87,29 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """As the lesson's; its features count as scores, of which each takes several."""
 
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take: n features for each head and key."""
-        return super().scores_of_query(queries, keys) * keys.shape[2]
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take: n features for each head."""
+        return super().scores_of_pair(queries) * queries.shape[2]
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)
+
+
+def by_group(queries, keys, num_heads, hiding):
+    """What is visible and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) that share one in a row.
+
+    Both broadcast against (B*G, H/G*Q, K), or are None.
+    """
+    (BH, Q, _), (BG, _, _), B = queries.shape, keys.shape, len(queries) // num_heads
+
+    def folded(pairs):
+        if pairs is None or BG == BH or pairs.shape[1] == pairs.shape[2] == 1:
+            return repeat_heads(pairs, B, num_heads * BG // BH)  # (B*G, Q or 1, K)
+        pairs = jnp.broadcast_to(pairs, (B, num_heads, Q, pairs.shape[3]))  # (B, H, Q, K or 1)
+        return pairs.reshape(BG, BH // BG * Q, -1)  # (B*G, H/G*Q, K or 1)
+
+    score_bias = None if hiding.score_bias is None else four_axes(hiding.score_bias)
+    return folded(visible_keys(queries, keys, *hiding)), folded(score_bias)
 
 
 # 3. The layer
@@ -96,38 +122,38 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As the lesson's, by `output` where that is enough."""
-        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
-        call = hiding.valid_lens, hiding.mask, hiding.causal, training
-        return self.output(queries, keys, values, *call)  # (B, Q, D)
+        return self.output(queries, keys, values, hiding, head_gates, training)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys, hiding, head_gates):
-        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])
         # To initialise is to make every parameter, which a branch or a loop would not.
-        empty = empty or self.is_initializing()
-        plain = blocks.is_plain(self.config, hiding, head_gates)
-        return empty or not plain or not isinstance(self.attention, AttentionPooling)
+        return empty or self.is_initializing() or not isinstance(self.attention, AttentionPooling)
 
-    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
-        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+    def output(self, queries, keys, values, hiding, head_gates, training):
+        """The output (B, Q, D) alone, arguments as of `attend`: no weights are kept, keys that nobody sees left out.
 
-        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        The steps are those of `steps`, and the pooling works on blocks.
         """
-        H, last = self.config.num_heads, queries.shape[1] if causal else keys.shape[1]
-        keys, values = keys[:, :last], values[:, :last]
-        hiding = *blocks.part(valid_lens, mask, keys=slice(last)), causal
+        H, G = self.config.num_heads, self.config.num_key_value_heads
+        keys, values, hiding = in_reach(queries, keys, values, signed(hiding, keys.shape[1]))
         B, Q, K = queries.shape[0], queries.shape[1], keys.shape[1]
-        if valid_lens is not None or mask is not None:
-            sees, seen = used(queries, keys, *hiding)
+        has_lengths = hiding.valid_lens is not None
+        if not blocks.all_used(hiding, Q, [(slice(B), slice(K), has_lengths)]):
+            sees, seen = used(queries, keys, hiding)
             queries, keys, values = blank(queries, keys, values, sees, seen)
-        if valid_lens is None or blocks.fits(B * H * Q * K) or K < SHORT:
-            W_k, W_v = _project(self.W_k, keys, H), _project(self.W_v, values, H)  # (B, K, H*d)
+        if not has_lengths or blocks.fits(B * H * Q * K) or K < SHORT:
+            W_k, W_v = _project(self.W_k, keys, G), _project(self.W_v, values, G)  # (B, K, G*d)
         else:
-            W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, H*d)
+            W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, G*d)
         W_q = _project(self.W_q, queries, H)  # (B, Q, H*d)
-        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
-        pooled = self.attention.pool(split_q, split_k, split_v, H, *hiding, training)  # (B*H, Q, dv)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        q, k, _ = self.turn(split_q, split_k, hiding.offset)
+        pooled = self.attention.pool(q, k, split_v, H, hiding, training)  # (B*H, Q, dv)
+        if head_gates is not None:
+            pooled = pooled * jnp.broadcast_to(head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
         return _project(self.W_o, transpose_output(pooled, H), H)  # (B, Q, D)
 
 

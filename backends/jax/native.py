@@ -1,7 +1,7 @@
 """The layers of Flax, linen's and nnx's, and the book's in JAX, in and out.
 
 flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention have kernels with an axis for the heads. That of
-linen has them in variables outside the module.
+linen has them in variables outside the module. Both may have layer norms of queries and keys, that of nnx groups too.
 """
 
 from typing import Any
@@ -21,9 +21,10 @@ from .arrays import context, tensor
 LINEN, NNX = "flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"
 DENSE = "Dense"  # the class of the book's projections
 FIRST = "take `module.bind(variables)`"
+EPSILON = 1e-6  # of the norms that these layers make
 # Options of both layers that have no counterpart.
 OPTIONS = (
-    "normalize_qk", "decode", "precision", "qkv_dot_general", "out_dot_general", "qkv_dot_general_cls",
+    "decode", "precision", "qkv_dot_general", "out_dot_general", "qkv_dot_general_cls",
     "out_dot_general_cls", "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls",
 )  # fmt: skip
 
@@ -35,8 +36,12 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A layer with these canonical weights: of linen bound to its variables, of nnx with dropout from the seed 0."""
-    same_size = {"value_size": config.key_size} if kind == NNX else {}
-    native.require(kind, config, {"value_dim": config.key_dim} | same_size | {"pooling": "dot"})
+    needed: dict[str, Any] = {"value_dim": config.key_dim}
+    if kind == NNX:
+        needed |= {"value_size": config.key_size, "num_key_value_heads": config.num_key_value_heads}
+    if config.qk_norm:
+        needed |= {"qk_norm": "layer", "qk_norm_eps": EPSILON}
+    native.require(kind, config, needed | {"pooling": "dot"})
     arrays = schemes.from_canonical(config, weights, "flax")
     with context(config.dtype):
         own = {name: tensor(X) for name, X in arrays.items()}
@@ -72,6 +77,8 @@ def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
     _refuse_dtype(LINEN, layer, config)
     told = {
+        "num_heads": config.num_key_value_heads,
+        "normalize_qk": config.qk_norm is not None,
         "use_bias": config.bias,
         "qkv_features": config.num_heads * config.key_dim,
         "out_features": config.num_hiddens,
@@ -83,14 +90,25 @@ def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 
 
 def _take_nnx(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    groups = getattr(layer, "num_kv_heads", layer.num_heads)
-    _refuse(NNX, layer, nnx.dot_product_attention, num_kv_heads=None if groups == layer.num_heads else groups)
-    promotions = {name: getattr(layer, name, None) for name in ("qkv_promote_dtype", "out_promote_dtype")}
+    _refuse(NNX, layer, nnx.dot_product_attention)
+    ways = ("qkv_promote_dtype", "out_promote_dtype", "ln_promote_dtype")
+    promotions = {name: getattr(layer, name, None) for name in ways}
     native.refuse(NNX, {name: None if way is dtypes.promote_dtype else way for name, way in promotions.items()})
     arrays = native.named(nnx.state(layer, nnx.Param))
-    config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
+    config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate, _norm(layer))
     _refuse_dtype(NNX, layer, config)
     return config, weights
+
+
+def _norm(layer: Any) -> dict[str, Any]:
+    """The options of the norms of a layer of nnx, which are objects of its own."""
+    if not layer.normalize_qk:
+        return {}
+    for name in ("query_ln", "key_ln"):
+        norm = getattr(layer, name)
+        if type(norm) is not nnx.LayerNorm or norm.epsilon != layer.query_ln.epsilon:
+            native.refuse(NNX, {name: norm})
+    return {"qk_norm": "layer", "qk_norm_eps": layer.query_ln.epsilon}
 
 
 def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:
@@ -100,6 +118,8 @@ def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:
 
 def _make_nnx(config: Config, arrays: dict[str, Any]) -> Any:
     sizes: dict[str, Any] = {"in_features": config.query_size, "in_kv_features": config.key_size, "decode": False}
+    if config.num_key_value_heads != config.num_heads:
+        sizes["num_kv_heads"] = config.num_key_value_heads  # which older versions of Flax lack
     zeros = nnx.initializers.zeros
     layer = nnx.MultiHeadAttention(**_options(config), **sizes, kernel_init=zeros, rngs=nnx.Rngs(0))
     for name, array in arrays.items():
@@ -114,13 +134,13 @@ def _options(config: Config) -> dict[str, Any]:
     return {
         "num_heads": config.num_heads, "qkv_features": config.num_heads * config.key_dim,
         "out_features": config.num_hiddens, "dropout_rate": config.dropout, "broadcast_dropout": False,
-        "use_bias": config.bias, "dtype": dtype, "param_dtype": dtype,
+        "use_bias": config.bias, "normalize_qk": config.qk_norm is not None, "dtype": dtype, "param_dtype": dtype,
     }  # fmt: skip
 
 
-def _refuse(kind: str, layer: Any, attention_fn: Any, **others: Any) -> None:
+def _refuse(kind: str, layer: Any, attention_fn: Any) -> None:
     """Refuse options of either layer that have no counterpart."""
-    own = {name: getattr(layer, name, None) for name in OPTIONS} | others
+    own = {name: getattr(layer, name, None) for name in OPTIONS}
     own["attention_fn"] = None if layer.attention_fn is attention_fn else layer.attention_fn
     own["broadcast_dropout"] = layer.broadcast_dropout and layer.dropout_rate > 0  # one mask for all samples and heads
     native.refuse(kind, own)

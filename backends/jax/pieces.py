@@ -1,6 +1,6 @@
-"""A large call in pieces, in XLA's own loops: some heads of one sample, whole samples, or queries of one head.
+"""A large call in pieces, in XLA's own loops: blocks of the queries of some heads of one sample, or of whole samples.
 
-Letters as in layer.py. A group is the heads that are attended together, a block the queries that are.
+Letters as in layer.py. Where XLA compiles, sizes are known, and offsets but 0 are not.
 """
 
 import functools
@@ -16,72 +16,131 @@ from . import layer as lesson
 LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
 
 
-def pool_pieces(pooling, queries, keys, values, num_heads, valid_lens, mask, causal, training):
-    """As `pooling.pool`, in pieces of one size each; lengths and mask hide only what they hide in a piece."""
-    (BH, Q, d), K, dv = queries.shape, keys.shape[1], values.shape[2]
-    of_head = pooling.scores_of_query(queries[:1], keys[:1])
-    heads = blocks.heads(BH, num_heads, Q * of_head)
-    size = Q if heads > 1 else blocks.queries(Q, math.ceil(of_head / LONG))
-    groups, count = math.ceil(BH / heads), math.ceil(Q / size)
-    arrays = _padded(queries, keys, values, valid_lens, mask, groups * heads - BH, count * size - Q)
-    queries, keys, values, valid_lens, mask = arrays
-    queries = queries.reshape(groups, heads, count, size, d).swapaxes(1, 2)  # (groups, blocks, heads, size, d)
+def signed(hiding, num_keys):
+    """`hiding` with lengths (B, 1 or Q) and offsets (B or 1, 1) that may become negative; an int stays one."""
+    valid_lens, offset = hiding.valid_lens, hiding.offset
+    if valid_lens is not None:
+        valid_lens = lesson._signed(valid_lens, num_keys).reshape(len(valid_lens), -1)  # (B, 1 or Q)
+    offset = offset if type(offset) is int else jnp.asarray(offset, int).reshape(-1, 1)  # (B or 1, 1)
+    return hiding._replace(valid_lens=valid_lens, offset=offset)
+
+
+def in_reach(queries, keys, values, hiding):
+    """The keys and values that order and window let be seen, as far as their number is known, and what hides of them.
+
+    hiding: as `signed`; returned with a mask and a bias of four axes.
+    """
+    Q, K, (left, right) = queries.shape[1], keys.shape[1], blocks.reach(hiding)
+    span = blocks.span(hiding, Q, K)
+    hiding = blocks.part(hiding, keys=span)
+    if type(hiding.offset) is int or None in (left, right) or Q + left + right >= K:
+        return keys[:, span], values[:, span], hiding
+    size = Q + left + right
+    first = jnp.clip(hiding.offset - left, 0, K - size)  # (B or 1, 1)
+    return cut(keys, first, size, 1), cut(values, first, size, 1), of_keys(hiding, first, size)
+
+
+def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
+    """As `pooling.pool`, in pieces of one size each; hiding: as `in_reach` gives it."""
+    (BH, Q, d), (BG, K, _), dv = queries.shape, keys.shape, values.shape[2]
+    B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
+    G, of_pair, (left, right) = num_heads // n, pooling.scores_of_pair(queries[:1]) * n, blocks.reach(hiding)
+    size, seen = blocks.queries(Q, math.ceil(of_pair * K / LONG)), K
+    if None not in (left, right):
+        narrow = blocks.block(hiding, Q, K, of_pair)
+        if narrow + left + right < K:  # else all keys may be seen
+            size, seen = narrow, narrow + left + right
+    heads = blocks.heads(BG, G, of_pair * size * seen)
+    if seen < K and type(hiding.offset) is not int and len(hiding.offset) > 1:
+        heads = min(heads, G)  # each sample has its own keys
+    sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
+    counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
+    arranged = functools.partial(_arranged, sizes=sizes, counts=counts)
     # Transposed, so are their gradients, for which XLA has fast products.
-    keys = keys.reshape(groups, heads, K, d).swapaxes(2, 3)  # (groups, heads, d, K)
-    values = values.reshape(groups, heads, K, dv).swapaxes(2, 3)  # (groups, heads, dv, K)
-    cuts = blocks.cuts(K) if causal or valid_lens is not None else [K]  # a branch each: a compiled size is fixed
+    pairs = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
+    keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in pairs)
+    lens = None if hiding.valid_lens is None else hiding.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
+    offset = (hiding.offset + jnp.zeros((1, 1), int))[:, :, None, None]  # (B or 1, 1, 1, 1)
+    arrays = [None if X is None else arranged(X) for X in (lens, hiding.mask, hiding.score_bias, offset)]
+    cuts = blocks.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
     key = pooling.make_rng("dropout") if training and pooling.dropout else jax.random.key(0)
     pooling, variables = pooling.unbind()  # JAX' own loops and branches take pure functions
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
-    def pool_group(inputs):
-        queries, keys, values, group = inputs  # (blocks, heads, size, d), (heads, d, K), (heads, dv, K), ()
-        head = group * heads + jnp.arange(heads)  # (heads,)
-        sample, head = head // num_heads % (BH // num_heads), head % num_heads
-        lens = None if valid_lens is None else _by_block(valid_lens[sample], count)  # (blocks, heads, 1 or size)
-        seen = None if mask is None else _by_block(mask[sample % mask.shape[0], head % mask.shape[1]], count)
-        key_of_group = jax.random.fold_in(key, group)
+    def pool_some(piece, queries, keys, values, lens, mask, score_bias, offset):
+        queries = queries.reshape(-1, size, d)  # (heads of queries, size, d)
+        keys, values = (X.reshape(-1, *X.shape[3:]) for X in (keys, values))  # (heads of keys, d, K)
+        lens = None if lens is None else lens[:, 0, :, 0]  # (samples, size or 1)
+        offset = offset[:, 0, 0] + piece % counts[2] * size  # (samples or 1, 1)
+        block = hiding._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=offset)
+        rngs = {"dropout": jax.random.fold_in(key, piece)}
 
-        def pool_some(inputs):
-            queries, lens, seen, block = inputs  # (heads, size, d), (heads, 1 or size), (heads, 1 or size, K or 1)
-            first, last = block * size, K if lens is None else lesson._signed(lens, K).max()
-            last = jnp.minimum(last, first + size) if causal else last
-            rngs = {"dropout": jax.random.fold_in(key_of_group, block)}
+        def pool_keys(queries, first, size):
+            pairs = (cut(X, first, size, 2).swapaxes(1, 2) for X in (keys, values))  # (heads of keys, size, d)
+            inputs = queries, *pairs, sizes[1], of_keys(block, first, size), training
+            return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads of queries, size, dv)
 
-            def pool_cut(cut, queries):
-                pairs = (X[:, :, :cut].swapaxes(1, 2) for X in (keys, values))  # (heads, K, d)
-                inputs = queries, *pairs, 1, *blocks.part(lens, seen, keys=slice(cut)), causal, first, training
-                return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads, size, dv)
+        if seen < K:
+            return pool_keys(queries, jnp.clip(offset - left, 0, K - seen), seen)
+        last = K if lens is None else lens.max()
+        if right is not None:
+            last = jnp.minimum(last, jnp.minimum(offset.max(), K - right) + size + right)
+        # Computed again one by one, or each branch keeps room for what all keep.
+        branches = [again(functools.partial(pool_keys, first=0, size=most)) for most in cuts]
+        return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)
 
-            branches = [again(functools.partial(pool_cut, cut)) for cut in cuts]  # else each keeps room for all
-            return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)  # (heads, size, dv)
-
-        return jax.lax.map(again(pool_some), (queries, lens, seen, jnp.arange(count)))  # (blocks, heads, size, dv)
-
-    inputs = queries, keys, values, jnp.arange(groups)
-    pooled = jax.lax.map(pool_group, inputs)  # (groups, blocks, heads, size, dv)
-    pooled = pooled.swapaxes(1, 2).reshape(groups * heads, count * size, dv)  # (B*H, Q, dv), and more
-    return pooled[:BH, :Q]  # (B*H, Q, dv)
+    queries = arranged(queries.reshape(B, num_heads, Q, d))
+    pooled = _in_loops(again(pool_some), counts, (queries, keys, values, *arrays))  # (S, P, C, rows, size, dv)
+    pooled = pooled.reshape(*counts, *sizes, dv).transpose(0, 3, 1, 4, 2, 5, 6)  # (S, m, P, h, C, q, dv)
+    pooled = pooled.reshape(-1, num_heads, counts[2] * size, dv)  # (B, H, Q, dv), and more
+    return pooled[:B, :, :Q].reshape(BH, Q, dv)  # (B*H, Q, dv)
 
 
-def _padded(queries, keys, values, valid_lens, mask, more_heads, more_queries):
-    """Queries, keys and values (B*H, T, d) with so many heads and queries more, lengths (B, 1 or Q), mask of four axes.
+def cut(X, first, size, axis):
+    """So many places of an axis of X from the first, an int, or integers (B, 1), of each sample, or (1, 1)."""
+    if type(first) is int:
+        return jax.lax.slice_in_dim(X, first, first + size, axis=axis)
+    if len(first) == 1:
+        return jax.lax.dynamic_slice_in_dim(X, first[0, 0], size, axis)
+    X = jnp.broadcast_to(X, (len(first), *X.shape[1:]))  # (B, ...)
+    return jax.vmap(lambda X, first: jax.lax.dynamic_slice_in_dim(X, first, size, axis - 1))(X, first[:, 0])
 
-    What is added is zeros, and is cut off in the end.
+
+def of_keys(hiding, first, size):
+    """What hides so many keys from the first, as for `cut`, which counts as 0; mask and bias have four axes."""
+    valid_lens = None if hiding.valid_lens is None else hiding.valid_lens - first  # (B, 1 or Q)
+    pairs = hiding.mask, hiding.score_bias
+    mask, score_bias = (X if X is None or X.shape[3] == 1 else cut(X, first, size, 3) for X in pairs)
+    return hiding._replace(valid_lens=valid_lens, mask=mask, score_bias=score_bias, offset=hiding.offset - first)
+
+
+def _arranged(X, sizes, counts):
+    """X (B, H, Q, ...) by groups of samples, of their heads, and blocks of queries: (S, P, C, m, h, q, ...).
+
+    sizes: m, h and q, of a piece; counts: S, P and C, of these. What B and Q lack is added as zeros; a size of 1, which
+    is the same for all, stays 1.
     """
-    if valid_lens is not None:
-        valid_lens = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        if valid_lens.shape[1] > 1:
-            valid_lens = jnp.pad(valid_lens, ((0, 0), (0, more_queries)))  # (B, more)
-    if mask is not None and mask.shape[2] > 1:
-        mask = jnp.pad(mask, ((0, 0), (0, 0), (0, more_queries), (0, 0)))  # (B or 1, H or 1, more, K or 1)
-    queries = jnp.pad(queries, ((0, more_heads), (0, more_queries), (0, 0)))  # (more, more, d)
-    keys, values = (jnp.pad(X, ((0, more_heads), (0, 0), (0, 0))) for X in (keys, values))  # (more, K, d)
-    return queries, keys, values, valid_lens, mask
+    numbers = zip(X.shape[:3], sizes, counts, strict=True)
+    (m, S), (h, P), (q, C) = ((1, 1) if given == 1 else (size, count) for given, size, count in numbers)
+    rest = X.shape[3:]
+    X = jnp.pad(X, [(0, S * m - X.shape[0]), (0, 0), (0, C * q - X.shape[2]), *len(rest) * [(0, 0)]])
+    X = X.reshape(S, m, P, h, C, q, *rest)  # (S, m, P, h, C, q, ...)
+    return jnp.moveaxis(X, (0, 2, 4), (0, 1, 2))  # (S, P, C, m, h, q, ...)
 
 
-def _by_block(X, count):
-    """X (heads, 1 or Q, ...) in blocks of queries, (blocks, heads, 1 or size, ...); what all share is repeated."""
-    if X.shape[1] == 1:
-        return jnp.broadcast_to(X, (count, *X.shape))
-    return X.reshape(X.shape[0], count, -1, *X.shape[2:]).swapaxes(0, 1)  # (blocks, heads, size, ...)
+def _in_loops(function, counts, arrays, place=0):
+    """function(place, *items) for every place, in one loop within another, and its results stacked.
+
+    arrays: with an axis of this count or 1 for each loop; what is 1 long is the item of all, None stays None.
+    """
+    if not counts:
+        return function(place, *arrays)
+    own = [None if X is None or len(X) == 1 else X for X in arrays]
+    shared = [X if X is None or len(X) > 1 else X[0] for X in arrays]
+
+    def step(inputs):
+        number, items = inputs
+        chosen = [X if item is None else item for X, item in zip(shared, items, strict=True)]
+        return _in_loops(function, counts[1:], chosen, place * counts[0] + number)
+
+    return jax.lax.map(step, (jnp.arange(counts[0]), own))

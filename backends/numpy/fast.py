@@ -8,7 +8,6 @@ import functools
 import numpy as np
 
 from mha import blocks
-from mha.arguments import Hiding
 from mha.config import shapes
 
 from . import backward
@@ -51,7 +50,7 @@ def used(queries, keys, hiding):
 class AttentionPooling(backward.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
-    def pool(self, queries, keys, values, num_heads, hiding=Hiding(), training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training=None):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
@@ -123,7 +122,7 @@ def by_group(queries, keys, num_heads, hiding):
 
     Both broadcast against (B*G, H/G*Q, K), or are None.
     """
-    (BH, Q, _), (BG, K, _), B = queries.shape, keys.shape, len(queries) // num_heads
+    (BH, Q, _), (BG, _, _), B = queries.shape, keys.shape, len(queries) // num_heads
 
     def folded(pairs):
         if pairs is None or BG == BH or pairs.shape[1] == pairs.shape[2] == 1:

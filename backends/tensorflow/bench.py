@@ -1,9 +1,10 @@
-"""TensorFlow, compiled by tf.function and eager: our layer beside keras.layers.MultiHeadAttention."""
+"""TensorFlow, compiled by tf.function and eager: our layer beside Keras', which has another class for groups."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 import mha
@@ -20,7 +21,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     layer: Any = attention.layer
-    theirs = attention.to_native("keras.layers.MultiHeadAttention")
+    step = _training if kind == "training" else _inference
+    name = "keras.layers.GroupQueryAttention" if shape.G else "keras.layers.MultiHeadAttention"
 
     def ours(X: Any, lengths: Any = None) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal)
@@ -28,21 +30,23 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     def readable(X: Any, lengths: Any = None) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
-    def native(X: Any, lengths: Any = None) -> Any:
-        seen = None if lengths is None else tf.sequence_mask(lengths, shape.T)[:, None]  # (B, 1, T)
-        return theirs(X, X, X, attention_mask=seen, use_causal_mask=shape.causal)
+    def native(run: Callable) -> Step:
+        plain = steps.without_window(attention)
+        theirs = _grouped(plain) if shape.G else plain.to_native("keras.layers.MultiHeadAttention")
+        visible = shape.visible(tf.range(shape.T))[None] if shape.window else None  # (1, T, T)
 
-    step = _training if kind == "training" else _inference
+        def call(X: Any, lengths: Any = None) -> Any:
+            seen = visible if lengths is None else tf.sequence_mask(lengths, shape.T)[:, None]  # (B, 1, T)
+            return theirs(X, X, X, attention_mask=seen, use_causal_mask=shape.causal and shape.window is None)
+
+        return step(theirs, call, shape, run)
+
     made = {
         "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape, _compiled)),
         "attention.layer, eager": Implementation("eager layer", functools.partial(step, layer, ours, shape, _eager)),
         "readable": Implementation("readable", functools.partial(step, layer, readable, shape, _compiled)),
-        "keras.layers.MultiHeadAttention": Implementation(
-            "native", functools.partial(step, theirs, native, shape, _compiled)
-        ),
-        "keras.layers.MultiHeadAttention, eager": Implementation(
-            "eager native", functools.partial(step, theirs, native, shape, _eager)
-        ),
+        name: Implementation("native", functools.partial(native, _compiled)),
+        f"{name}, eager": Implementation("eager native", functools.partial(native, _eager)),
     }
     if kind == "training":
         called = functools.partial(_called, steps.gradients, attention, shape, tensor)
@@ -58,6 +62,17 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
     return _compiled(lambda A: A @ A, A)
+
+
+def _grouped(attention: mha.MultiHeadAttention) -> Any:
+    """Keras' layer with groups, of the same weights."""
+    config = attention.config
+    heads = config.num_heads, config.num_key_value_heads
+    layer = keras.layers.GroupQueryAttention(config.key_dim, *heads, use_bias=False)
+    layer.build(*2 * [(None, None, config.num_hiddens)])
+    kernels = zip(attention.weights.values(), layer.get_weights(), strict=True)  # both of W_q, W_k, W_v and W_o
+    layer.set_weights([W.reshape(X.shape) for W, X in kernels])  # (D, H or G, d), of W_o (H, d, D)
+    return layer
 
 
 def _inference(layer: Any, call: Callable, shape: Shape, run: Callable) -> Step:

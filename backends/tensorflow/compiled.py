@@ -21,7 +21,7 @@ from .heads import HeadNorm
 ARRAYS = ("seed", "queries", "keys", "values", "valid_lens", "mask", "score_bias", "offset", "head_gates", "cotangent")
 MOST = 256  # functions, that are kept: each takes some MiB
 # What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
-METHODS = frozenset({"call", "attend", "output", "steps", "pool", "pool_block", "scores", "weigh", "drop"})
+METHODS = frozenset({"call", "attend", "output", "steps", "turn", "pool", "pool_block", "scores", "weigh", "drop"})
 
 _functions: collections.OrderedDict = collections.OrderedDict()  # by kind of call, the last used at the end
 _lock = threading.RLock()
@@ -91,7 +91,7 @@ def run(function, layer, variables, inputs, checked, cotangent=None, **switches)
 
 def prepare(function, layer, variables, weights, seed, inputs, checked, cotangent=None, **switches):
     """What `run` runs, of these weights, and with dropout from this seed or None, as a function of the cotangent."""
-    hiding, fits = checked.hiding, _fits(layer.config, *inputs[:2], checked.hiding.causal)
+    hiding, fits = checked.hiding, _fits(layer.config, *inputs[:2], checked.hiding)
     extra = hiding.score_bias, _column(hiding.offset), checked.head_gates
     arrays = [_tensor(X) for X in (seed, *inputs, _int32(hiding.valid_lens), hiding.mask, *extra)]
     given = tuple(map(_known, ARRAYS, (*arrays, _tensor(cotangent))))
@@ -186,8 +186,9 @@ def _known(name, X):
     return X.dtype, (None,) * 2 + tuple(X.shape[2:]) if len(X.shape) == 3 else (None,) * len(X.shape)
 
 
-def _fits(config, queries, keys, causal):
+def _fits(config, queries, keys, hiding):
     """Whether the scores of a call are one piece."""
     (B, Q), K = queries.shape[:2], keys.shape[1]
-    pairs = B * config.num_heads * Q * (min(Q, K) if causal else K)
+    seen = blocks.span(hiding, Q, K, None if isinstance(hiding.offset, int) else np.asarray(hiding.offset))
+    pairs = B * config.num_heads * Q * (seen.stop - seen.start)
     return blocks.fits(pairs * config.key_dim if config.pooling == "additive" else pairs)

@@ -1,7 +1,7 @@
 """The same numbers as the lesson's, in less time and memory, where nobody asks for attention weights.
 
-Letters as in layer.py. A piece is heads of one sample, or whole samples, or queries of one head, that are attended
-together.
+Letters as in layer.py. A block is queries that are attended together; a piece is a block of some heads, or of all heads
+of some samples.
 """
 
 import functools
@@ -9,36 +9,45 @@ import functools
 import keras
 import tensorflow as tf
 
-from mha import arguments, blocks
+from mha import arguments, blocks, checks
 from mha.arguments import Checked
 from mha.config import shapes
 
-from . import compiled
+from . import compiled, pieces
 from . import layer as lesson
 from .arrays import must_fit, refuse_masks
 from .compiled import telling, told
-from .layer import blank, repeat_heads, transpose_output, transpose_qkv, visible_keys
+from .heads import positions
+from .layer import blank, four_axes, repeat_heads, transpose_output, transpose_qkv, visible_keys
+from .pieces import fits, limited, of_seen, padded, shared
 
 # 1. Which queries and keys count
 
 
-def used(queries, keys, valid_lens=None, mask=None, causal=False):
-    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; arguments as `visible_keys`.
+def used(queries, keys, hiding):
+    """Which queries see a key, (B, Q), and which keys a query sees, (B, K), in any head; hiding: of the call.
 
-    Without a mask it takes no array of all pairs: each query sees the keys up to a limit.
+    It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
+    of all queries is left out.
     """
-    if mask is not None:
-        in_any_head = tf.reduce_any(blocks.part(None, mask)[1], 1)  # (B, Q, K)
-        visible = visible_keys(queries, keys, valid_lens, in_any_head, causal=causal)[:, 0]  # (B, Q, K)
+    valid_lens, (left, right) = hiding.valid_lens, blocks.reach(hiding)
+    per_query = valid_lens is not None and len(valid_lens.shape) == 2
+    if hiding.mask is not None or hiding.score_bias is not None or (per_query and left is not None):
+        visible = tf.reduce_any(visible_keys(queries, keys, *hiding), 1)  # (B, Q, K)
         return tf.reduce_any(visible, 2), tf.reduce_any(visible, 1)
-    Q, K = tf.unstack(tf.stack([tf.shape(queries, tf.int64)[1], tf.shape(keys, tf.int64)[1]]))
-    limits = tf.fill((1, 1), K)  # (1, 1)
+    each_query, each_key = positions(queries, hiding.offset), positions(keys)  # (B or 1, Q), (1, K)
+    K = tf.shape(keys, tf.int64)[1]
+    first, last = tf.zeros_like(each_query), tf.fill(tf.shape(each_query), K)  # (B or 1, Q)
+    if left is not None:
+        first = tf.maximum(first, each_query - left)
+    if right is not None:
+        last = tf.minimum(last, each_query + right + 1)
     if valid_lens is not None:
-        must_fit("valid_lens", valid_lens, *tf.unstack(tf.shape(queries)[:2])[: len(valid_lens.shape)])
-        limits = lesson._signed(valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens, K)  # (B, 1 or Q)
-    if causal:
-        limits = tf.minimum(limits, tf.range(1, Q + 1))  # (B, Q)
-    return limits > 0, tf.range(K) < tf.reduce_max(limits, 1)[:, None]
+        last = tf.minimum(last, valid_lens if per_query else valid_lens[:, None])  # (B, Q)
+    sees = first < last  # (B or 1, Q)
+    first, last = tf.where(sees, first, K), tf.where(sees, last, 0)
+    first, last = tf.reduce_min(first, 1)[:, None], tf.reduce_max(last, 1)[:, None]  # (B or 1, 1)
+    return sees, (first <= each_key) & (each_key < last)
 
 
 # 2. Attention poolings
@@ -53,74 +62,96 @@ class AttentionPooling(lesson.AttentionPooling):
             return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=told.seed)
         return super().drop(weights, training)
 
-    def pool(self, queries, keys, values, num_heads, valid_lens=None, mask=None, causal=False, training=None):
-        """The pooled values (B*H, Q, dv) alone, arguments as above and for `visible_keys`: no weights are kept.
+    def pool(self, queries, keys, values, num_heads, hiding, training=None):
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
-        Blocks of queries follow each other, and are computed once more for their gradients: scores take the memory of
-        one block. A block leaves out the keys after its last query in causal order.
+        hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
+        their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
+        hide from all of it.
         """
-        (BH, Q, d), (_, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
-        of_head = _limited(self.scores_of_query(queries[:1], keys[:1]), 1)
-        if _fits(BH * Q * of_head):
-            return self.pool_block(queries, keys, values, num_heads, valid_lens, mask, causal, 0, training)
-        # Pieces are heads of one sample, or whole samples, or queries of one head; all are of the same sizes.
-        heads = _heads(BH, num_heads, of_head, Q)
-        size = _limited(blocks.SCORES // (heads * of_head), 1, _limited(Q, 1))
-        groups, count = _limited(-(-BH // heads), 1), _limited(-(-Q // size), 1)
-        arrays = _padded(queries, keys, values, valid_lens, mask, num_heads, groups * heads - BH, count * size - Q)
-        queries, keys, values, valid_lens, mask = arrays
-        queries = tf.reshape(queries, (groups, heads, count, size, d))  # (groups, heads, blocks, size, d)
-        queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, heads, size, d)
-        queries = tf.reshape(queries, (groups * count, heads, size, d))  # (pieces, heads, size, d)
-        keys, values = (tf.reshape(X, (groups, heads, K, X.shape[2])) for X in (keys, values))  # (groups, heads, K, d)
-        keys, values = (tf.TensorArray(X.dtype, groups, clear_after_read=False).unstack(X) for X in (keys, values))
+        (BH, Q, d), (BG, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
+        if fits(self.scores_of_pair(queries) * Q * K):
+            return self.pool_block(queries, keys, values, num_heads, hiding, training)
+        # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
+        n = shared(queries, keys)
+        G, of_pair = num_heads // n, limited(self.scores_of_pair(queries[:1]), 1) * n
+        size = pieces.block(hiding, Q, K, of_pair)
+        reach = blocks.reach(hiding)
+        width = K if None in reach else limited(size + min(sum(reach), checks.FURTHEST), 1, K)  # keys of a block
+        heads = pieces.heads(BG, G, num_heads, of_pair * size * width)
+        rows, parts = heads * n, limited(G // heads, 1)  # heads of queries in a piece, groups of heads of a sample
+        groups, count = limited(-(-BG // heads), 1), limited(-(-Q // size), 1)
+        more, late = groups * heads - BG, count * size - Q  # heads of keys and queries, so that all pieces are full
+        queries, chunk = padded(queries, more * n, late), None if None in reach else size
+        queries = tf.reshape(queries, (groups, rows, count, size, d))  # (groups, rows, blocks, size, d)
+        queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, rows, size, d)
+        queries = tf.reshape(queries, (groups * count, rows, size, d))  # (pieces, rows, size, d)
+        chunks = [pieces.chunked(padded(X, more), groups, heads, chunk) for X in (keys, values)]
+        offset = tf.zeros((1, 1), tf.int64) + hiding.offset  # (B or 1, 1)
+        numbers = hiding._replace(
+            mask=None, score_bias=None, valid_lens=padded(hiding.valid_lens, more // G, late),
+            offset=offset if offset.shape[0] == 1 else padded(offset, more // G),
+        )  # fmt: skip
+        sizes, counts = (limited(heads // G, 1), limited(rows, 1, num_heads), size), (groups // parts, parts, count)
+        pairs = {name: getattr(hiding, name) for name in ("mask", "score_bias")}
+        pairs = {name: pieces.listed(X, sizes, counts) for name, X in pairs.items() if X is not None}
         seed = told.seed
         if seed is None:
             seed = self.dropping.seed_generator.next() if training and self.dropout else tf.zeros(2, tf.int32)
-        of_sample = isinstance(heads, int) and heads <= num_heads
-        one_length = of_sample and valid_lens is not None and len(valid_lens.shape) == 1
+        of_sample = isinstance(heads, int) and isinstance(G, int) and heads <= G
+        one_length = of_sample and hiding.valid_lens is not None and len(hiding.valid_lens.shape) == 1
 
-        @_recomputed
-        def pool_some(piece, queries, keys, values, *weights):
+        def cut_of(piece):  # what hides keys in it, and the keys that it needs
             head, first = piece // count * heads, piece % count * size
-            samples = slice(head // num_heads, (head + heads - 1) // num_heads + 1)
-            lens, seen = blocks.part(valid_lens, mask, samples, slice(first, first + size))
-            if lens is not None:
-                lens = tf.cast(tf.minimum(lesson._signed(lens, K), tf.cast(K, tf.int64)), tf.int32)
-            longest = K if lens is None else tf.reduce_max(lens)
-            last = _limited(tf.minimum(longest, first + size) if causal else longest, 1)
-            if one_length:  # which the cut at `last` keeps, all by itself
-                lens = None
-            if seen is not None and seen.shape[1] != 1:
-                seen = seen[:, head % num_heads :][:, :heads]  # all of them, where the piece has whole samples
-            hiding = *blocks.part(lens, seen, keys=slice(last)), causal, first
+            samples = pieces.cut(head // G, (head + heads - 1) // G + 1)
+            cut = blocks.part(numbers, samples, pieces.cut(first, first + size))
+            return cut, pieces.span(cut, size, K)
+
+        @pieces.recomputed
+        def pool_some(piece, queries, keys, values, *others):
+            cut, seen = cut_of(piece)
+            start = pieces.start(seen, chunk)  # the first of the keys that came
+            longest = seen.stop if cut.valid_lens is None else tf.reduce_max(cut.valid_lens)
+            sees, seen = longest > seen.start, slice(seen.start, limited(longest, seen.start + 1, seen.stop))
+            if one_length:  # which the cut of the keys keeps, all by itself
+                cut = cut._replace(valid_lens=None)
+            cut = blocks.part(cut._replace(**dict(zip(pairs, others, strict=False))), keys=seen)
             seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
-            with telling(seed=seed_of_piece), keras.StatelessScope(zip(self.weights, weights, strict=True)):
-                inputs = queries, keys[:, :last], values[:, :last], _limited(heads, 1, num_heads)
-                pooled = self.pool_block(*inputs, *hiding, training)  # (heads, size, dv)
-            return tf.where(longest > 0, pooled, tf.zeros_like(pooled)) if one_length else pooled
+            weights = zip(self.weights, others[len(pairs) :], strict=True)
+            with telling(seed=seed_of_piece), keras.StatelessScope(weights):
+                inputs = queries, *(X[:, seen.start - start : seen.stop - start] for X in (keys, values))
+                pooled = self.pool_block(*inputs, limited(rows, 1, num_heads), cut, training)  # (rows, size, dv)
+            return tf.where(sees, pooled, tf.zeros_like(pooled)) if one_length else pooled
 
         own = [X.value for X in self.weights]  # given by hand, as variables in a loop get no gradient
+
+        def pool_piece(inputs):
+            group, block = inputs[0] // count, inputs[0] % count
+            others = [of_piece(group, block) for of_piece in pairs.values()]
+            _, seen = cut_of(inputs[0])
+            return pool_some(*inputs, *(of_piece(group, seen) for of_piece in chunks), *others, *own)
+
         pooled = tf.map_fn(
-            lambda inputs: pool_some(*inputs, keys.read(inputs[0] // count), values.read(inputs[0] // count), *own),
+            pool_piece,
             (tf.range(groups * count), queries),
             fn_output_signature=values.dtype,
             parallel_iterations=1,
-        )  # (pieces, heads, size, dv)
-        pooled = tf.reshape(pooled, (groups, count, heads, size, dv))  # (groups, blocks, heads, size, dv)
-        pooled = tf.transpose(pooled, (0, 2, 1, 3, 4))  # (groups, heads, blocks, size, dv)
-        return tf.reshape(pooled, (groups * heads, count * size, dv))[:BH, :Q]  # (B*H, Q, dv)
+        )  # (pieces, rows, size, dv)
+        pooled = tf.reshape(pooled, (groups, count, rows, size, dv))  # (groups, blocks, rows, size, dv)
+        pooled = tf.transpose(pooled, (0, 2, 1, 3, 4))  # (groups, rows, blocks, size, dv)
+        return tf.reshape(pooled, (groups * rows, count * size, dv))[:BH, :Q]  # (B*H, Q, dv)
 
-    def pool_block(self, queries, keys, values, num_heads, valid_lens, mask, causal, first, training):
-        """As `pool`, for the queries of one block, of which the first is at place `first`."""
-        one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
-        visible = visible_keys(one_head, keys, valid_lens, mask, causal=causal, offset=first)
-        visible = repeat_heads(visible, keras.ops.shape(queries)[0] // num_heads, num_heads)  # (B*H, Q, K)
-        return self.weigh(queries, keys, values, visible, training=training)["pooled"]  # (B*H, Q, dv)
+    def pool_block(self, queries, keys, values, num_heads, hiding, training):
+        """As `pool`, for the queries of one block."""
+        visible, score_bias = by_group(queries, keys, num_heads, hiding)
+        (BH, Q, d), BG, dv = keras.ops.shape(queries), keras.ops.shape(keys)[0], values.shape[2]
+        folded = tf.reshape(queries, (BG, shared(queries, keys) * Q, d))  # (B*G, H/G*Q, d)
+        pooled = self.weigh(folded, keys, values, visible, score_bias, training)["pooled"]  # (B*G, H/G*Q, dv)
+        return tf.reshape(pooled, (BH, Q, dv))  # (B*H, Q, dv)
 
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take, over all heads (B*H) and keys."""
-        return keras.ops.shape(queries)[0] * keras.ops.shape(keys)[1]
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
+        return keras.ops.shape(queries)[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -130,13 +161,33 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """As the lesson's; its features count as scores, of which each takes several."""
 
-    def scores_of_query(self, queries, keys):
-        """How many numbers the scores of one query take: n features for each head and key."""
-        return super().scores_of_query(queries, keys) * keys.shape[2]
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take: n features for each head."""
+        return super().scores_of_pair(queries) * queries.shape[2]
 
 
 POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}
 pooling = functools.partial(lesson.pooling, **POOLINGS)
+
+
+def by_group(queries, keys, num_heads, hiding):
+    """What is visible and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) that share one in a row.
+
+    Both broadcast against (B*G, H/G*Q, K), or are None.
+    """
+    n, BG, Q = shared(queries, keys), keras.ops.shape(keys)[0], keras.ops.shape(queries)[1]
+    G = num_heads // n
+    B = BG // G
+
+    def folded(pairs):
+        if pairs is None or pairs.shape[1] == pairs.shape[2] == 1:
+            return repeat_heads(pairs, B, G)  # (B*G, 1, K)
+        pairs = tf.broadcast_to(pairs, (B, num_heads, Q, keras.ops.shape(pairs)[3]))  # (B, H, Q, K or 1)
+        return tf.reshape(pairs, (BG, n * Q, keras.ops.shape(pairs)[3]))  # (B*G, H/G*Q, K or 1)
+
+    score_bias = None if hiding.score_bias is None else four_axes(hiding.score_bias)
+    one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
+    return folded(visible_keys(one_head, keys, *hiding)), folded(score_bias)
 
 
 # 3. The layer
@@ -169,40 +220,41 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         variables = _compiles(self, inputs, checked)
         if variables is not None:
             return _attend(self, variables, inputs, checked, training, return_weights)  # (B, Q, D)
-        if return_weights or self.needs_lesson(queries, keys, hiding, head_gates):
+        if return_weights or self.needs_lesson(queries, keys):
             return super().attend(queries, keys, values, hiding, head_gates, training, return_weights)
-        call = hiding.valid_lens, hiding.mask, hiding.causal, training
-        return self.output(queries, keys, values, *call)  # (B, Q, D)
+        return self.output(queries, keys, values, hiding, head_gates, training)  # (B, Q, D)
 
-    def needs_lesson(self, queries, keys, hiding, head_gates):
-        """Whether an array is empty, an option is known to the lesson alone, or the pooling has been replaced."""
+    def needs_lesson(self, queries, keys):
+        """Whether an array is empty or the pooling has been replaced."""
         empty = 0 in (*queries.shape[:2], keys.shape[1])  # None where it is learnt only in a call
-        plain = blocks.is_plain(self.config, hiding, head_gates)
-        return empty or not plain or not isinstance(self.attention, AttentionPooling)
+        return empty or not isinstance(self.attention, AttentionPooling)
 
-    def output(self, queries, keys, values, valid_lens=None, mask=None, causal=False, training=None):
-        """The output (B, Q, D) alone, arguments as for a call: no weights are kept, keys beyond the lengths left out.
+    def output(self, queries, keys, values, hiding, head_gates, training):
+        """The output (B, Q, D) alone, arguments as of `attend`: no weights are kept, keys that nobody sees left out.
 
-        The steps are those of `steps`, and the pooling works on blocks; samples may need different numbers of keys.
+        The steps are those of `steps`, and the pooling works on blocks.
         """
-        (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
+        (B, Q, _), K, config = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config
+        H, G = config.num_heads, config.num_key_value_heads
         must_fit("keys", keys, B)
         must_fit("values", values, B, K)
-        mask = _whole(blocks.part(None, mask)[1], B, H, Q, K)
-        known = all(isinstance(size, int) for size in (B, Q, K))
-        last = K if not causal else min(Q, K) if known else tf.minimum(Q, K)
-        keys, values = keys[:, :last], values[:, :last]
-        hiding = *blocks.part(valid_lens, mask, keys=slice(last)), causal
-        K = last
-        if mask is not None or valid_lens is not None:
-            sees, seen = used(queries, keys, *hiding)  # (B, Q), (B, K)
+        hiding = pieces.whole(hiding, B, H, Q, K)
+        span = pieces.span(hiding, Q, K)
+        keys, values, hiding = keys[:, span], values[:, span], blocks.part(hiding, keys=span)
+        K = keras.ops.shape(keys)[1]
+        if not pieces.all_used(hiding, Q, K):
+            sees, seen = used(queries, keys, hiding)  # (B, Q), (B, K)
             queries, keys, values = blank(queries, keys, values, sees, seen)
-        if valid_lens is None or _fits(B * H * Q * K):
+        if hiding.valid_lens is None or fits(B * H * Q * K):
             W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         else:
-            W_q, W_k, W_v = self.W_q(queries), _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)
-        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, H), transpose_qkv(W_v, H)  # (B*H, T, d)
-        pooled = self.attention.pool(split_q, split_k, split_v, H, *hiding, training)  # (B*H, Q, dv)
+            W_q, W_k, W_v = self.W_q(queries), of_seen(self.W_k, keys, seen), of_seen(self.W_v, values, seen)
+        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        q, k, _ = self.turn(split_q, split_k, hiding.offset)
+        pooled = self.attention.pool(q, k, split_v, H, hiding, training)  # (B*H, Q, dv)
+        if head_gates is not None:
+            must_fit("head_gates", head_gates, *(B, H)[-len(head_gates.shape) :])
+            pooled = pooled * tf.reshape(tf.broadcast_to(head_gates, (B, H)), (B * H, 1, 1))  # (B*H, Q, dv)
         return self.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
 
@@ -267,74 +319,3 @@ def _attend(layer, variables, inputs, checked, training, return_weights):
     """A call of the layer, compiled."""
     switches = {"training": bool(training and layer.config.dropout), "return_weights": return_weights}
     return compiled.run(lesson.attend, layer, variables, inputs, checked, **switches)
-
-
-def _recomputed(function):
-    """The function, of which the backward pass keeps nothing but the inputs, and computes the rest again.
-
-    `tf.recompute_grad` does too, but raises under a persistent tape, which asks for second derivatives in advance.
-    """
-
-    @tf.custom_gradient
-    def call(*inputs):
-        def backward(cotangent):
-            with tf.control_dependencies([cotangent]):  # or TensorFlow may keep what it has
-                again = [tf.identity(X) for X in inputs]
-            with tf.GradientTape() as tape:
-                tape.watch([X for X in again if X.dtype.is_floating])
-                result = function(*again)
-            return tape.gradient(result, again, cotangent)
-
-        return function(*inputs), backward
-
-    return call
-
-
-def _fits(scores):
-    """Whether so many scores are one piece; the caller may have told it of those that only the call itself knows."""
-    return blocks.fits(scores) if isinstance(scores, int) else told.fits
-
-
-def _of_seen(dense, X, seen):
-    """dense(X) for X (B, K, in), zeros where `seen` (B or 1, K) is False: rows that are not seen are not projected."""
-    seen = tf.broadcast_to(seen, tf.shape(X)[:2])  # (B, K)
-    projected = dense(tf.boolean_mask(X, seen))  # (rows, out)
-    return tf.scatter_nd(tf.where(seen), projected, (*tf.unstack(tf.shape(X, tf.int64)[:2]), projected.shape[1]))
-
-
-def _limited(size, least, most=None):
-    """A size of at least and at most so much, as an int if all are known."""
-    if most is None:
-        return max(least, size) if isinstance(size, int) else tf.maximum(least, size)
-    known = isinstance(size, int) and isinstance(most, int)
-    return max(least, min(size, most)) if known else tf.clip_by_value(size, least, most)
-
-
-def _heads(total, num_heads, of_head, num_queries):
-    """As `blocks.heads`, also of sizes that are known only in the call."""
-    if all(isinstance(size, int) for size in (total, of_head, num_queries)):
-        return blocks.heads(total, num_heads, of_head * num_queries)
-    most = tf.maximum(1, blocks.SCORES // of_head // tf.maximum(1, num_queries))
-    samples = tf.minimum(most // num_heads, total // num_heads)
-    divisors = [part for part in range(1, num_heads + 1) if num_heads % part == 0]
-    return tf.where(samples > 0, samples * num_heads, tf.reduce_max(tf.where(divisors <= most, divisors, 1)))
-
-
-def _padded(queries, keys, values, valid_lens, mask, num_heads, more_heads, more_queries):
-    """Arrays of heads (B*H, T, d), lengths, and a mask of four axes, with zeros for more heads and queries."""
-    queries = tf.pad(queries, ((0, more_heads), (0, more_queries), (0, 0)))  # (more, more, d)
-    keys, values = (tf.pad(X, ((0, more_heads), (0, 0), (0, 0))) for X in (keys, values))  # (more, K, d)
-    samples = -(-more_heads // num_heads)
-    if valid_lens is not None:
-        valid_lens = tf.pad(valid_lens, ((0, samples), (0, more_queries))[: len(valid_lens.shape)])
-    if mask is not None:
-        sizes = samples, 0, more_queries, 0
-        mask = tf.pad(mask, [(0, 0 if known == 1 else size) for known, size in zip(mask.shape, sizes, strict=True)])
-    return queries, keys, values, valid_lens, mask
-
-
-def _whole(mask, *sizes):
-    """A mask of four axes whose sizes may be 1 where that is known now alone: others become as large as can be."""
-    if mask is None or None not in mask.shape:
-        return mask
-    return tf.broadcast_to(mask, [1 if known == 1 else size for known, size in zip(mask.shape, sizes, strict=True)])

@@ -142,7 +142,7 @@ class AttentionPooling(keras.layers.Layer):
         scores = self.scores(queries, keys)  # (B, Q, K)
         steps = {"scores": scores}
         if self.softcap is not None:
-            steps["capped"] = scores = cap(scores, self.softcap)  # (B, Q, K)
+            steps["capped"] = scores = cap(scores, self.softcap, visible)  # (B, Q, K)
         if score_bias is not None:
             steps["biased"] = scores = scores + widen(score_bias)  # (B, Q, K)
         weights = visible_softmax(scores, visible)  # (B, Q, K)
@@ -190,8 +190,9 @@ def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
     return dot(config.dropout, config.scale, config.softcap)
 
 
-def cap(scores, softcap):
-    """Scores (B, Q, K) bent so that none is beyond softcap either way."""
+def cap(scores, softcap, visible=None):
+    """Scores (B, Q, K) bent so that none is beyond softcap either way; of hidden keys 0, as their own may be NaN."""
+    scores = scores if visible is None else tf.where(visible, scores, tf.zeros_like(scores))
     return softcap * tf.tanh(scores / softcap)  # (B, Q, K)
 
 
@@ -301,19 +302,12 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def steps(self, queries, keys, values, visible=None, score_bias=None, offset=0, head_gates=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
-        config, B = self.config, keras.ops.shape(queries)[0]
-        H, G = config.num_heads, config.num_key_value_heads
+        B, H, G = keras.ops.shape(queries)[0], self.config.num_heads, self.config.num_key_value_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
         steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}
-        q, k = split_q, split_k
-        if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
-            steps |= {"norm_q": q, "norm_k": k}
-        if config.rotary:
-            q = rotate(q, positions(queries, offset), config.rotary, H)  # (B*H, Q, d)
-            k = rotate(k, positions(keys), config.rotary, G)  # (B*G, K, d)
-            steps |= {"rotate_q": q, "rotate_k": k}
+        q, k, turned = self.turn(split_q, split_k, offset)
+        steps |= turned
         k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
         steps |= self.attention(q, k, v, repeat_heads(visible, B, H), score_bias, training=training)
@@ -325,6 +319,21 @@ class MultiHeadAttention(keras.layers.Layer):
         merged = transpose_output(pooled, H)  # (B, Q, H*dv)
         output = self.W_o(merged)  # (B, Q, D)
         return steps | {"merged": merged, "output": output}
+
+    def turn(self, q, k, offset=0):
+        """Heads of queries (B*H, Q, d) and of keys (B*G, K, d) as they are compared: normed and rotated, if at all.
+
+        Returns both, and a dict of these steps.
+        """
+        config, steps = self.config, {}
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
+            steps |= {"norm_q": q, "norm_k": k}
+        if config.rotary:
+            q = rotate(q, positions(q, offset), config.rotary, config.num_heads)  # (B*H, Q, d)
+            k = rotate(k, positions(k), config.rotary, config.num_key_value_heads)  # (B*G, K, d)
+            steps |= {"rotate_q": q, "rotate_k": k}
+        return q, k, steps
 
     def compute_mask(self, inputs, previous_mask):
         """No mask for the layers that follow: ours is about queries and keys, not about the output."""

@@ -1,6 +1,6 @@
-"""Keras' own layer, and the book's in TensorFlow, in and out.
+"""Keras' own layers, and the book's in TensorFlow, in and out.
 
-keras.layers.MultiHeadAttention has kernels with an axis for the heads.
+keras.layers.MultiHeadAttention and GroupQueryAttention have kernels with an axis for the heads.
 """
 
 from typing import Any
@@ -12,35 +12,45 @@ from mha import native
 from mha.config import Config
 from mha.weights import schemes
 
-KIND = "keras.layers.MultiHeadAttention"
+KIND, GROUPED = "keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention"
 DENSE = "Dense"  # the class of the book's projections
 FIRST = "call it once, so that its parts are built"
 # Options that have a counterpart, or that concern neither what is computed nor its gradients.
 KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "dtype"}
+KNOWN |= {"head_dim", "num_query_heads", "num_key_value_heads"}  # of grouped queries
 KNOWN |= {"name", "trainable", "kernel_initializer", "bias_initializer", "seed"}
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     """The configuration and canonical weights of a layer that has been built."""
+    grouped = isinstance(layer, keras.layers.GroupQueryAttention)
+    kind = GROUPED if grouped else KIND
     if not layer.built:
-        raise ValueError(f"the {KIND} has no weights yet, expected one that was called or built")
+        raise ValueError(f"the {kind} has no weights yet, expected one that was called or built")
     options = layer.get_config()
-    if len(layer.get_build_config()["shapes_dict"]["query_shape"]) == 3 and options["attention_axes"] == (1,):
+    if len(layer.get_build_config()["shapes_dict"]["query_shape"]) == 3 and options.get("attention_axes") == (1,):
         del options["attention_axes"]  # the only one of a sequence
     unknown = {name: value for name, value in options.items() if name not in KNOWN}
-    several = options["output_shape"] if len(options["output_shape"] or ()) > 1 else None
-    native.refuse(KIND, unknown | {"output_shape": several, "dtype": _mixed(layer)})
+    shape = options.get("output_shape")
+    native.refuse(kind, unknown | {"output_shape": shape if len(shape or ()) > 1 else None, "dtype": _mixed(layer)})
     arrays = {".".join(X.path.split("/")[-2:]): X for X in layer.weights}
-    return native.canonical(arrays, "keras", "", options["num_heads"], options["dropout"])
+    num_heads = options["num_query_heads" if grouped else "num_heads"]
+    return native.canonical(arrays, "keras", "", num_heads, options["dropout"])
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A built layer with these canonical weights."""
-    native.require(kind, config, {"pooling": "dot"})
-    layer = keras.layers.MultiHeadAttention(
-        config.num_heads, config.key_dim, config.value_dim, config.dropout, config.bias,
-        output_shape=config.num_hiddens, dtype=config.dtype,
-    )  # fmt: skip
+    H, G, d = config.num_heads, config.num_key_value_heads, config.key_dim
+    if kind == GROUPED:
+        same = {"num_hiddens": config.query_size, "value_dim": d, "num_key_value_heads": G}
+        native.require(kind, config, same | {"pooling": "dot"})
+        layer = keras.layers.GroupQueryAttention(d, H, G, config.dropout, config.bias, dtype=config.dtype)
+    else:
+        native.require(kind, config, {"pooling": "dot"})
+        sizes = {"value_dim": config.value_dim, "output_shape": config.num_hiddens}
+        layer = keras.layers.MultiHeadAttention(
+            H, d, dropout=config.dropout, use_bias=config.bias, **sizes, dtype=config.dtype
+        )
     layer.build(*((None, None, size) for size in (config.query_size, config.value_size, config.key_size)))
     arrays = schemes.from_canonical(config, weights, "keras")
     for X in layer.weights:

@@ -1,4 +1,4 @@
-"""PyTorch, eager: our layer beside torch.nn.MultiheadAttention and a plain use of the fused kernel."""
+"""PyTorch, eager: our layer beside torch.nn.MultiheadAttention, which has no groups, and the fused kernel."""
 
 import functools
 from collections.abc import Callable
@@ -21,8 +21,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     layer: Any = attention.layer
-    theirs = attention.to_native("torch.nn.MultiheadAttention")
-    later = torch.ones(shape.T, shape.T, dtype=torch.bool).triu(1) if shape.causal else None  # (T, T)
+    step = _training if kind == "training" else _inference
+    visible = shape.visible(torch.arange(shape.T)) if shape.lengths() is None else None  # (T, T), True = attend
+    in_order = shape.causal and shape.window is None  # which both know without a mask
+    grouped = {"enable_gqa": True} if shape.G else {}  # which PyTorch 2.4 lacks
 
     def ours(X: Any, lengths: Any) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal)
@@ -30,25 +32,34 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     def readable(X: Any, lengths: Any) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
-    def native(X: Any, lengths: Any) -> Any:
-        hidden = None if lengths is None else ~_seen(lengths, shape.T)  # here True = hide
-        options = {"need_weights": False, "attn_mask": later, "is_causal": shape.causal}
-        return theirs(X, X, X, key_padding_mask=hidden, **options)[0]
+    def native() -> Step:
+        theirs = steps.without_window(attention).to_native("torch.nn.MultiheadAttention")
+        outside = None if visible is None else ~visible  # here True = hide
+        options: Any = {"need_weights": False, "attn_mask": outside, "is_causal": in_order}
+
+        def call(X: Any, lengths: Any) -> Any:
+            hidden = None if lengths is None else ~_seen(lengths, shape.T)
+            return theirs(X, X, X, key_padding_mask=hidden, **options)[0]
+
+        return step(theirs, call, shape)
 
     def fused(X: Any, lengths: Any) -> Any:
-        split = (shape.B, shape.T, shape.H, shape.D // shape.H)
-        q, k, v = (W(X).view(split).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, H, T, d)
-        seen = None if lengths is None else _seen(lengths, shape.T)[:, None, None]  # (B, 1, 1, T), here True = attend
-        pooled = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=shape.causal)  # (B, H, T, d)
+        split = (shape.B, shape.T, -1, shape.D // shape.H)
+        q, k, v = (W(X).view(split).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, H or G, T, d)
+        seen = None if in_order else visible  # here True = attend
+        if lengths is not None:
+            seen = _seen(lengths, shape.T)[:, None, None]  # (B, 1, 1, T)
+        pooled = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=in_order, **grouped)  # (B, H, T, d)
         return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, shape.T, shape.D))  # (B, T, D)
 
-    step = _training if kind == "training" else _inference
     made = {
         "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape)),
         "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
-        "nn.MultiheadAttention": Implementation("native", functools.partial(step, theirs, native, shape)),
-        "F.scaled_dot_product_attention": Implementation("kernel", functools.partial(step, layer, fused, shape)),
     }
+    if shape.G is None:
+        made["nn.MultiheadAttention"] = Implementation("native", native)
+    fused_step = functools.partial(step, layer, fused, shape)
+    made["F.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
     if kind == "training":
         called = functools.partial(steps.gradients, attention, shape, tensor)
         return made | {"attention.gradients(...), own arrays": Implementation("call", called)}

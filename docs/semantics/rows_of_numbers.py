@@ -73,9 +73,9 @@ such argument. Gradients are compared in the rows on lengths.
 NO_KEYS = Table(
     "A query that may see no key",
     """It gets weights 0 and pooled value 0, so that `W_o`'s bias alone is its output, and sends no gradient: one
-rule on every backend, dtype and path, as in the operator `Attention` of ONNX and in PyTorch's fused kernel. The book's
--1e6 makes the row uniform over padding, and is minus infinity in float16. The layers of PyTorch and Keras change the
-output with whether weights are asked for.""",
+rule on every backend, dtype and path, as in PyTorch's fused kernel. The book's -1e6 makes the row uniform
+over padding, and is minus infinity in float16. The layers of PyTorch and Keras change the output with whether weights
+are asked for.""",
     ALL,
     (
         Probe("A length of 0, weights asked for", ZERO, readings=uniform(ZERO)),

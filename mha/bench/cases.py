@@ -1,13 +1,20 @@
 """What is measured: shapes and kinds, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+
+import mha
+from mha.names import BackendName
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of a self-attention: B samples of T positions, D hidden units, H heads; which keys may be seen."""
+    """Sizes of a self-attention: B samples of T positions, D hidden units, H heads; which keys may be seen.
+
+    G: heads of keys and values, None = H; window: (left, right), the keys about a query that it may see, None = all.
+    """
 
     name: str
     B: int
@@ -16,10 +23,26 @@ class Shape:
     H: int
     ragged: bool = False
     causal: bool = False
+    G: int | None = None
+    window: tuple[int | None, int | None] | None = None
+
+    def layer(self, backend: BackendName) -> mha.MultiHeadAttention:
+        """A layer of these sizes, always with the same weights."""
+        options: Any = {"num_key_value_heads": self.G, "window": self.window}
+        return mha.MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
+
+    def simpler(self) -> dict[str, "Shape"]:
+        """This shape without an option of the layer, for each that it has, by what tells that one from it."""
+        found = {}
+        if self.G is not None:
+            found[f"{self.H} key-value heads"] = dataclasses.replace(self, G=None)
+        if self.window is not None:
+            found["no window"] = dataclasses.replace(self, window=None)
+        return found
 
     def lengths(self) -> np.ndarray | None:
-        """How many keys each sample has, (B,): 3/4 of T, any from 1 to T if ragged; None in the causal order."""
-        if self.causal:
+        """How many keys each sample has, (B,): 3/4 of T, any from 1 to T if ragged; None where positions hide keys."""
+        if self.causal or self.window:
             return None
         if self.ragged:
             return np.random.default_rng(0).integers(1, self.T, self.B, "int32", endpoint=True)
@@ -33,12 +56,26 @@ class Shape:
         """What a loss sends back into the output, (B, T, D)."""
         return np.random.default_rng(2).standard_normal((self.B, self.T, self.D), "float32")
 
+    def bounds(self) -> tuple[int, int]:
+        """How many keys before and after its own position a query may see, by the window and the causal order."""
+        left, right = self.window or (None, None)
+        right = 0 if self.causal else right
+        return self.T if left is None else left, self.T if right is None else right
+
+    def visible(self, positions: Any) -> Any:
+        """Which keys a query may see by these, (T, T), of the positions 0 to T - 1, (T,), in any framework's array."""
+        left, right = self.bounds()
+        after = positions - positions[:, None]  # (T, T): how far a key is after a query
+        return (after >= -left) & (after <= right)
+
     def multiply_adds(self) -> int:
         """Multiply-adds of the forward pass that only matter: four projections, two products, keys that are seen."""
-        lengths = self.lengths()
-        keys = self.B * self.T if lengths is None else int(lengths.sum())
-        pairs = self.B * self.T * (self.T + 1) // 2 if self.causal else self.T * keys
-        projections = 2 * (self.B * self.T + keys) * self.D**2  # W_q and W_o of every query, W_k and W_v of every key
+        lengths, (left, right), queries = self.lengths(), self.bounds(), np.arange(self.T)
+        ends = np.full(self.B, self.T) if lengths is None else lengths
+        seen = np.minimum(queries + right + 1, ends[:, None]) - np.maximum(queries - left, 0)  # (B, T)
+        pairs, keys = int(np.maximum(seen, 0).sum()), int(ends.sum())
+        width = self.D // self.H * (self.G or self.H)  # of the keys of all heads
+        projections = 2 * (self.B * self.T * self.D + keys * width) * self.D  # W_q and W_o, W_k and W_v
         return projections + 2 * pairs * self.D
 
     def floor(self, kind: str, rate: float) -> float:
@@ -55,6 +92,8 @@ SHAPES = {
         Shape("XL", 1, 4096, 512, 8),
         Shape("R", 16, 512, 512, 8, ragged=True),
         Shape("C", 1, 4096, 512, 8, causal=True),
+        Shape("G", 1, 4096, 512, 8, G=2),
+        Shape("W", 1, 4096, 512, 8, causal=True, window=(511, 0)),
     )
 }
 SWEEP = {f"T{T}": Shape(f"T{T}", 1, T, 512, 8) for T in (128, 256, 512, 1024, 2048, 4096, 8192)}

@@ -1,6 +1,7 @@
 """Measure, each number in a process of its own; nothing here imports a framework."""
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from mha import dispatch
 from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.names import BackendName
+from mha.processes import available, why_it_ended
 
 
 @dataclasses.dataclass
@@ -60,25 +62,28 @@ class Runner:
         self.report = Report()
         self.seconds = seconds
         self.progress = progress
-        self._known: dict[tuple[str, str], dict[str, str]] = {}
+        self._known: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
 
-    def roles(self, backend: BackendName, kind: str) -> dict[str, str]:
+    def roles(self, backend: BackendName, kind: str, shape: Shape) -> dict[str, str]:
         """What each implementation is to its backend, by name; a worker is asked, once. Empty if that failed."""
         if (backend, kind) not in self._known:
             result = self._run("implementations", f"{backend}, {kind}", "implementations", backend=backend, kind=kind)
             self._known[backend, kind] = result.get("roles", {})
-        return self._known[backend, kind]
+        return self._known[backend, kind].get(shape.name, {})
 
     def steps(
         self, backends: list[BackendName], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool
     ) -> int:
         """How many measurements there will be at most."""
-        counts = [len(self.roles(backend, kind)) for backend in backends for kind in kinds]
-        return sum(len(shapes) * (1 + count * memory) + sweep * len(cases.SWEEP) * (1 + count) for count in counts)
+        known = [(shape, memory) for shape in shapes] + [(shape, True) for shape in cases.SWEEP.values() if sweep]
+        return sum(
+            1 + both * len(self.roles(backend, kind, shape))
+            for backend, kind, (shape, both) in itertools.product(backends, kinds, known)
+        )
 
     def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
         """Measure one shape, without the memory if that is not wanted."""
-        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind).items()]
+        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind, shape).items()]
         self.report.rows += rows
         if memory:
             # What fails alone would end the others with it.
@@ -87,8 +92,8 @@ class Runner:
 
     def sweep(self, backend: BackendName, kind: str) -> None:
         """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
-        free, (*_, last) = available(), cases.SWEEP.values()
-        roles = self.roles(backend, kind)
+        free, (first, *_, last) = available(), cases.SWEEP.values()
+        roles = self.roles(backend, kind, first)
         for shape in cases.SWEEP.values():
             rows = [Row(backend, kind, shape.name, name, role) for name, role in roles.items()]
             self.report.sweep += rows
@@ -147,19 +152,7 @@ def work(what: str, **arguments: Any) -> dict[str, Any]:
     try:
         return json.loads(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        if ended.returncode < 0:
-            why = "; 9 may mean that memory ran out" if ended.returncode == -9 else ""
-            return {"error": f"the process was ended by signal {-ended.returncode}{why}"}
-        return {"error": (ended.stderr.strip().splitlines() or [f"the process ended with {ended.returncode}"])[-1]}
-
-
-def available() -> float:
-    """The memory that is free, in MiB."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return {"error": why_it_ended(ended.returncode, ended.stderr)}
 
 
 def machine(backends: list[BackendName]) -> dict[str, Any]:

@@ -33,6 +33,14 @@ class Implementation(NamedTuple):
     make: Callable[[], Step]
 
 
+def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
+    """The layer with the same weights and no window, for the frameworks' own layers, which take one as a mask."""
+    options: dict[str, Any] = vars(attention.config) | {"window": None}
+    plain = mha.MultiHeadAttention(**options, seed=attention.seed, backend=attention.backend)
+    plain.weights = attention.weights
+    return plain
+
+
 def call(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step of `attention(...)`, as users call it, on arrays that `tensor` makes of NumPy's."""
     X, lengths = _arrays(tensor, shape.inputs(), shape.lengths())

@@ -5,6 +5,8 @@ Prints one JSON object, of which {"error": ...} says in one line what went wrong
 
 import contextlib
 import ctypes
+import dataclasses
+import functools
 import gc
 import importlib
 import json
@@ -33,8 +35,13 @@ DIFFERENCE = 1e-4  # of the largest number: far more than float32 rounds here, f
 
 
 def implementations(backend: BackendName, kind: str) -> dict[str, Any]:
-    """What there is to measure: the "roles" of the implementations by name, ours first."""
-    return {"roles": {name: one.role for name, one in _implementations(backend, cases.SHAPES["S"], kind).items()}}
+    """What there is to measure: for each shape by name, the "roles" of the implementations by name, ours first."""
+    return {
+        "roles": {
+            shape.name: {name: one.role for name, one in _implementations(backend, shape, kind).items()}
+            for shape in (cases.SHAPES | cases.SWEEP).values()
+        }
+    }
 
 
 def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
@@ -75,9 +82,10 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, Any]:
     """The memory that one call of an implementation takes at its peak, beside inputs and weights: "mebibytes"."""
-    # A call of another layer, so that what loads or starts once is there before.
-    _implementations(backend, cases.SHAPES["S"], kind)[name].make()()
-    step = _implementations(backend, cases.find(shape), kind)[name].make()
+    measured = cases.find(shape)
+    # A small call of another layer, so that what loads or starts once is there before.
+    _implementations(backend, dataclasses.replace(measured, B=2, T=8), kind)[name].make()()
+    step = _implementations(backend, measured, kind)[name].make()
     gc.collect()
     before = _reset_peak()
     step()
@@ -108,8 +116,22 @@ def _parts(results: Results) -> dict[str, Any]:
 
 
 def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str, Implementation]:
-    attention = mha.MultiHeadAttention(shape.D, shape.H, seed=0, backend=backend)
-    return _module(backend).implementations(attention, shape, kind)
+    made: dict[str, Implementation] = _module(backend).implementations(shape.layer(backend), shape, kind)
+    for other, simpler in shape.simpler().items():
+        make = functools.partial(_layer_alone, backend, simpler, kind)
+        made[f"{REFERENCE}, {other}"] = Implementation("simpler layer", make)
+    return made
+
+
+def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
+    """A step of the layer for another shape; it gives nothing, since it computes something else."""
+    step = _module(backend).implementations(shape.layer(backend), shape, kind)[REFERENCE].make()
+
+    def alone() -> Results:
+        step()
+        return Results()
+
+    return alone
 
 
 def _module(backend: BackendName) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `backends`, `parity`, `bench`, `weights show` and `convert`."""
+"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case write` and `check`, `weights show`, `convert`."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, demo, options, parity, weights
+from mha.cli import backends, bench, case, demo, options, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -60,3 +60,8 @@ app.command()(options.command(weights.convert))
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))
 app.add_typer(files_of_weights, name="weights", help="Look into files of weights.", no_args_is_help=True)
+
+case_files = typer.Typer(**OPTIONS)
+case_files.command()(options.command(case.write))
+case_files.command()(options.command(case.check))
+app.add_typer(case_files, name="case", help="Cases as files, for any framework.", no_args_is_help=True)

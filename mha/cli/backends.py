@@ -1,5 +1,6 @@
 """`mha backends`, and the backends that the other commands are told to use."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
@@ -58,10 +59,13 @@ def chosen(backend: str | None) -> BackendName:
         terminal.fail(error)
 
 
-def chosen_all(backends: str | None) -> list[BackendName]:
-    """The backends that were named, each once; None = all that are installed. One that is not ends the command."""
+def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
+    """The backends that were named, each once; None = all that are installed. One that is not ends the command.
+
+    elsewhere: those that need not be installed here.
+    """
     known = dispatch.backends()
-    asked = [name for name, backend in known.items() if backend.installed]
+    asked = [name for name, backend in known.items() if backend.installed or name in elsewhere]
     try:
         dispatch.is_readable()
         if backends is not None:
@@ -70,7 +74,7 @@ def chosen_all(backends: str | None) -> list[BackendName]:
         terminal.fail(error)
     names = list(dict.fromkeys(asked))
     for name in names:
-        if problem := known[name].problem:
+        if name not in elsewhere and (problem := known[name].problem):
             terminal.fail(f"backend {name!r}: {problem}")
     return names
 

@@ -58,8 +58,12 @@ def bench(
       XL        1  4096  512      8
       R        16   512  512      8  any lengths from 1 to T
       C         1  4096  512      8  causal, no lengths
+      G         1  4096  512      8  2 key-value heads
+      W         1  4096  512      8  as C, window=(511, 0)
 
-    All of it takes over an hour, and so does --plot. There, an implementation ends at the T after which half of the
+    G and W also have the layer as at XL and C beside it: with 8 key-value heads, and with no window.
+
+    All of it takes some two hours, and --plot one. There, an implementation ends at the T after which half of the
     free memory may not be enough for it; --no-memory is about the tables alone.
 
     \b

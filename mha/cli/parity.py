@@ -1,73 +1,140 @@
-"""`mha parity`: run the quick suite, show a table of it, and write every result."""
+"""`mha parity`: run a suite, show a table of it, and write every result."""
 
 import dataclasses
-import importlib
 import math
-import platform
+import os
+import shutil
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 import mha
-from mha import dispatch, parity
+from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
+from mha.config import DTYPES
 from mha.names import BackendName
-from mha.parity import Result
+from mha.parity import Result, pages
+from mha.parity.suite import ALL_CASES
+from mha.parity.workers import Outcome, Runner
 from mha.tables import plain_table
+
+SUITES = ("quick", "full")
 
 
 def compare(
     backends: Backends = None,
+    suite: Annotated[str, typer.Option(metavar="NAME", help="quick, or full: every case in every dtype.")] = "quick",
+    case: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="One case alone, in every dtype; may be repeated.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One dtype alone; may be repeated.")] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(metavar="BACKEND=FILE", help="Another Python, to run a backend in; may be repeated."),
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A backend that gives nothing for so long is ended.", min=1)
+    ] = 120.0,
     to: Annotated[
         str | None,
         typer.Option("--json", metavar="FILE", help="Also write versions and every result to FILE; - is stdout."),
     ] = None,
+    junit: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write every result as JUnit's XML to FILE.")
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write every result as a page for browsers to FILE.")
+    ] = None,
 ) -> None:
     """Check that the backends compute the same numbers.
 
-    A quick suite, about a minute for all five. Outputs, attention weights, every step and every gradient are compared
-    with NumPy in float64: both poolings, lengths, mask, causal order, three scales, many keys, every dtype that a
-    backend has. The bound is what rounding explains, no fixed tolerance. Hidden keys, padding, transposes, sync, save
-    and load must be exact.
+    The quick suite takes about a minute for all five, the full one about ten. Outputs, attention weights, every step
+    and every gradient are compared with NumPy in float64, compiled and as the lesson itself runs: both poolings, all
+    options, lengths, mask, causal order, scales, dtypes. The bound is what rounding explains, no fixed tolerance.
+    Hidden keys, padding, transposes, sync, save and load must be exact.
+
+    Each backend runs in a process of its own: one that crashes or hangs is a failed result, and the others go on.
+    --python runs one in another Python, where this version of mha is installed too.
 
     \b
     Examples:
       mha parity
       mha parity --backends torch,jax --json parity.json
+      mha parity --suite full --html parity.html
+      mha parity --case "all options" --dtype float32
+      mha parity --python mxnet=/opt/mxnet/bin/python
 
     Exit code 0 if every error is within its bound, 1 if one is not or a framework is broken, 2 if the command is wrong
     or a backend that it names is not installed.
     """
-    names = chosen_all(backends)
+    pythons = _pythons(python or [])
+    names = chosen_all(backends, elsewhere=list(pythons))
+    runner = Runner(**_chosen(suite, case, dtype), pythons=pythons, limit=limit)
     file = terminal.json_file(to)
-    results = _run(names)
+    xml, page = (terminal.writable(option, name) if name else None for option, name in _files(junit, html))
+    outcomes = _run(runner, names)
+    results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
     console = terminal.console(stderr=to == "-")
     console.print(_summary(results))
     if failed:
         wrong = ", ".join(dict.fromkeys(result.backend for result in failed))
         console.print(f"{len(failed)} of {len(results)} results failed, on {wrong}; --json FILE writes each of them")
-    else:
+    elif results:
         console.print(f"{len(results)} results on {', '.join(names)}, all within their bounds")
+    else:
+        terminal.fail("nothing was compared: no backend has such a case in such a dtype")
     if to is not None:
-        terminal.write_json(file, _report(names, results))
+        terminal.write_json(file, _report(outcomes, results))
+    if xml:
+        terminal.write(xml, pages.junit(results))
+    if page:
+        terminal.write(page, pages.html(results, {one.backend: one.about for one in outcomes}))
     raise typer.Exit(1 if failed else 0)
 
 
-def _run(names: list[BackendName]) -> list[Result]:
-    """All results of the quick suite, with a progress bar where stderr is a terminal."""
-    results: list[Result] = []
-    for name in names:
+def _files(junit: str | None, html: str | None) -> list[tuple[str, str | None]]:
+    return [("--junit", junit), ("--html", html)]
+
+
+def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None) -> dict[str, Any]:
+    """What to compare, as `Runner` takes it; a name that is not known ends the command."""
+    try:
+        return {
+            "suite": checks.choice("--suite", suite, SUITES),
+            "cases": case and [checks.choice("--case", name, tuple(one.name for one in ALL_CASES)) for name in case],
+            "dtypes": dtype and [checks.choice("--dtype", name, DTYPES) for name in dtype],
+        }
+    except ValueError as error:
+        terminal.fail(error)
+
+
+def _pythons(given: list[str]) -> dict[BackendName, str]:
+    """The interpreters by backend; one that cannot be run ends the command."""
+    found = {}
+    for one in given:
+        name, _, path = one.partition("=")
         try:
-            plan = parity.plan([name])
-        except Exception as error:
-            results.append(Result(name, "loads", "", "", parity.one_line(error), math.inf, 0.0))
-            continue
-        for check in terminal.track(name, plan):
-            results += check()
-    return results
+            backend: Any = checks.choice("--python", name, tuple(dispatch.FRAMEWORKS))
+        except ValueError as error:
+            terminal.fail(error)
+        if not path or shutil.which(path) is None:
+            terminal.fail(f"--python is {one}, expected BACKEND=FILE with a Python that can be run")
+        found[backend] = os.path.abspath(path) if os.sep in path else path
+    return found
+
+
+def _run(runner: Runner, names: list[BackendName]) -> list[Outcome]:
+    """What came of each backend, with a progress bar for each where stderr is a terminal."""
+    with terminal.progress() as bar:
+        tasks = {name: bar.add_task(name, total=None) for name in names}
+
+        def show(name: BackendName, done: int, total: int) -> None:
+            bar.update(tasks[name], completed=done, total=total)
+
+        return dataclasses.replace(runner, progress=show).run(names)
 
 
 def _summary(results: list[Result]) -> Table:
@@ -88,24 +155,16 @@ def _number(value: float, form: str) -> str:
     return format(value, form) if value else "0"
 
 
-def _report(names: list[BackendName], results: list[Result]) -> dict[str, Any]:
+def _report(outcomes: list[Outcome], results: list[Result]) -> dict[str, Any]:
     """Versions and results as JSON has them: null stands for a number that is not finite."""
 
     def row(result: Result) -> dict[str, Any]:
         values = dataclasses.asdict(result) | {"ratio": result.ratio, "passed": result.passed}
         return {key: None if value == math.inf else value for key, value in values.items()}
 
-    broken = {result.backend for result in results if result.check == "loads"}
     return {
         "mha": mha.__version__,
-        "python": platform.python_version(),
-        "backends": {name: {} if name in broken else _versions(name) for name in names},
+        "backends": {one.backend: one.about for one in outcomes},
         "passed": all(result.passed for result in results),
         "results": [row(result) for result in results],
     }
-
-
-def _versions(name: BackendName) -> dict[str, str]:
-    module: Any = dispatch.load(name)
-    versions = {module: importlib.import_module(module).__version__ for module in dispatch.FRAMEWORKS[name].needs}
-    return versions | {"device": module.device()}

@@ -1,8 +1,10 @@
 """`mha weights show` and `mha convert`: what a file of weights holds, and a layer of attention out of it."""
 
 import contextlib
+import dataclasses
 import math
 import os
+import re
 import reprlib
 from collections.abc import Container, Iterator
 from typing import Annotated, Any
@@ -68,7 +70,7 @@ def convert(
     ] = None,
     rotary: Annotated[
         str | None,
-        typer.Option(metavar="BASE", help="The base of rotated positions, or none; where no config.json says it."),
+        typer.Option(metavar="BASE", help="The base of rotated positions, or none; where no file beside IN says it."),
     ] = None,
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="rms or layer: the norm of queries and keys, likewise.")
@@ -78,7 +80,8 @@ def convert(
     """Convert an attention layer of a checkpoint to a file of mha.
 
     The layer is found by its scheme and prefix, checked, and written with its configuration, bit for bit; `mha.load`
-    reads it on every backend. What arrays do not show is taken from a config.json beside IN. IN stays as it is.
+    reads it on every backend. What arrays do not show is taken from a config.json beside IN, or Meta's params.json. IN
+    stays as it is.
 
     \b
     Examples:
@@ -98,14 +101,14 @@ def convert(
     with _opened(source) as opened:
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
+            if schemes.SCHEMES[chosen].interleaved and said.get("rotary"):
+                said["rotary"] = dataclasses.replace(said["rotary"], interleaved=True)
             config, arrays = weights.take(
                 opened, chosen, at, num_heads, said, lambda names: terminal.track("Reading", names)
             )
         except TypeError as error:  # an argument is needed
-            text = (
-                str(error)
-                .replace("rotary=mha.Rotary(base=...)", "--rotary BASE")
-                .replace("rotary=None", "--rotary none")
+            text = re.sub(r"rotary=mha\.Rotary\(.*?\)", "--rotary BASE", str(error)).replace(
+                "rotary=None", "--rotary none"
             )
             raise ValueError(f"does not say everything: {text}") from error
         names = set(opened.entries)
@@ -163,11 +166,10 @@ def _layers(source: Tensors) -> Table | str:
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
     rows = []
     sizes = {name: entry.shape for name, entry in source.entries.items()}
-    path = model_config.beside(source.file.name)
     for scheme, prefix in found:
         heads = schemes.told_heads(sizes, scheme, prefix)
         try:
-            told = model_config.options(path, scheme, prefix)
+            told = model_config.options(model_config.beside(source.file.name, scheme), scheme, prefix)
             heads = told.pop("num_heads", heads)
             beside = ", ".join(f"{name}={_option(value)}" for name, value in told.items() if value is not None)
         except ValueError as error:  # the file itself can be shown

@@ -1,4 +1,4 @@
-"""The cases of the quick suite: layers and calls with random numbers that are the same in every run."""
+"""The cases of the suites: layers and calls with random numbers that are the same in every run."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,8 @@ class Case:
 
     name: in the table; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset: of the call; mask, score_bias,
     head_gates: None, or the shapes of these random arrays of the call; scale: standard deviation of queries, keys and
-    values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, where the backend has them.
+    values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, where the backend has them;
+    quick: those of them of the quick suite; lesson: those of these in which it compares the lesson's own layer too.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Case:
     num_queries: int = 3
     num_keys: int = 5
     dtypes: tuple[FloatName, ...] = ("float32", "float64")
+    quick: tuple[FloatName, ...] = ("float64",)
+    lesson: tuple[FloatName, ...] = ()
 
     def layer(self, backend: BackendName, dtype: FloatName, **options: Any) -> MultiHeadAttention:
         """The layer on a backend, with random biases and scales; the same weights on each. options: instead of its."""
@@ -100,36 +103,46 @@ class Case:
         return visible
 
 
+# What the quick suite compares of a case: in float64, what shows errors of logic, and in a few those of precision.
+PRECISE: tuple[FloatName, ...] = ("float64", "float32")
+FULL: tuple[FloatName, ...] = ()  # nothing: the case is left to the full suite
+
 # The layers share shapes where they can: JAX compiles each anew.
 CASES = (
-    Case("no lengths", WIDTHS),
-    Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES),
+    Case("no lengths", WIDTHS, quick=FULL),
+    Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES, quick=DTYPES),
     Case("length zero", WIDTHS, [0, 4]),
-    Case("length above K", WIDTHS, [9, 2]),
-    Case("scale 0.01", WIDTHS, [3, 2], scale=1e-2, dtypes=DTYPES),
-    Case("scale 30", WIDTHS, [3, 2], scale=30.0, dtypes=DTYPES),
+    Case("length above K", WIDTHS, [9, 2], quick=FULL),
+    Case("scale 0.01", WIDTHS, [3, 2], scale=1e-2, dtypes=DTYPES, quick=PRECISE),
+    Case("scale 30", WIDTHS, [3, 2], scale=30.0, dtypes=DTYPES, quick=PRECISE),
     Case("lengths per query", WIDTHS, [[1, 4, 2], [0, 3, 9]]),
     Case("mask", WIDTHS, mask=(2, 7, 3, 5)),
-    Case("mask of each sample", WIDTHS, mask=(2, 3, 5)),
+    Case("mask of each sample", WIDTHS, mask=(2, 3, 5), quick=FULL),
     Case("causal", WIDTHS, causal=True),
     Case("lengths, mask, causal", WIDTHS, [[4, 2, 3], [5, 0, 2]], mask=(3, 5), causal=True),
-    Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES),
-    Case("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2),
-    Case("additive, scale 30", ADDITIVE, [3, 2], scale=30.0),
-    Case("additive, lengths, mask, causal", ADDITIVE, [4, 0], mask=(2, 7, 3, 5), causal=True),
+    Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES, quick=PRECISE),
+    Case("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2, quick=FULL),
+    Case("additive, scale 30", ADDITIVE, [3, 2], scale=30.0, quick=("float32",)),
+    Case("additive, lengths, mask, causal", ADDITIVE, [4, 0], mask=(2, 7, 3, 5), causal=True, quick=FULL),
     Case("equal widths, no bias", {"num_hiddens": 77, "num_heads": 7}, [3, 2]),
-    Case("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2]),
-    Case("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2]),
+    Case("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2], quick=FULL),
+    Case("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2], quick=FULL),
     Case("grouped heads", GROUPED, [3, 2], dtypes=DTYPES),
-    Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True),
+    Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True, quick=FULL),
     Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
-    Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3]),
+    Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),
     Case("score bias", WIDTHS, [4, 3], score_bias=(2, 3, 5), offset=1, causal=True),
     Case("gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES),
-    Case("rotary", WIDTHS | {"rotary": Rotary(10)}, offset=131072, dtypes=DTYPES),
-    Case("rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99]),
+    Case("rotary", WIDTHS | {"rotary": Rotary(10)}, offset=131072, dtypes=DTYPES, quick=PRECISE),
+    Case(
+        "rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99],
+        quick=FULL,
+    ),
     Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES),
-    Case("all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES),
+    Case(
+        "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,
+        quick=("float64", "bfloat16"), lesson=("float64",),
+    ),
     Case("additive, all options", ADDITIVE | REST, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,)),
-    Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053),
-)
+    Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053, quick=("float32",)),
+)  # fmt: skip

@@ -61,14 +61,18 @@ def ratio(
     valid_lens: Any = None,
     *,
     mask: Any = None,
+    score_bias: Any = None,
     causal: bool = False,
+    offset: Any = 0,
+    head_gates: Any = None,
 ) -> float:
     """How far another implementation's output is from a layer's, as a part of what rounding explains: the same if <= 1.
 
     Args:
         attention: the layer, on any backend, whose weights the other implementation should have.
         output: what that gave, without dropout, (B, Q, D) in the layer's dtype.
-        queries, keys, values, valid_lens, mask, causal: what it was called with, as for the layer.
+        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: what it was called with, as for
+            the layer.
 
     Returns:
         The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
@@ -84,12 +88,14 @@ def ratio(
     found = arrays.to_numpy(output)
     if found.dtype != numpy_dtype(dtype):
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
-    given = (queries, keys, values, valid_lens, mask)
-    queries, keys, values, lengths, sees = (arrays.to_numpy(X) if hasattr(X, "dtype") else X for X in given)
-    layer = attention.to("numpy")
-    base = layer(queries, keys, values, lengths, mask=sees, causal=causal)  # raises what is wrong
-    q, k, v = (np.asarray(X, np.float64) for X in (queries, keys, values))
-    oracle = in_dtype(layer, "float64")(q, k, v, lengths, mask=sees, causal=causal)
+    given = (queries, keys, values, valid_lens, mask, score_bias, offset, head_gates)
+    *inputs, lengths, mask, bias, offset, gates = (arrays.to_numpy(X) if hasattr(X, "dtype") else X for X in given)
+    hides: dict[str, Any] = {"mask": mask, "causal": causal, "offset": offset}
+    layer: Any = attention.to("numpy")
+    base = layer(*inputs, lengths, **hides, score_bias=bias, head_gates=gates)  # raises what is wrong
+    *inputs, bias, gates = (None if X is None else np.asarray(X, np.float64) for X in (*inputs, bias, gates))
+    wide: Any = in_dtype(layer, "float64")
+    oracle = wide(*inputs, lengths, **hides, score_bias=bias, head_gates=gates)
     limit = bound(dtype, oracle, base)
     if limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: nothing can be told; choose smaller ones")

@@ -1,12 +1,12 @@
-"""The quick suite of `mha parity` and the tests: every case on a backend, compared by the rules, and what is exact."""
+"""The suites of `mha parity` and the tests: every case on a backend, compared by the rules, and what is exact."""
 
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -16,11 +16,21 @@ from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
 from mha.parity.cases import ADDITIVE, CASES, Case
+from mha.parity.more_cases import MORE
 from mha.parity.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
 from mha.sources import load, sync
 
+SuiteName = Literal["quick", "full"]
+ALL_CASES = (*CASES, *MORE)
 Arrays = dict[str, np.ndarray]
 Verdict = tuple[str, float, float]  # what was worst, its error and its bound
+
+
+class Check(NamedTuple):
+    """A part of a suite: what it compares, and the function that does."""
+
+    name: str
+    run: Callable[[], list["Result"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,24 +59,44 @@ class Result:
         return self.error <= self.bound < np.inf
 
 
-def plan(backends: Iterable[BackendName]) -> list[Callable[[], list[Result]]]:
-    """The quick suite on these backends: functions to be called one after the other, each giving some results.
+def plan(
+    backend: BackendName,
+    suite: SuiteName = "quick",
+    cases: Collection[str] | None = None,
+    dtypes: Collection[FloatName] | None = None,
+) -> list[Check]:
+    """A suite on a backend: checks to be called one after the other, each giving some results.
 
-    Raises ModuleNotFoundError, or what the framework raises, if a backend does not load.
+    Args:
+        backend: its name.
+        suite: "quick", which leaves out rare cases and dtypes, or "full".
+        cases: names of the cases, of both suites, to compare alone, each in every dtype; None = those of the suite, and
+            what is exact.
+        dtypes: those to compare in; None = all that the suite has.
+
+    Raises ModuleNotFoundError, or what the framework raises, if the backend does not load.
     """
-    checks: list[Callable[[], list[Result]]] = []
-    for backend in backends:
-        known = dispatch.load(backend).DTYPES
-        checks += [partial(compare, backend, case, dtype) for case in CASES for dtype in case.dtypes if dtype in known]
-        checks += [partial(check_exact, backend, dtype) for dtype in known]
+    known = [one for one in dispatch.load(backend).DTYPES if dtypes is None or one in dtypes]
+    checks = []
+    for case in CASES if suite == "quick" and cases is None else ALL_CASES:
+        if cases is not None and case.name not in cases:
+            continue
+        quick = suite == "quick" and cases is None
+        for dtype in known:
+            if dtype in (case.quick if quick else case.dtypes):
+                lesson = dtype in (case.lesson if quick else case.dtypes)
+                checks.append(Check(f"{dtype}, {case.name}", partial(check_case, backend, case, dtype, lesson)))
+    if cases is None:
+        checks += [Check(f"{dtype}, exact", partial(check_exact, backend, dtype)) for dtype in known]
     return checks
 
 
-def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
+def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool = False) -> list[Result]:
     """A case on a backend against the float64 oracle: output, attention weights, every step and every gradient.
 
-    Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. An error
-    that is raised is a failed result, not an exception.
+    Where keys are hidden, also whether they weigh exactly 0 and what padding holds has no influence at all. lesson:
+    whether to compare the lesson's own layer too, which runs eagerly. An error that is raised is a failed result, not
+    an exception.
     """
     inputs, call, visible = case.inputs(dtype), case.call(dtype), case.visible()
     wide = [X.astype(np.float64) for X in inputs]
@@ -85,12 +115,13 @@ def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
         output, pull_back = layer.vjp(*inputs[:3], **call)
         return {"output of vjp": output} | pull_back(inputs[3])
 
-    def against_oracle(compute: Callable[..., Arrays]) -> Verdict:
+    def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Verdict:
         # A mask of all pairs, so that NumPy cannot leave out keys, nor read lengths as backends do.
         plain = {name: X for name, X in call.items() if name in ("score_bias", "offset", "head_gates")}
         plain["mask"] = visible
         in_float64 = {name: X.astype(np.float64) for name, X in plain.items() if name in ("score_bias", "head_gates")}
-        found, based = compute(attention(), call, *inputs), compute(base, plain, *inputs)
+        layer = case.layer(backend, dtype, readable=True) if readable else attention()
+        found, based = compute(layer, call, *inputs), compute(base, plain, *inputs)
         expected = compute(oracle, plain | in_float64, *wide)
         _check_alike(found, based)
         if compute is outputs:
@@ -122,6 +153,11 @@ def compare(backend: BackendName, case: Case, dtype: FloatName) -> list[Result]:
         "steps": partial(against_oracle, steps),
         "gradients": partial(against_oracle, gradients),
     }
+    if lesson:
+        checks |= {
+            "lesson": partial(against_oracle, outputs, readable=True),
+            "gradients of the lesson": partial(against_oracle, gradients, readable=True),
+        }
     if not visible.all():
         checks |= {"hidden keys": hidden, "padding": padding}
     return [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]

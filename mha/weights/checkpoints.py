@@ -83,7 +83,7 @@ def take(
                 f"says that its layer has {config.num_heads} heads, but num_heads is {num_heads!r}; leave it out"
             )
         return config, arrays
-    path = model_config.beside(source.file.name)
+    path = model_config.beside(source.file.name, scheme)
     told = model_config.options(path, scheme, prefix)
     if num_heads is not None and "num_heads" in told and checks.size("num_heads", num_heads) != told["num_heads"]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What the `config.json` beside a checkpoint says of its attention, as Hugging Face stores it.
+"""What the `config.json` beside a checkpoint says of its attention, as Hugging Face stores it, or Meta's `params.json`.
 
 Arrays show neither rotations nor windows. A name that is about attention and is not known here is refused, so that
 nothing that changes the result is passed over.
@@ -9,6 +9,7 @@ Source: the configuration and attention classes of transformers 5.23, whose defa
 import os
 import re
 import reprlib
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +17,70 @@ from mha import checks
 from mha.names import SchemeName
 from mha.positions import Rotary, llama3_frequencies
 from mha.weights import files, safetensors_reader
+from mha.weights.scheme_table import SCHEMES
 
-NAME = "config.json"
 LIMIT = 2**24  # bytes; those of large label sets have a hundredth
 WIDEST = 2**16  # head_dim; frequencies of it are worked out before the arrays are looked at
-SCHEMES: tuple[SchemeName, ...] = ("bert", "distilbert", "vit", "gpt2", "llama", "neox", "opt")  # beside which it lies
 
 # What is about attention, by its name, and what of that leaves the result as it is.
 _ABOUT = re.compile(
-    r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned"
+    r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
 )
 _PASSED = {
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
     "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # arrays tell
-    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",
+    "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attention_softmax_in_fp32",
     "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
     "parallel_attn", "num_ln_in_parallel_attn",  # what is beside the attention
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
 _NEUTRAL = {"position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1}
 
-# The kinds of models that rotate positions: the names that they read besides, and what holds where one is not there.
+# The kinds of models of a scheme: the names that they read besides, and what holds where one is not there.
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 _GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
-KINDS: dict[str, dict[str, Any]] = {
+_LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
+    "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
 }
-# Of scheme "neox", the others being of "llama".
-PACKED: dict[str, dict[str, Any]] = {
+_PACKED: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
-    "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None},
+    "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
+    "bloom": {"alibi": True},
 }
+# Their tables of biases are an argument of the call.
+_T5: dict[str, Any] = {"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
+_BIASED = {
+    "t5": _T5 | {"num_heads": 8},
+    "mt5": _T5 | {"num_heads": 6},
+    "umt5": _T5 | {"num_heads": 6},
+    "switch_transformers": _T5 | {"num_heads": 12},
+}
+KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _LLAMA, "neox": _PACKED, "t5": _BIASED}
+# What Meta and Mistral say.
+_SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
 FOLDED = "fold_one"  # of what a file says: whether a norm multiplies by 1 + w, w being its weight
 
 
-def beside(path: str | os.PathLike[str]) -> Path:
-    """Where the configuration lies of the model that a file is of."""
-    return Path(path).with_name(NAME)
+def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
+    """Where the configuration lies of the model that a file is of; None if models of this scheme have none."""
+    return Path(path).with_name(SCHEMES[scheme].config) if SCHEMES[scheme].config else None
 
 
-def options(path: Path, scheme: SchemeName, prefix: str) -> dict[str, Any]:
+def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any]:
     """What a file says of the layer with this prefix: options of `mha.config.Config`, and FOLDED; none without a file.
 
     Raises ValueError, which names the file, if it cannot be read, or says what no layer here does.
     """
-    if scheme not in SCHEMES:
+    if path is None:
         return {}
     try:
         with files.open_file(path) as file:
@@ -78,7 +90,8 @@ def options(path: Path, scheme: SchemeName, prefix: str) -> dict[str, Any]:
     try:
         if len(data) > LIMIT:
             raise ValueError(f"it has more than {LIMIT} bytes")
-        return _options(safetensors_reader.parse(data.decode()), scheme, prefix)
+        model = safetensors_reader.parse(data.decode())
+        return _params(model) if scheme == "meta" else _options(model, scheme, prefix)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
 
@@ -87,24 +100,49 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
     if isinstance(part := model.get("text_config"), dict) and "language_model" in prefix:
         model = part
     kind = str(model.get("model_type"))
-    rotates = scheme in ("llama", "neox")
-    kinds = PACKED if scheme == "neox" else KINDS
-    if rotates and kind not in kinds:
+    kinds = KINDS.get(scheme, {})
+    if kinds and kind not in kinds:
         raise ValueError(
             f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
             "the arrays to mha.from_native to say yourself what it computes"
         )
-    defaults = kinds[kind] if rotates else {}
-    known = _PASSED | defaults.keys() | (_ROTATION if rotates else set())
-    for name, value in model.items():
-        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
-            raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
+    rotates = kinds and scheme != "t5"
+    defaults = kinds.get(kind, {})
+    _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()))
     model = defaults | model
+    if scheme == "t5":
+        num_heads, width = checks.size("num_heads", model["num_heads"]), checks.size("d_kv", model["d_kv"])
+        return {"num_heads": num_heads, "key_dim": width, "scale": 1.0}
     heads = next((model[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in model), None)
     if heads is None and not rotates:
         return {}
     num_heads = checks.size("num_attention_heads", heads)
     return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads) if rotates else {})
+
+
+def _params(model: dict[str, Any]) -> dict[str, Any]:
+    """The options that `params.json` says; it may not say how positions rotate."""
+    _refuse_unknown(model, _SAID)
+    num_heads = checks.size("n_heads", model.get("n_heads"))
+    groups, width = model.get("n_kv_heads"), model.get("head_dim")
+    if width is None:
+        width = checks.size("dim", model.get("dim")) // num_heads
+    found = {
+        "num_heads": num_heads,
+        "key_dim": checks.size("head_dim", width),
+        "num_key_value_heads": num_heads if groups is None else checks.size("n_kv_heads", groups),
+    }
+    theta = model.get("rope_theta")
+    if theta is None or model.get("use_scaled_rope"):  # the second by a factor that is not said
+        return found
+    return found | {"rotary": Rotary(base=checks.positive("rope_theta", theta), interleaved=True)}
+
+
+def _refuse_unknown(model: dict[str, Any], known: Set[str]) -> None:
+    """Raise ValueError, naming it, if a model says something of its attention that is not known here."""
+    for name, value in model.items():
+        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
+            raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
 
 
 def _says_nothing(name: str, value: Any) -> bool:
@@ -118,7 +156,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
     """The options of a layer whose positions rotate."""
     width = model.get("head_dim")
     if width is None:
-        width = checks.size("hidden_size", model.get("hidden_size")) // num_heads
+        width = checks.size("hidden_size", model.get("hidden_size", model.get("n_embed"))) // num_heads
     found: dict[str, Any] = {"key_dim": checks.size("head_dim", width)}
     if found["key_dim"] > WIDEST:
         raise ValueError(f"head_dim is {found['key_dim']}, expected at most {WIDEST}")
@@ -132,7 +170,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
     slides = _slides(model, kind, prefix)
     window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
-    found |= {"rotary": _rotary(model, kind, slides, found["key_dim"]), "window": window}
+    rotary = None if model.get("alibi") else _rotary(model, kind, slides, found["key_dim"])
+    found |= {"rotary": rotary, "window": window}
     if kind in NORMED:
         found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
     if kind == "gemma3_text":
@@ -199,7 +238,8 @@ def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
-    if kind in PACKED or "layer_types" not in KINDS[kind]:
+    reads = _LLAMA.get(kind, {})
+    if "layer_types" not in reads:
         return size is not None and kind == "mistral"
     turns = kind == "gemma3_text"  # another way in layers with a window
     if _says_nothing("layer_types", types) and (types or (size is None and not turns)):
@@ -210,7 +250,7 @@ def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
             f"some layers have a window, and prefix {prefix!r} has no layers.NUMBER to say which layer it is"
         )
     at = int(number[1])
-    if types is None and "max_window_layers" in KINDS[kind]:
+    if types is None and "max_window_layers" in reads:
         return at >= checks.whole("max_window_layers", model["max_window_layers"])
     if types is None:
         pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))

@@ -27,12 +27,10 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
-    told, layout = asdict(config), LAYOUTS[1] if special(config) else LAYOUTS[0]
-    if layout == LAYOUTS[0]:
-        told = {name: value for name, value in told.items() if name not in MODERN}
-    elif config.rotary:
-        told["rotary"]["frequencies"] = config.rotary.angles()  # which other readers need not work out
-    metadata = {"format": "mha", "layout": layout, "config": json.dumps(told)}
+    told, layout = config_text(config), LAYOUTS[1]
+    if not special(config):
+        told, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
+    metadata = {"format": "mha", "layout": layout, "config": told}
     # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
     data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
     files.write(path, data)
@@ -80,6 +78,19 @@ def _config(metadata: dict[str, str]) -> Config:
                 f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1' or '2' and a configuration; if "
                 "another version of mha wrote it, load it with that one"
             )
+    return parse_config(text)
+
+
+def config_text(config: Config) -> str:
+    """A configuration as JSON, with the frequencies of a rotation, which other readers need not work out."""
+    told = asdict(config)
+    if config.rotary:
+        told["rotary"]["frequencies"] = config.rotary.angles()
+    return json.dumps(told)
+
+
+def parse_config(text: str) -> Config:
+    """The configuration in a JSON text; raises ValueError if there is none, or none that a layer may have."""
     try:
         told = safetensors_reader.parse(text)
         if told.get("rotary") is not None:

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,8 +25,9 @@ from mha.weights import files
 LIMIT = 100_000_000  # bytes of a header, as the safetensors package has it
 MOST_AXES = 32  # as in NumPy 1
 
-# The dtypes that weights may have, by their names in a file.
+# The dtypes that weights may have, by their names in a file, and those that case files have beside them.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+ALL = FLOATS | {"I64": "int64", "BOOL": "bool"}
 # Bytes of one number. Other dtypes, of which there are new ones at times, may lie beside.
 _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -56,17 +57,17 @@ class Entry:
     start: int
     stop: int
 
-    def claimed(self, name: str) -> np.ndarray:
+    def claimed(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
         """An array of this shape and dtype that takes the memory of one number."""
         if 0 in self.shape:
             raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
-        return np.broadcast_to(np.zeros((), self.numpy_dtype(name)), self.shape)
+        return np.broadcast_to(np.zeros((), self.numpy_dtype(name, known)), self.shape)
 
-    def numpy_dtype(self, name: str) -> np.dtype:
-        """NumPy's dtype of the array, called name in the ValueError that is raised if weights do not have it."""
-        if self.dtype not in FLOATS:
-            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(FLOATS)}")
-        return numpy_dtype(FLOATS[self.dtype])
+    def numpy_dtype(self, name: str, known: Mapping[str, str] = FLOATS) -> np.dtype:
+        """NumPy's dtype of the array, called name in the ValueError that is raised if it is not among the known."""
+        if self.dtype not in known:
+            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(known)}")
+        return numpy_dtype(known[self.dtype])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +86,14 @@ class Tensors:
     metadata: dict[str, str]
     entries: dict[str, Entry]
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
         """The array of this name, which cannot be written to.
 
-        Raises ValueError if it holds no floats, if the file was cut since it was opened, or if memory is short.
+        Raises ValueError if its dtype is not among the known, if the file was cut since it was opened, or if memory is
+        short.
         """
         entry = self.entries[name]
-        dtype = entry.numpy_dtype(name)
+        dtype = entry.numpy_dtype(name, known)
         length = entry.stop - entry.start
         self.file.seek(entry.start)
         try:

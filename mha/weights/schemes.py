@@ -1,11 +1,7 @@
-"""Naming schemes: how each library names and stores the weights of an attention layer, and conversion both ways.
+"""Layers as libraries name and store them: which ones the names of arrays show, and conversion both ways.
 
-A scheme says which array holds each canonical weight, and how it lies there. To add a scheme, add its rows to SCHEMES.
-Square kernels look the same either way round, so nothing but the scheme can tell their orientation. What names and
-shapes cannot show at all, such as positions that rotate queries and keys, has to be said beside them, as options.
-
-Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
-of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
+What names and shapes cannot show at all, such as positions that rotate queries and keys, has to be said beside them, as
+options. The schemes themselves are in `scheme_table.py`.
 """
 
 import dataclasses
@@ -18,144 +14,10 @@ import numpy as np
 from mha import checks
 from mha.config import DTYPES, Config, shapes, special
 from mha.names import SchemeChoice, SchemeName
+from mha.positions import Rotary
 from mha.weights import packing
+from mha.weights.scheme_table import SCHEMES, Place
 from mha.weights.sizes import NORMED, PROJECTIONS, configured
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The array that holds a canonical weight.
-
-    name: of the array, after the layer's prefix.
-    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
-    part: None, or (i, n): part i of n that are packed along the outputs.
-    by_group: whether these are packed for each group: its heads of queries, one of keys, one of values.
-    """
-
-    name: str
-    axes: str
-    part: tuple[int, int] | None = None
-    by_group: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Scheme:
-    """A family of names.
-
-    about: what it is, in a line.
-    places: where each canonical weight is.
-    biases: the sets of projections that may have biases where others have none, which then are zeros.
-    beside: patterns of names that may lie beside the weights: other parts of the model, or no weights at all.
-    grouped: whether several heads of queries may share one of keys and values.
-    asks: the options that its models have or not, without a sign of it in the names.
-    """
-
-    about: str
-    places: dict[str, Place]
-    biases: tuple[tuple[str, ...], ...] = ()
-    beside: tuple[str, ...] = ()
-    grouped: bool = False
-    asks: tuple[str, ...] = ()
-
-
-def _each(names: Iterable[str], kernel: str, axes: str) -> dict[str, Place]:
-    """A kernel and a bias for each projection, called by these names."""
-    places = {}
-    for projection, name in zip(PROJECTIONS, names, strict=True):
-        heads = "H" in axes
-        lies = "Hdo" if heads and projection == "W_o" else axes
-        places[f"{projection}.kernel"] = Place(f"{name}.{kernel}", lies)
-        places[f"{projection}.bias"] = Place(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
-    return places
-
-
-def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
-    """Queries, keys and values packed in one array, in this order, and the output in one of its own."""
-    places = {}
-    for part, projection in enumerate(PROJECTIONS[:3]):
-        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by_group)
-        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by_group)
-    return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
-
-
-def _norms(queries: str, keys: str) -> dict[str, Place]:
-    """Norms of queries and of keys, whose weights are called so."""
-    return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
-
-
-_TORCH = _packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
-SCHEMES: dict[SchemeName, Scheme] = {
-    "mha": Scheme(
-        "this package; also Dive into Deep Learning in Keras and Flax",
-        _each(PROJECTIONS, "kernel", "io"),
-    ),
-    "d2l": Scheme(
-        "Dive into Deep Learning in PyTorch and MXNet",
-        _each(PROJECTIONS, "weight", "oi"),
-    ),
-    "torch": Scheme(
-        "torch.nn.MultiheadAttention, queries, keys and values of one width",
-        _TORCH,
-    ),
-    "torch-separate": Scheme(
-        "torch.nn.MultiheadAttention, keys or values of another width",
-        _TORCH | {f"W_{letter}.kernel": Place(f"{letter}_proj_weight", "oi") for letter in "qkv"},
-    ),
-    "keras": Scheme(
-        "keras.layers.MultiHeadAttention",
-        _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
-    ),
-    "flax": Scheme(
-        "flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention",
-        _each(("query", "key", "value", "out"), "kernel", "iHd"),
-        beside=(r"rngs\..*",),  # the random numbers of dropout
-    ),
-    "bert": Scheme(
-        "BERT, RoBERTa, ELECTRA",
-        _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
-        beside=(r"output\.LayerNorm\.(weight|bias|gamma|beta)",),  # after the attention
-    ),
-    "distilbert": Scheme(
-        "DistilBERT",
-        _each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
-    ),
-    "vit": Scheme(
-        "ViT, DeiT, DINOv2 in transformers",
-        _each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
-        biases=(("W_o",),),
-    ),
-    "timm": Scheme(
-        "ViT in timm",
-        _packed("qkv.weight", "qkv.bias", "proj", "oi"),
-        biases=(("W_o",),),
-    ),
-    "gpt2": Scheme(
-        "GPT-2",
-        _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
-        beside=("bias", "masked_bias"),  # the causal order, written down
-    ),
-    "llama": Scheme(
-        "LLaMA, Mistral, Qwen2, Qwen3, Gemma 2 and 3",
-        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
-        # Qwen2; ViT and DINOv3, whose names these are while they are in memory
-        biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
-        beside=(r"rotary_emb\.inv_freq",),
-        grouped=True,
-        asks=("rotary",),
-    ),
-    "neox": Scheme(
-        "GPT-NeoX, Pythia, Falcon",
-        _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
-        beside=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
-        grouped=True,
-        asks=("rotary",),
-    ),
-    "opt": Scheme(
-        "OPT, BART, CLIP, Whisper, Marian",
-        _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
-        biases=(("W_q", "W_v", "W_o"),),  # Whisper
-    ),
-}
 
 
 def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
@@ -294,11 +156,14 @@ def describe(
     every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
     places = {weight: place for weight, place in every.items() if place.name in names}
     _check_each(arrays, places)
-    num_heads = _heads(arrays, places, num_heads)
+    description, sizes = SCHEMES[scheme], dict(options or {})
+    num_heads, told = _heads(arrays, places, num_heads, description.grouped)
     groups = _groups(arrays, places, num_heads)
+    if told is not None:
+        sizes.setdefault("num_key_value_heads", told)
     canonical = {weight: _unpack(arrays[place.name], place, num_heads, groups) for weight, place in places.items()}
     biased = tuple(name for name in PROJECTIONS if f"{name}.bias" in canonical)
-    if biased not in ((), PROJECTIONS, *SCHEMES[scheme].biases):
+    if biased not in ((), PROJECTIONS, *description.biases):
         lacking = {every[f"{name}.bias"].name: None for name in PROJECTIONS if name not in biased}
         raise ValueError(f"the layer lacks {', '.join(lacking)}, though other projections of it have biases")
     norms = [weight for weight in NORMED if weight in canonical]
@@ -306,16 +171,26 @@ def describe(
         (absent,) = set(NORMED) - set(norms)
         raise ValueError(f"the layer lacks {every[absent].name}, though it has {every[norms[0]].name}")
     called = {weight: place.name for weight, place in places.items()}
-    return configured(canonical, called, num_heads, SCHEMES[scheme].grouped, {"dropout": dropout} | dict(options or {}))
+    implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}
+    return configured(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
 
 
 def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
-    """Raise TypeError if options have to be said that no name and no shape shows."""
-    if "rotary" in SCHEMES[scheme].asks and "rotary" not in options:
+    """Raise TypeError if options have to be said that no name and no shape shows; ValueError if that is wrong."""
+    description = SCHEMES[scheme]
+    pairs = ", interleaved=True" if description.interleaved else ""
+    if "rotary" in description.asks and "rotary" not in options:
         raise TypeError(
             f"rotary is not given, expected an mha.Rotary or None: names of scheme {scheme!r} do not show whether "
-            "positions rotate queries and keys, and no config.json is there to say it; pass "
-            "rotary=mha.Rotary(base=...) as the model's configuration says, or rotary=None if it rotates none"
+            f"positions rotate queries and keys, and no {description.config} is there to say it; pass "
+            f"rotary=mha.Rotary(base=...{pairs}) as the model's configuration says, or rotary=None if it rotates none"
+        )
+    rotary = options.get("rotary")
+    if description.interleaved and isinstance(rotary, Rotary) and not rotary.interleaved:
+        raise ValueError(
+            f"rotary has interleaved=False, expected True: in scheme {scheme!r} the components of a pair lie side by "
+            "side; pass rotary=mha.Rotary(base=..., interleaved=True), or rename the arrays as in scheme 'llama' if "
+            "the model turns halves"
         )
 
 
@@ -324,25 +199,33 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 
     Raises ValueError if the scheme has no place for a weight, or for an option.
     """
-    if options := special(config):
+    description, places = SCHEMES[scheme], dict(_places(scheme))
+    held = {name for name, value in description.implied.items() if getattr(config, name) == value}
+    held |= {"num_key_value_heads"} if description.grouped else set()
+    if options := [name for name in special(config) if name not in held]:
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(options)}")
-    places = dict(_places(scheme))
+    for name in description.implied.keys() - held - {"qk_norm"}:
+        raise ValueError(f"scheme {scheme!r} has {name}={description.implied[name]}, not {getattr(config, name)}")
     if foreign := [weight for weight in weights if weight not in places]:
-        raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)} of pooling={config.pooling!r}")
-    packed: dict[str, list[np.ndarray]] = {}
+        pooling = "" if config.pooling == "dot" else f" of pooling={config.pooling!r}"
+        raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)}{pooling}")
+    groups, packed = config.num_key_value_heads, dict[str, list[np.ndarray]]()
     for weight, place in places.items():
         if weight in weights:
             width = config.value_dim if weight.startswith(("W_v", "W_o")) else config.key_dim
-            packed.setdefault(place.name, []).append(_lay(weights[weight], place.axes, config.num_heads, width))
+            heads = groups if weight.startswith(SHARED) else config.num_heads
+            packed.setdefault(place.name, []).append(_lay(weights[weight], place.axes, heads, width))
     arrays = {}
     for place in places.values():
         if place.name in packed:
             pieces = packed[place.name]
-            if len({piece.shape for piece in pieces}) > 1:
+            merged = (config.num_heads, groups, groups) if place.by_group else (1, 1, 1)
+            sizes = {(len(piece) / heads, *piece.shape[1:]) for piece, heads in zip(pieces, merged, strict=False)}
+            if len(sizes) > 1:
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
             if place.by_group:
-                arrays[place.name] = packing.packed(pieces, config.num_key_value_heads, config.key_dim)
+                arrays[place.name] = packing.packed(pieces, groups, config.key_dim)
             else:
                 arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
     return arrays
@@ -351,6 +234,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 # Pieces of the above
 
 LISTED = 8  # of a long list, so many are shown
+SHARED = "W_k", "W_v"  # the projections whose heads those of queries may share
 
 
 def _listed(layers: list[tuple[SchemeName, str]]) -> str:
@@ -382,26 +266,27 @@ def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -
             )
 
 
-def _heads(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None) -> int:
-    """The number of heads, given or told by the arrays' own axes, which must agree."""
-    expected = None if num_heads is None else checks.size("num_heads", num_heads)
-    source = "num_heads"
-    for place in places.values():
+def _heads(
+    arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None, grouped: bool
+) -> tuple[int, int | None]:
+    """The number of heads, given or told by the arrays' own axes, which must agree; that of keys and values, if told.
+
+    grouped: whether the second may be another one.
+    """
+    told = {} if num_heads is None else {"queries": (checks.size("num_heads", num_heads), "num_heads")}
+    for weight, place in places.items():
         if "H" in place.axes:
-            told = arrays[place.name].shape[place.axes.index("H")]
-            if expected is not None and told != expected:
-                shared = ": groups of queries that share a head of keys are not supported"
-                raise ValueError(
-                    f"{place.name} has {told} heads, expected {expected} as {source}"
-                    + ("" if source == "num_heads" else shared)
-                )
-            expected, source = told, place.name
-    if expected is None:
+            count = arrays[place.name].shape[place.axes.index("H")]
+            of = "keys" if grouped and weight.startswith(SHARED) else "queries"
+            expected, source = told.setdefault(of, (count, place.name))
+            if count != expected:
+                raise ValueError(f"{place.name} has {count} heads, expected {expected} as {source}")
+    if "queries" not in told:
         raise TypeError(
             "num_heads is None, expected an int: neither names nor shapes show the number of heads; pass num_heads=... "
             "as the model's configuration says"
         )
-    return expected
+    return told["queries"][0], told["keys"][0] if "keys" in told else None
 
 
 def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:

@@ -26,6 +26,7 @@ KINDS = {
     **{name: ("ours", name) for name in dispatch.FRAMEWORKS},
     "torch.nn.MultiheadAttention": ("torch", "torch"),
     "keras.layers.MultiHeadAttention": ("keras", "tensorflow"),
+    "keras.layers.GroupQueryAttention": ("keras_grouped", "tensorflow"),
     "flax.linen.MultiHeadDotProductAttention": ("linen", "jax"),
     "flax.linen.MultiHeadAttention": ("linen", "jax"),
     "flax.nnx.MultiHeadAttention": ("nnx", "jax"),

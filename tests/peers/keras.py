@@ -58,7 +58,7 @@ def run(layer, call):
 
 def parameters(layer):
     """The parameters that the layer has, by our names."""
-    parts = (layer.query_dense, layer.key_dense, layer.value_dense, layer.output_dense)
+    parts = (layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense)
     named = {
         f"{name}.{kind}": getattr(part, kind)
         for name, part in zip(PROJECTIONS, parts, strict=True)

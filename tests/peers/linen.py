@@ -67,11 +67,8 @@ def mask_of(call):
 
 def by_part(params):
     """Flax' nested parameters as arrays by our names, their heads still apart."""
-    return {
-        f"{name}.{kind}": X
-        for name, part in zip(PROJECTIONS, PARTS, strict=True)
-        for kind, X in params[part].items()
-    }  # fmt: skip
+    names = dict(zip(PARTS, PROJECTIONS, strict=True)) | {"query_ln": "q_norm", "key_ln": "k_norm"}
+    return {f"{names[part]}.{kind}": X for part, own in params.items() for kind, X in own.items()}
 
 
 def results(call, attend, params, named):

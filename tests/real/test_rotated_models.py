@@ -6,16 +6,15 @@ coarser than the rest in a float32 model. Letters: B sentences, T tokens of the 
 """
 
 import functools
-import os
 
 import numpy as np
 import pytest
+from real import theirs
 
 import mha
 from mha import parity
 from mha.weights import schemes
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 SMALL = {
     "vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24,
     "intermediate_size": 29, "pad_token_id": 0, "attn_implementation": "eager",
@@ -45,6 +44,7 @@ MODELS = {
     "Gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 3.0}),
     "Gemma 3, window": ("Gemma3Text", GEMMA),
     "Gemma 3": ("Gemma3Text", GEMMA | {"rope_parameters": ROTATIONS, "layer_types": WINDOW["layer_types"][::-1]}),
+    "Gemma": ("Gemma", {"head_dim": 8}),
     "GPT-NeoX": ("GPTNeoX", UNGROUPED),
     "GPT-NeoX, half turns": (
         "GPTNeoX",
@@ -56,37 +56,16 @@ MODELS = {
     "Qwen3": ("Qwen3", WINDOW | {"head_dim": 8, "rms_norm_eps": 1e-2}),
 }
 AT = {"GPTNeoX": ("layers.1.attention", "neox"), "Falcon": ("h.1.self_attention", "neox")}  # others: LLaMA's
-LENGTHS = np.array([11, 7])
 ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
 
 
 @functools.cache
 def computed(name, folder):
     """A saved model's file; prefix of layer 1; its attention's input, output and cotangent (B, T, D), and gradients."""
-    import torch
-    import transformers
-
     kind, options = MODELS[name]
-    torch.manual_seed(5)
-    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SMALL | options)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.4)
-    model.save_pretrained(folder)
     at, scheme = AT.get(kind, ("layers.1.self_attn", "llama"))
-    attention, seen = model.get_submodule(at), {}
-    hook = attention.register_forward_pre_hook(
-        lambda _, given, named: seen.update(named | ({"hidden_states": given[0]} if given else {})), with_kwargs=True
-    )
-    sees = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]  # (B, T)
-    with torch.no_grad():
-        model(torch.randint(1, 37, sees.shape), attention_mask=sees.long(), use_cache=False)
-    hook.remove()
-    X = seen["hidden_states"] = seen["hidden_states"].clone().requires_grad_()
-    output, _ = attention(**seen)
-    cotangent = torch.randn(output.shape) * sees[:, :, None]  # outputs of padding are nobody's
-    output.backward(cotangent)
-    arrays = {parameter: value.grad.numpy() for parameter, value in attention.named_parameters()}
+    X, output, cotangent, arrays = theirs.attended(theirs.saved(kind, SMALL | options, folder), at)
+    by_inputs = arrays.pop("inputs")
     if scheme == "neox":
         _, gradients = schemes.to_canonical(arrays, scheme, num_heads=4)
     else:
@@ -95,9 +74,7 @@ def computed(name, folder):
             module, part = parameter.split(".")
             ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
             gradients[ARRAYS[module] + ours] = gradient.T
-    gradients["inputs"] = X.grad.numpy()
-    path = folder / "model.safetensors"
-    return path, at, X.detach().numpy(), output.detach().numpy(), cotangent.numpy(), gradients
+    return folder / "model.safetensors", at, X, output, cotangent, gradients | {"inputs": by_inputs}
 
 
 @pytest.fixture(scope="module")
@@ -111,26 +88,9 @@ def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
 
     def results(backend, dtype):
         layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend), dtype)
-        inputs = [X.astype(dtype)] * 3
-        found = layer(*inputs, LENGTHS, causal=True)
-        pulled = layer.gradients(*inputs, LENGTHS, causal=True, cotangent=cotangent.astype(dtype))
-        pulled["inputs"] = sum(pulled.pop(name) for name in ("queries", "keys", "values"))
-        return mha.to_numpy(found), {name: mha.to_numpy(array) for name, array in pulled.items()}
+        return theirs.ours(layer, X, cotangent, causal=True)
 
-    ours, pulled = results(backend, "float32")
-    oracle, exact = results("numpy", "float64")
-    base, plain = results("numpy", "float32")
-    real = np.arange(X.shape[1]) < LENGTHS[:, None]  # (B, T)
-    for found in (ours, output):
-        assert parity.error(found[real], oracle[real]) <= parity.bound("float32", oracle[real], base[real])
-    # Without a bias of W_o, as in Qwen2, ours is zeros.
-    assert exact.keys() - gradients.keys() <= {"W_o.bias"}
-    assert gradients.keys() <= exact.keys()
-    for array, expected in exact.items():
-        scale = parity.gradient_scale(array, exact)
-        limit = parity.bound("float32", expected, plain[array], gradient=True, scale=scale)
-        assert parity.error(pulled[array], expected) <= limit, array
-        assert parity.error(gradients.get(array, expected), expected) <= limit, array
+    theirs.assert_agreement(results, backend, output, gradients)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +111,6 @@ def test_another_option_is_noticed(folder, change):
     options = vars(right.config) | change
     wrong = mha.MultiHeadAttention(**options, backend="numpy")
     wrong.weights = right.weights
-    real = np.arange(X.shape[1]) < LENGTHS[:, None]  # (B, T)
-    right, wrong = (layer(X, X, X, LENGTHS, causal=True)[real] for layer in (right, wrong))
+    real = np.arange(X.shape[1]) < theirs.LENGTHS[:, None]  # (B, T)
+    right, wrong = (layer(X, X, X, theirs.LENGTHS, causal=True)[real] for layer in (right, wrong))
     assert parity.error(right, output[real]) < 1e-4 < 1e-3 < parity.error(wrong, output[real])

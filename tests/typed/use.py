@@ -41,7 +41,14 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
         mha.MultiHeadAttention(12, 3, dtype=written)
     assert_type(mha.to_numpy(mha.tensor([1, 2], "int8")), np.ndarray)
     assert_type(mha.parity.ratio(attention, attention(X, X, X), X, X, X), float)
-    assert_type(parity.plan(["numpy"])[0]()[0].passed, bool)
+    report = mha.parity.compare(attention, {"output": attention(X, X, X)}, X, X, X, [3, 2], causal=True, layout="BHTd")
+    assert_type(report, parity.Report)
+    assert_type(report.rows[0].ratio, float)
+    assert_type(report.first, parity.Row | None)
+    assert_type(report.diagnosis.mistakes, tuple[str, ...])
+    assert_type(mha.parity.diagnose(attention, X, X, X, X, others={"other": attention}), parity.Diagnosis)
+    assert_type(parity.CATALOGUE[0].name, str)
+    assert_type(parity.plan("numpy")[0].run()[0].passed, bool)
     for scheme in mha.weights.SCHEMES:
         assert_type(scheme, SchemeName)
 
@@ -102,7 +109,9 @@ def wrong(attention: mha.MultiHeadAttention, told: str) -> None:
     mha.load("model.safetensors", scheme="gpt-2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.weights.load("model.safetensors", scheme="gpt-2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.weights.SCHEMES["gpt-2"]  # type: ignore[index]  # pyright: ignore[reportArgumentType]
-    mha.parity.compare("torch", parity.CASES[0], "float23")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.parity.check_case("torch", parity.CASES[0], "float23")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.parity.compare(attention, X, X, X)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mha.parity.compare(attention, X, X, X, X, layout=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.parity.ration()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     mha.MultiHeadAtention(12, 3)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

@@ -1,0 +1,21 @@
+"""Write the table of known mistakes at the end of docs/parity.md: python docs/make_catalogue.py."""
+
+from pathlib import Path
+
+from mha.parity import CATALOGUE, precision
+
+PAGE = Path(__file__).parent / "parity.md"
+HEADER = "| mistake | what it does |\n|---|---|\n"
+
+
+def table():
+    """The known mistakes as a table."""
+    known = [(mistake.name, mistake.what) for mistake in CATALOGUE]
+    known += [(rounding.name, rounding.what) for rounding in precision.ROUNDINGS]
+    known += [("dropout left on", precision.DROPOUT), ("weights of another layer", "all, or those of one projection")]
+    return HEADER + "".join(f"| {name} | {what.replace('*', chr(92) + '*')} |\n" for name, what in known)
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(text[: text.index(HEADER)] + table(), encoding="utf-8")

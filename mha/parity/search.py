@@ -1,0 +1,326 @@
+"""The search for known mistakes that, alone or together, give another implementation's numbers."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.parity.mistakes import Change, Mistake
+from mha.parity.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute, plan_of
+from mha.parity.problem import Problem
+from mha.parity.rules import UNIT, bound, error, fraction, largest
+
+NEAR = 0.02  # how near to theirs, by their largest number, mistakes have to come in float32 to be looked at closely
+NEAR_IN_HALF = 0.3
+MOST = 6  # so many mistakes at once, where steps tell one from another
+BRANCHES = 8
+CONFIRMED = 12  # so many of those that come near are confirmed
+SAMPLES = 3
+ROUNDS = 6
+PART = 0.25  # what part of the error an explanation may leave
+NOISE = 2.0  # how much more than NumPy's rounding it may leave in half precision
+LONG = 1.5e11  # multiplications that pairs may take
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """One way of making a mistake, and its place in the catalogue."""
+
+    place: int
+    mistake: Mistake
+    how: str
+    change: Change
+
+
+State = tuple[Form, ...]
+
+
+class Bench:
+    """The pipeline of some samples in one dtype, with mistakes; parts that several mistakes share are computed once."""
+
+    def __init__(self, problem: Problem, dtype: Any, samples: Any, kept: int = 1) -> None:
+        self.plan, self.kept = plan_of(problem, dtype, samples), kept
+        self.parts: dict[tuple[str, State], tuple[Steps, Array]] = {}
+        self.plans: dict[State, Plan | None] = {(): self.plan}
+
+    def planned(self, state: State) -> Plan | None:
+        """The plan with these mistakes, None if one of them cannot be made."""
+        if state not in self.plans:
+            before = self.planned(state[:-1])
+            made = None if before is None else state[-1].change(before)
+            if len(state) > self.kept:
+                return made
+            self.plans[state] = made
+        return self.plans[state]
+
+    def steps(self, state: State, name: str) -> Array | None:
+        """A step with these mistakes, None if there is no such step or they cannot be made."""
+        plan = self.planned(state)
+        return None if plan is None else self.part(state, plan, PART_OF[name])[0].get(name)
+
+    def all_of(self, state: State, names: Iterable[str]) -> Steps | None:
+        """Several steps by name; None if one of them is not there."""
+        found = {name: X for name in names if (X := self.steps(state, name)) is not None}
+        return found if found.keys() == set(names) else None
+
+    def part(self, state: State, plan: Plan, part: str) -> tuple[Steps, Array]:
+        """What one part computes, and hands on."""
+        key = part, tuple(form for form in state if form.mistake.touches(part))
+        if key in self.parts:
+            return self.parts[key]
+        before = {name: self.part(state, plan, name)[1] for name in PARTS[part]}
+        made = compute(part, plan, before)
+        if len(key[1]) <= self.kept:
+            self.parts[key] = made
+        return made
+
+
+class Search:
+    """The search for mistakes that give theirs, in a few samples; confirmed in all.
+
+    theirs: their arrays by name, as they are compared, in the order of `trace`; samples: those to look at; tried: how
+    many mistakes were tried before.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        theirs: Mapping[str, Array],
+        mistakes: Sequence[Mistake],
+        samples: list[int],
+        tried: int = 0,
+    ) -> None:
+        self.problem, self.dtype, self.theirs, self.samples = problem, problem.config.dtype, theirs, samples
+        kind = np.float64 if self.dtype == "float64" else np.float32
+        self.small = {name: X[samples].astype(kind) for name, X in theirs.items()}
+        self.counts = {name: self.of_small(problem.matters(name)) for name in theirs}
+        self.limits = {name: self.limit(name) for name in theirs}
+        self.bench, self.tried, self.skipped = Bench(problem, kind, samples), tried, False
+        self.forms = self.applicable(mistakes)
+
+    def of_small(self, X: Array) -> Array:
+        """The samples that are looked at, of an array (B, ...) or one that broadcasts."""
+        return X[self.samples] if X.ndim and len(X) > 1 else X
+
+    def limit(self, name: str) -> float:
+        """How near mistakes have to come in one array, to be looked at closely: much nearer than the right answer."""
+        expected, bound = self.problem.expected(name)
+        there = np.where(self.counts[name], self.small[name], 0)
+        far = error(there, self.of_small(expected))
+        if far <= bound:
+            return 4 * bound
+        near = (NEAR_IN_HALF if "16" in self.dtype else NEAR) * largest(there)
+        return min(near, max(far / 4, bound))
+
+    def applicable(self, mistakes: Sequence[Mistake]) -> list[Form]:
+        """The forms of mistakes that can be made here and change something."""
+        found = []
+        for place, mistake in enumerate(mistakes):
+            for how, change in mistake.forms.items():
+                form = Form(place, mistake, how, change)
+                if self.bench.planned((form,)) is not None and self.changes(form):
+                    found.append(form)
+        return found
+
+    def changes(self, form: Form) -> bool:
+        """Whether a mistake makes any of what was given another, in the samples that are looked at."""
+        for name in self.small:
+            if form.mistake.touches(PART_OF[name]):
+                right, wrong = self.bench.steps((), name), self.bench.steps((form,), name)
+                if wrong is None or right is None or not np.array_equal(right, wrong, equal_nan=True):
+                    return True
+        return False
+
+    def distances(self, state: State) -> Iterator[float]:
+        """For one array after the other, how far these mistakes are from it, as a part of the limit."""
+        for name, X in self.small.items():
+            found, counts = self.bench.steps(state, name), self.counts[name]
+            if found is None or found.shape != X.shape:
+                yield np.inf
+            else:
+                yield fraction(error(np.where(counts, found, 0), np.where(counts, X, 0)), self.limits[name])
+
+    def progress(self, state: State) -> int:
+        """How many of the arrays, from the first on, these mistakes give."""
+        self.tried += 1
+        return sum(1 for _ in itertools.takewhile(lambda distance: distance <= 1, self.distances(state)))
+
+    def run(self, pairs: bool) -> list[State]:
+        """The sets of mistakes that give most of the arrays, from the first on, best first."""
+        frontier: list[State] = [()]
+        reached = self.progress(())
+        while reached < len(self.small) and len(frontier[0]) < MOST:
+            further = self.furthest(extended(state, [(form,) for form in self.forms]) for state in frontier)
+            if pairs and further[0] <= reached and len(frontier[0]) < MOST - 1:
+                two = self.pairs()
+                further = self.furthest(extended(state, two) for state in frontier)
+            if further[0] <= reached:
+                break
+            reached, frontier = further
+        self.reached = reached
+        return sorted((state for state in frontier if state), key=lambda state: round(max(self.distances(state)), 2))
+
+    def tightened(self, state: State) -> bool:
+        """Whether there is room below what these mistakes leave, which is then the new limit."""
+        room = False
+        for name, distance in zip(self.small, self.distances(state), strict=True):
+            limit = max(distance * self.limits[name] / 4, 4 * self.problem.expected(name)[1])
+            room |= limit < 0.9 * self.limits[name] and distance * self.limits[name] > limit
+            self.limits[name] = min(limit, self.limits[name])
+        return room
+
+    @functools.cached_property
+    def classes(self) -> list[list[Form]]:
+        """The forms of mistakes, those together that change the arrays to the same numbers."""
+        found: dict[tuple[bytes | None, ...], list[Form]] = {}
+        for form in self.forms:
+            made = [self.bench.steps((form,), name) for name in self.small]
+            key = tuple(None if X is None else np.round(X.astype(np.float64), 4).tobytes() for X in made)
+            found.setdefault(key, []).append(form)
+        return list(found.values())
+
+    def alike(self, state: State) -> list[State]:
+        """Other mistakes that may give the same numbers as two of these."""
+        if len(state) != 2:
+            return []
+        near = [next(forms for forms in self.classes if form in forms) for form in state]
+        return [one for one in itertools.product(*near) if one[0].place != one[1].place][:CONFIRMED]
+
+    def pairs(self) -> list[State]:
+        """Pairs of mistakes that change the arrays to different numbers; none, if they would take too long."""
+        pairs: list[State] = list(itertools.combinations([forms[0] for forms in self.classes], 2))
+        self.skipped = len(pairs) * work(self.problem) * len(self.samples) > LONG
+        return [] if self.skipped else pairs
+
+    def furthest(self, states: Iterable[Iterable[State]]) -> tuple[int, list[State]]:
+        """Of these sets of mistakes those that get furthest, and how far."""
+        best = 0
+        found: list[State] = []
+        for state in dict.fromkeys(itertools.chain.from_iterable(states)):
+            reached = self.progress(state)
+            if reached > best:
+                best, found = reached, []
+            if reached == best and reached:
+                found.append(state)
+        return best, found if best == len(self.small) else found[:BRANCHES]
+
+
+class Verdict(NamedTuple):
+    """What theirs is beside what some mistakes give, in all samples.
+
+    ratio: the worst, by the rule; left: the part of the error that they leave, at worst; noise: what they leave beside
+    what NumPy's own rounding leaves, at worst; sample: the worst one.
+    """
+
+    ratio: float
+    left: float
+    noise: float
+    sample: int
+
+    @property
+    def same(self) -> bool:
+        """Whether these mistakes are it: within the bound, nearly all of the error, and no more than noise is left."""
+        return self.ratio <= 1 and self.left <= PART and self.noise <= NOISE
+
+
+def confirmed(problem: Problem, theirs: Mapping[str, Array], state: State) -> Verdict:
+    """How far theirs is from what these mistakes give."""
+    oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
+    worst, left, noise, sample = 0.0, 0.0, 0.0, 0
+    for name, X in theirs.items():
+        counts = problem.matters(name)
+        wide, narrow = oracle.steps(state, name), base.steps(state, name)
+        if wide is None or narrow is None or wide.shape != X.shape:
+            return Verdict(np.inf, np.inf, np.inf, 0)
+        wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, X))
+        ratio = fraction(error(there, wide), bound(problem.config.dtype, wide, narrow))
+        if ratio > worst:
+            worst, sample = ratio, int(errors(there, wide).argmax())
+        right, limit = problem.expected(name)
+        if error(there, right) > limit:
+            left = max(left, apart(there, wide) / apart(there, right)) if np.isfinite(apart(there, wide)) else np.inf
+        if "16" in problem.config.dtype:  # whose bounds are so wide that something similar is within them
+            floor = apart(narrow, wide) + 2 * UNIT[problem.config.dtype] * apart(wide, 0 * wide)
+            noise = max(noise, fraction(apart(there, wide), floor))
+    return Verdict(worst, left, noise, sample)
+
+
+def errors(X: Array, expected: Array) -> Array:
+    """The sum of the errors of each sample, (B,)."""
+    far = np.where((expected == X) | (np.isnan(X) & np.isnan(expected)), 0, np.abs(X - expected))
+    return np.nan_to_num(far, nan=1e300, posinf=1e300).reshape(len(X), -1).sum(1)
+
+
+def work(problem: Problem) -> int:
+    """About how many multiplications a sample takes."""
+    sizes, config = problem.sizes, problem.config
+    pairs = 2 * config.num_heads * sizes.Q * sizes.K * (config.key_dim + 8)  # 8: for the softmax
+    kernels = sum(X.size for X in problem.layer.weights.values())
+    return pairs + max(sizes.Q, sizes.K) * kernels
+
+
+def extended(state: State, additions: Iterable[State]) -> Iterable[State]:
+    """The state with each addition, in the order of the catalogue; never two forms of one mistake."""
+    for addition in additions:
+        places = {form.place for form in (*state, *addition)}
+        if len(places) == len(state) + len(addition):
+            yield tuple(sorted((*state, *addition), key=lambda form: form.place))
+
+
+def apart(X: Array, Y: Array) -> float:
+    """Root mean square of the differences, infinite where only one of the two is NaN or infinite."""
+    if error(X, Y) == np.inf:
+        return np.inf
+    far = np.where((X == Y) | (np.isnan(X) & np.isnan(Y)), 0, X - Y)
+    return float(np.sqrt((far * far).mean()))
+
+
+def searched(
+    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], pairs: bool
+) -> tuple[list[tuple[State, Verdict]], Search]:
+    """What the search found, confirmed, and the search; pairs: whether two mistakes are tried at a time.
+
+    Where what comes near is not the same, it looks again for what comes nearer, or in another sample too.
+    """
+    order = worst_first(problem, steps)
+    samples = order[:1]
+    found: list[tuple[State, Verdict]] = []
+    search = Search(problem, steps, mistakes, samples)
+    for _ in range(ROUNDS):
+        states = search.run(pairs)
+        if not states and search.reached == len(steps):
+            break
+        if search.reached < len(steps):  # perhaps since a mistake changes nothing in these samples by itself
+            wider = Search(problem, steps, mistakes, order[: len(samples) + 1], search.tried)
+            if len(samples) == SAMPLES or len(wider.forms) <= len(search.forms):
+                break
+            search, samples = wider, wider.samples
+            continue
+        judged = [(state, confirmed(problem, steps, state)) for state in states[:CONFIRMED]]
+        found += judged
+        if same := [state for state, verdict in judged if verdict.same]:
+            known = {state for state, _ in found}
+            alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
+            return [*found, *((state, confirmed(problem, steps, state)) for state in alike)], search
+        if not search.tightened(states[0]):
+            seen = [one.sample for _, one in sorted(judged, key=lambda one: one[1].left) if one.sample not in samples]
+            if not seen or len(samples) == SAMPLES:
+                break
+            order = [*samples, seen[0], *(sample for sample in order if sample not in (*samples, seen[0]))]
+            samples = order[: len(samples) + 1]
+            search = Search(problem, steps, mistakes, samples, search.tried)
+    return found, search
+
+
+def worst_first(problem: Problem, steps: Mapping[str, Array]) -> list[int]:
+    """The samples, those first that have the largest error in the last array outside its bound."""
+    order = list(range(len(problem.queries)))
+    for name, X in steps.items():
+        (expected, limit), counts = problem.expected(name), problem.matters(name)
+        there = np.where(counts, X, 0).astype(np.float64)
+        if error(there, expected) > limit:
+            order = np.argsort(-errors(there, expected), kind="stable").tolist()
+    return order

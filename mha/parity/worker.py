@@ -1,0 +1,50 @@
+"""One backend's part of a suite, in a process of its own: `python -m mha.parity.worker '{"backend": "torch", ...}'`.
+
+Prints JSON, a line for each thing that is known: first versions and the number of checks, then each check as it begins
+and its results as it ends.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+import mha
+from mha import dispatch, parity
+from mha.names import BackendName
+
+
+def versions(backend: BackendName) -> dict[str, str]:
+    """Versions of the packages of a backend, and the device that it computes on; the framework is imported."""
+    module: Any = dispatch.load(backend)
+    found = {name: importlib.import_module(name).__version__ for name in dispatch.FRAMEWORKS[backend].needs}
+    return found | {"device": module.device()}
+
+
+def main(arguments: str) -> None:
+    """Run the checks that the arguments, in JSON, ask `parity.plan` for."""
+    # What frameworks print goes to stderr, so that nothing comes between the lines.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(**known: Any) -> None:
+        print(json.dumps(known), file=lines, flush=True)
+
+    given = json.loads(arguments)
+    try:
+        about = {"mha": mha.__version__, "python": platform.python_version()}
+        checks = parity.plan(**given)
+        say(total=len(checks), about=about | versions(given["backend"]))
+    except Exception as error:
+        say(broken=parity.one_line(error))
+        return
+    for check in checks:
+        say(begins=check.name)
+        say(results=[dataclasses.asdict(result) for result in check.run()])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

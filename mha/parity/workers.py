@@ -1,0 +1,159 @@
+"""Run a suite with each backend in a process of its own: one that crashes, hangs or grows ends alone.
+
+Nothing here imports a framework. The processes may be of several Pythons, so that frameworks that cannot be installed
+together are compared too.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Collection
+from typing import IO, Any
+
+import mha
+from mha.names import BackendName, FloatName
+from mha.parity.suite import Result, SuiteName
+from mha.processes import available, why_it_ended
+
+NEEDED = 2048.0  # MiB that one process may take
+SLOWEST_FIRST = ("jax", "tensorflow", "torch", "mxnet", "numpy")  # so that none is left to run alone in the end
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of one backend: versions of what ran, empty if it did not load, and results."""
+
+    backend: BackendName
+    about: dict[str, str] = dataclasses.field(default_factory=dict)
+    results: list[Result] = dataclasses.field(default_factory=list)
+
+    def fail(self, check: str, why: str) -> None:
+        """Add a failed result that is no comparison."""
+        self.results.append(Result(self.backend, check, "", "", why, math.inf, 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """What to run, for how long, and whom to tell.
+
+    suite, cases, dtypes: as for `plan`; pythons: the interpreters of backends that are not to run in this one; limit:
+    seconds after which a process that has given nothing is taken to hang; progress(backend, done, total): is told of
+    each check.
+    """
+
+    suite: SuiteName = "quick"
+    cases: Collection[str] | None = None
+    dtypes: Collection[FloatName] | None = None
+    pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)
+    limit: float = 120.0
+    progress: Callable[[BackendName, int, int], None] = lambda backend, done, total: None
+
+    def run(self, backends: Collection[BackendName]) -> list[Outcome]:
+        """What came of each backend, in the order given: as many at a time as there are processors and memory."""
+        at_once = max(1, min(len(backends), os.cpu_count() or 1, int(available() // NEEDED)))
+        found: dict[BackendName, Outcome] = {}
+        running: list[subprocess.Popen] = []
+        with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+            ordered = sorted(backends, key=SLOWEST_FIRST.index)
+            waiting = {name: pool.submit(self._run_one, name, running) for name in ordered}
+            try:
+                for name, future in waiting.items():
+                    found[name] = future.result()
+            finally:  # as after Ctrl-C
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(running):
+                    _end(process, running)
+        return [found[name] for name in backends]
+
+    def _run_one(self, backend: BackendName, running: list[subprocess.Popen]) -> Outcome:
+        outcome = Outcome(backend)
+        command = [self.pythons.get(backend, sys.executable), "-m", "mha.parity.worker"]
+        arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes}
+        # A file takes what a pipe that nobody reads would hold up.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            try:
+                process = subprocess.Popen(
+                    [*command, json.dumps(arguments)],
+                    stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                outcome.fail("starts", f"{error.strerror}: {command[0]}")
+                return outcome
+            running.append(process)
+            try:
+                self._listen(process, command[0], outcome, said)
+            finally:
+                _end(process, running)
+        return outcome
+
+    def _listen(self, process: subprocess.Popen, python: str, outcome: Outcome, said: IO[str]) -> None:
+        """Take down what a process tells, until it ends or tells nothing for too long."""
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
+        doing, done, total = "", 0, -1
+        while True:
+            try:
+                line = lines.get(timeout=self.limit)
+            except queue.Empty:
+                outcome.fail("runs", f"gave nothing for {self.limit:g} seconds, {_place(doing, done, total)}")
+                return
+            if line is None:
+                break
+            try:
+                told = dict(json.loads(line))
+            except (ValueError, TypeError):
+                outcome.fail("starts", f"{python} is no Python with mha: it printed {line.strip()!r}")
+                return
+            if "broken" in told:
+                outcome.fail("loads", told["broken"])
+                return
+            if "total" in told:
+                total, outcome.about = told["total"], told["about"]
+                if outcome.about["mha"] != mha.__version__:
+                    theirs = f"mha {outcome.about['mha']} of {python}"
+                    outcome.fail("loads", f"{theirs} is not this version, {mha.__version__}; install this one there")
+                    return
+            doing = told.get("begins", doing)
+            if "results" in told:
+                outcome.results += [Result(**one) for one in told["results"]]
+                done += 1
+            self.progress(outcome.backend, done, total)
+        if done != total:  # -1 = it has not told
+            status = process.wait()
+            said.seek(0)
+            why = why_it_ended(status, said.read())
+            place = _place(doing, done, total)
+            outcome.fail(*("starts", why) if total < 0 else ("runs", f"{why}, {place}"))
+
+
+def _place(doing: str, done: int, total: int) -> str:
+    """Where a process was when it failed."""
+    return f"in check {done + 1} of {total} ({doing})" if doing else "before its first check"
+
+
+def _forward(stream: Any, lines: "queue.Queue[str | None]") -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
+
+
+def _end(process: subprocess.Popen, running: list[subprocess.Popen]) -> None:
+    """End a process and all that it has started, if it is still counted among those that run."""
+    if process not in running:
+        return
+    running.remove(process)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout:
+        process.stdout.close()

@@ -1,0 +1,30 @@
+"""Writes safetensors files whose bytes depend on nothing but what they hold.
+
+The `safetensors` package writes metadata in an order that changes from run to run, and the memory of an array as it
+lies, so that a transposed view would be saved untransposed.
+"""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from mha import checks
+from mha.weights.safetensors_reader import ALL
+
+_CODES = {name: code for code, name in ALL.items()}
+
+
+def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """A file of these arrays, wide numbers first so that each lies at a multiple of its size, and of these texts."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    parts, start = [], 0
+    for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
+        part = checks.plain(array).tobytes()
+        offsets = [start, start + len(part)]
+        header[name] = {"dtype": _CODES[checks.dtype_name(array.dtype)], "shape": array.shape, "data_offsets": offsets}
+        parts.append(part)
+        start += len(part)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)

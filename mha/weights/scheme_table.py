@@ -1,0 +1,185 @@
+"""The table of naming schemes: what each library calls the weights of an attention layer, and how it stores them.
+
+A scheme says which array holds each canonical weight, and how it lies there. To add a scheme, add its rows to SCHEMES.
+Square kernels look the same either way round, so nothing but the scheme can tell their orientation.
+
+Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
+of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mha.names import SchemeName
+from mha.weights.sizes import PROJECTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The array that holds a canonical weight.
+
+    name: of the array, after the layer's prefix.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
+    part: None, or (i, n): part i of n that are packed along the outputs.
+    by_group: whether these are packed for each group: its heads of queries, one of keys, one of values.
+    """
+
+    name: str
+    axes: str
+    part: tuple[int, int] | None = None
+    by_group: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """A family of names.
+
+    about: what it is, in a line.
+    places: where each canonical weight is.
+    biases: the sets of projections that may have biases where others have none, which then are zeros.
+    beside: patterns of names that may lie beside the weights: other parts of the model, or no weights at all.
+    grouped: whether several heads of queries may share one of keys and values.
+    asks: the options that its models have or not, without a sign of it in the names.
+    implied: the options that its models have, unless others are said; that of norms only where these are.
+    interleaved: whether the two components of a pair that rotates lie side by side.
+    config: the file in which its models are described, beside that of the arrays; "" = none.
+    """
+
+    about: str
+    places: dict[str, Place]
+    biases: tuple[tuple[str, ...], ...] = ()
+    beside: tuple[str, ...] = ()
+    grouped: bool = False
+    asks: tuple[str, ...] = ()
+    implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    interleaved: bool = False
+    config: str = ""
+
+
+def _each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
+    """A kernel and a bias, or no bias, for each projection, called by these names."""
+    places = {}
+    for projection, name in zip(PROJECTIONS, names, strict=True):
+        heads = "H" in axes
+        lies = "Hdo" if heads and projection == "W_o" else axes
+        places[f"{projection}.kernel"] = Place(f"{name}.{kernel}", lies)
+        if bias:
+            places[f"{projection}.bias"] = Place(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
+    return places
+
+
+def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
+    """Queries, keys and values packed in one array, in this order, and the output in one of its own."""
+    places = {}
+    for part, projection in enumerate(PROJECTIONS[:3]):
+        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by_group)
+        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by_group)
+    return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
+
+
+def _norms(queries: str, keys: str) -> dict[str, Place]:
+    """Norms of queries and of keys, whose weights are called so."""
+    return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
+
+
+HUGGING_FACE = "config.json"
+_TORCH = _packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
+SCHEMES: dict[SchemeName, Scheme] = {
+    "mha": Scheme(
+        "this package; also Dive into Deep Learning in Keras and Flax",
+        _each(PROJECTIONS, "kernel", "io"),
+    ),
+    "d2l": Scheme(
+        "Dive into Deep Learning in PyTorch and MXNet",
+        _each(PROJECTIONS, "weight", "oi"),
+    ),
+    "torch": Scheme(
+        "torch.nn.MultiheadAttention, queries, keys and values of one width",
+        _TORCH,
+    ),
+    "torch-separate": Scheme(
+        "torch.nn.MultiheadAttention, keys or values of another width",
+        _TORCH | {f"W_{letter}.kernel": Place(f"{letter}_proj_weight", "oi") for letter in "qkv"},
+    ),
+    "keras": Scheme(
+        "keras.layers.MultiHeadAttention and GroupQueryAttention",
+        _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
+        grouped=True,
+    ),
+    "flax": Scheme(
+        "flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention",
+        _each(("query", "key", "value", "out"), "kernel", "iHd") | _norms("query_ln.scale", "key_ln.scale"),
+        beside=(r"rngs\..*",),  # the random numbers of dropout
+        grouped=True,
+        implied={"qk_norm": "layer"},
+    ),
+    "bert": Scheme(
+        "BERT, RoBERTa, ELECTRA",
+        _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
+        beside=(r"output\.LayerNorm\.(weight|bias|gamma|beta)",),  # after the attention
+        config=HUGGING_FACE,
+    ),
+    "distilbert": Scheme(
+        "DistilBERT",
+        _each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
+        config=HUGGING_FACE,
+    ),
+    "vit": Scheme(
+        "ViT, DeiT, DINOv2 in transformers",
+        _each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
+        biases=(("W_o",),),
+        config=HUGGING_FACE,
+    ),
+    "timm": Scheme(
+        "ViT in timm",
+        _packed("qkv.weight", "qkv.bias", "proj", "oi"),
+        biases=(("W_o",),),
+    ),
+    "gpt2": Scheme(
+        "GPT-2",
+        _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
+        beside=("bias", "masked_bias"),  # the causal order, written down
+        config=HUGGING_FACE,
+    ),
+    "llama": Scheme(
+        "LLaMA, Mistral, Qwen2, Qwen3, Gemma",
+        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
+        # Qwen2; ViT and DINOv3, whose names these are while they are in memory
+        biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
+        beside=(r"rotary_emb\.inv_freq",),
+        grouped=True,
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "meta": Scheme(
+        "LLaMA and Mistral as their authors store them",
+        _each(("wq", "wk", "wv", "wo"), "weight", "oi"),
+        beside=(r"inner_attention\.rope\.freqs",),
+        grouped=True,
+        asks=("rotary",),
+        interleaved=True,
+        config="params.json",
+    ),
+    "neox": Scheme(
+        "GPT-NeoX, Pythia, Falcon, BLOOM",
+        _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
+        beside=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
+        grouped=True,
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "t5": Scheme(
+        "T5, mT5, UMT5, Switch Transformers",
+        _each(("q", "k", "v", "o"), "weight", "oi", bias=False),
+        beside=(r"relative_attention_bias\.weight",),  # a table of biases, which are an argument of the call
+        implied={"scale": 1.0},
+        config=HUGGING_FACE,
+    ),
+    "opt": Scheme(
+        "OPT, BART, CLIP, Whisper, Marian",
+        _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
+        biases=(("W_q", "W_v", "W_o"),),  # Whisper
+        config=HUGGING_FACE,
+    ),
+}

@@ -1,0 +1,114 @@
+"""Bugs of calls that are computed in pieces: planted as those in bugs.py, which says how they are written."""
+
+# Of what is computed without weights.
+BLOCKS_TESTS = ["test_reference.py", "test_loops.py", "test_blocks.py"]
+BLOCKS_BUGS = {
+    "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
+    "a query that sees nothing counts as seeing": [(r"sees = first < last", "sees = first <= last")],
+    "unseen positions keep what they hold": [
+        (r"queries, keys, values = blank\(queries, keys, values, (sees, seen|\*used\(.*\))\)", "pass"),
+    ],
+    "lengths of the first queries in every block": {
+        **{
+            name: [(r"valid_lens\[samples, queries\]", "valid_lens[samples, : len(valid_lens[0, queries])]")]
+            for name in ("numpy", "torch", "tensorflow", "mxnet")
+        },
+        "jax": [(r"(X\.reshape\(X\.shape\[0\], count, -1, .*swapaxes\(0, 1\))", r"jnp.stack(count * [\1[0]])")],
+    },
+    "causal order ends before the block does": {
+        **{
+            name: [(r"highest \+ num_queries \+ right", "highest + num_queries - 1 + right")]
+            for name in ("numpy", "torch", "mxnet")
+        },
+        "tensorflow": [(r"tf\.reduce_max\(offset\) \+ num_queries \+ right", "tf.reduce_max(offset) + 1 + right")],
+        "jax": [(r"jnp\.minimum\(last, first \+ size\)", "jnp.minimum(last, first // 2)")],
+    },
+    "a block misses the first key of its window": {
+        **{
+            name: [(r"min\(lowest - left, num_keys - 1\)", "min(lowest - left + 1, num_keys - 1)")]
+            for name in ("numpy", "torch", "mxnet")
+        },
+        "tensorflow": [(r"tf\.reduce_min\(offset\) - left", "tf.reduce_min(offset) - left + 1")],
+    },
+    "keys of a chunk from its beginning": {
+        "tensorflow": [(r"seen\.start - start : seen\.stop - start", "0 : seen.stop - seen.start")],
+    },
+    "gates are forgotten where no weights are kept": {
+        "tensorflow": [(r"pooled = pooled \* tf\.reshape\(tf\.broadcast_to\(head_gates.*", "pass")],
+    },
+    "a part forgets where its keys begin": [(r"offset \+ first_query - first_key", "offset + first_query")],
+    "a part forgets where its queries begin": [(r"offset \+ first_query - first_key", "offset - first_key")],
+    "lengths forget where the keys of a part begin": [(r"else valid_lens - first_key", "else valid_lens")],
+    "the bias of the first queries in every block": {
+        **{
+            name: [
+                (r"    each = zip\(\(samples",
+                 "    queries = queries if queries.stop is None else slice(0, queries.stop - (queries.start or 0))\n"
+                 "    each = zip((samples"),
+            ]
+            for name in ("numpy", "torch")
+        },
+        "tensorflow": [(r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C")],
+        "mxnet": [(r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias")],
+    },
+    "gates of other heads in groups of samples": {
+        "mxnet": [(r"broadcast_to\(head_gates", "broadcast_to(head_gates[..., ::-1]")],
+    },
+    "gradients of a bias go to its first keys": {
+        "mxnet": [(r"(total\[)cut(\] \+=)", r"\1(*cut[:3], slice(X.shape[3])) if X.ndim == 4 else cut\2")],
+    },
+    "rows of a group in another order": {
+        "tensorflow": [
+            (r"folded = tf\.reshape\(queries, (.*)\)  #",
+             r"folded = tf.reshape(tf.transpose(tf.reshape(queries, (BG, -1, Q, d)), (0, 2, 1, 3)), \1)  #"),
+        ],
+    } | {
+        name: [
+            (r"pairs\.reshape\(BG, (BH // BG) \* Q, -1\)",
+             r"pairs.reshape(BG, Q, \1, -1).swapaxes(1, 2).reshape(BG, \1 * Q, -1)"),
+        ]
+        for name in ("numpy", "torch", "mxnet")
+    },
+}  # fmt: skip
+
+# Of dropout in pieces.
+PIECES_TESTS = ["test_dropout_pieces.py"]
+PIECES_BUGS = {
+    "one mask for all pieces of a head": {
+        "tensorflow": [(r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)")],
+        "jax": [(r"fold_in\(key_of_group, block\)", "fold_in(key_of_group, 0)")],
+        "mxnet": [(r"self\.seed \+ block\.start", "self.seed")],
+    },
+    "one mask for all groups": {"jax": [(r"fold_in\(key, group\)", "fold_in(key, 0)")]},
+    "kept weights that do not grow in pieces": {
+        "tensorflow": [(r"(stateless_dropout\(weights, self\.dropout, .*\))", r"\1 * (1 - self.dropout)")],
+        "mxnet": [(r"kept / \(1 - self\.dropout\)", "kept")],
+    },
+    "what is kept and what is dropped in pieces confused": {
+        "tensorflow": [(r"stateless_dropout\(weights, self\.dropout", "stateless_dropout(weights, 1 - self.dropout")],
+        "mxnet": [(r'"float32"\) >= self\.dropout', '"float32") >= 1 - self.dropout')],
+    },
+    "the kernel, which drops nothing, is taken in training": {
+        "torch": [(r"return type\(self\) is DotProductAttention and .*", "return type(self) is DotProductAttention")],
+    },
+}
+
+# Of what those gradients keep in memory.
+MEMORY_TESTS = ["test_memory.py"]
+MEMORY_BUGS = {
+    "scores are kept for the backward pass": {
+        "numpy": [
+            (r"(?s)(def pool_backward.*?for block, seen in )self\.pieces\(queries, keys, hiding\)",
+             r"\1[(slice(0, queries.shape[1]), slice(0, keys.shape[1]))]"),
+        ],
+        "torch": [(r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)")],
+        "tensorflow": [(r" +@pieces\.recomputed\n", "")],
+        "jax": [(r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function")],
+        "mxnet": [
+            (r"return _Recomputed\.call\(.*",
+             "parts = [(queries[:, block], keys[:, seen], values[:, seen]) for block, seen in pieces]\n"
+             "        return np.concatenate([pool_some(*cuts, *X) for cuts, X in zip(pieces, parts)], 1)"),
+        ],
+    },
+    "a kernel that keeps the scores is taken": {"torch": [(r"keeps = .*", "keeps = False")]},
+}  # fmt: skip

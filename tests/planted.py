@@ -1,0 +1,95 @@
+"""Calls in which every known mistake of `mha.parity` can be made, and what an implementation with it would give."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+import mha
+from mha.config import numpy_dtype
+from mha.parity import CATALOGUE, pipeline
+from mha.parity.problem import problem
+from mha.parity.search import Bench, Form
+
+SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
+MODERN = SQUARE | {"num_key_value_heads": 2, "scale": 0.7, "softcap": 1.5, "window": (2, 1), "qk_norm": "rms"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A layer and a call of it, with random numbers that are the same in every run."""
+
+    options: dict[str, Any]
+    arguments: dict[str, Any]
+    num_queries: int = 5
+    num_keys: int = 7
+    nan: bool = False
+
+    def made(self, dtype="float32", backend="numpy"):
+        """The layer, queries, keys and values, and the other arguments by name."""
+        rng = np.random.default_rng(7)
+        layer = mha.MultiHeadAttention(**self.options, dtype=dtype, seed=1, backend="numpy")
+        layer.weights = {
+            name: (X if X.ndim == 2 else rng.normal(1, 0.5, X.shape)).astype(X.dtype)
+            for name, X in layer.weights.items()
+        }
+        width, B = self.options["num_hiddens"], 3
+        inputs = [
+            rng.normal(size=(B, T, width)).astype(numpy_dtype(dtype)) for T in (self.num_queries, *[self.num_keys] * 2)
+        ]
+        if self.nan:
+            inputs[2][:, -1] = np.nan
+        call = dict(self.arguments)
+        for name, shape in (("score_bias", (1, 4, self.num_queries, self.num_keys)), ("head_gates", (B, 4))):
+            if name in call:
+                call[name] = rng.normal(size=shape).astype(numpy_dtype(dtype))
+        return layer.to(backend), inputs, call
+
+
+MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
+ROTARY = mha.Rotary(4, base=500.0)
+# A mistake is tried in the first of these calls in which it can be made and changes the output.
+CALLS = (
+    Call(SQUARE, {"valid_lens": [4, 0, 6]}),
+    Call(SQUARE, {"valid_lens": [3, 6, 5]}, num_queries=7),
+    Call(SQUARE, {"mask": MASK}),
+    Call(SQUARE, {"causal": True, "offset": 1}),
+    Call(SQUARE, {"causal": True}),
+    Call(SQUARE, {"valid_lens": [4, 5, 6]}, nan=True),
+    Call(MODERN, {"score_bias": True, "head_gates": True, "offset": 2}),
+    Call(MODERN | {"qk_norm": "layer", "qk_norm_eps": 0.02, "rotary": ROTARY}, {"offset": [30, 2, 3]}),
+    Call(MODERN | {"rotary": ROTARY, "window": (1, None)}, {"offset": 1}),
+    Call(SQUARE | {"rotary": mha.Rotary(4, frequencies=(1.0, 0.002))}, {"offset": [300, 2, 3]}),
+    Call(SQUARE | {"rotary": mha.Rotary(base=20.0)}, {"offset": [291, 2, 3]}),
+)  # fmt: skip
+
+
+def with_mistake(state, call, names=("output",), dtype="float32", right=False):
+    """What an implementation with a mistake, or several, gives, by name; None if it is made, or shows, nowhere.
+
+    names: None = every step; right: what one without the mistake gives.
+    """
+    layer, inputs, arguments = call.made(dtype)
+    state = state if isinstance(state, tuple) else (state,)
+    defaults = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
+    bench = Bench(problem(layer, *inputs, defaults | arguments, None), dtype, slice(None))
+    steps = [name for name in names or pipeline.PART_OF if bench.steps((), name) is not None]
+    with np.errstate(all="ignore"):
+        expected = bench.all_of((), steps)
+        found = bench.all_of(state, [name for name in steps if bench.steps(state, name) is not None])
+    if right or not found:
+        return expected if right else None
+    shown = [name for name, X in found.items() if not alike(X, expected[name])]
+    return found if shown else None
+
+
+def alike(X, expected):
+    """Whether two arrays are nearly the same."""
+    return X.shape == expected.shape and np.allclose(X, expected, rtol=0, atol=1e-4, equal_nan=True)
+
+
+FORMS = [
+    Form(place, mistake, how, change)
+    for place, mistake in enumerate(CATALOGUE)
+    for how, change in mistake.forms.items()
+]  # fmt: skip

@@ -1,0 +1,364 @@
+"""Case files and `mha case`: whole when written, read with care, and the first step that is wrong is named."""
+
+import contextlib
+import copy
+import json
+import os
+
+import numpy as np
+import pytest
+import safetensors
+from commands import run
+from malformed import join, split
+
+from mha import dispatch, parity
+from mha.config import DTYPES, numpy_dtype
+from mha.parity import case_files
+
+CASES = {case.name: case for case in parity.CASES}
+CASE = CASES["gates, scale, cap"]
+BIASED = CASES["all options"]
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A case file's bytes."""
+    return case_files.to_bytes(case_files.from_case(BIASED, "float32"))
+
+
+def changed(data, header=None, metadata=None, numbers=None):
+    """A file with a change to its header, to its metadata or to its numbers."""
+    described, values = copy.deepcopy(split(data)[0]), bytearray(split(data)[1])
+    for change, of in ((header, described), (metadata, described["__metadata__"]), (numbers, values)):
+        if change:
+            change(of)
+    return join(described, bytes(values))
+
+
+def place(data, name):
+    """Where the numbers of an array begin and end, after the header."""
+    return slice(*split(data)[0][name]["data_offsets"])
+
+
+def refusal(path, data):
+    """What is said of a file, in one line that begins with its path; by the command too."""
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"^\S") as raised:
+        case_files.read(path)
+    result = run("case", "check", str(path), "--backends", "numpy")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"mha: {raised.value}\n")
+    assert str(raised.value).startswith(f"{path} ")
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_written_is_read(tmp_path, dtype):
+    case, path = case_files.from_case(BIASED, dtype), tmp_path / "case"
+    case_files.write(path, case)
+    found = case_files.read(path)
+    assert case_files.to_bytes(found) == path.read_bytes()
+    assert (found.name, found.config, found.bounds) == ("all options", case.config, case.bounds)
+    for part in ("weights", "inputs", "call", "expected"):
+        arrays = getattr(case, part)
+        assert list(getattr(found, part)) == list(arrays) or part == "call"
+        for name, X in arrays.items():
+            assert np.array_equal(getattr(found, part)[name], X, equal_nan=True), name
+    assert found.inputs["keys"].dtype == numpy_dtype(dtype)
+    assert found.bounds["output"] > 16 * parity.UNIT[dtype] or dtype == "float64"
+
+
+def test_others_read_it(data, tmp_path):
+    """By the `safetensors` package alone: names, shapes and texts."""
+    (tmp_path / "case").write_bytes(data)
+    with safetensors.safe_open(tmp_path / "case", "numpy") as file:
+        told = {name: json.loads(file.metadata()[name]) for name in ("config", "call", "bounds")}
+        shapes = {name: file.get_tensor(name).shape for name in file.keys()}  # noqa: SIM118
+    assert told["config"]["rotary"]["frequencies"] == list(BIASED.options["rotary"].within(11).angles())
+    assert told["call"] == {"causal": False}
+    attention = BIASED.layer("numpy", "float32")
+    inputs, call = BIASED.inputs("float32"), BIASED.call("float32")
+    steps = {f"steps/{name}": X.shape for name, X in attention.trace(*inputs[:3], **call).items()}
+    assert steps.pop("steps/output") == shapes["output"]
+    gradients = attention.gradients(*inputs[:3], **call)
+    expected = steps | {f"gradients/{name}": X.shape for name, X in gradients.items()}
+    expected |= {"output": (2, 3, 29), "attention_weights": (2, 6, 3, 5)}
+    assert set(told["bounds"]) == set(expected)
+    expected |= {f"weights/{name}": X.shape for name, X in attention.weights.items()}
+    given = zip(case_files.INPUTS, inputs, strict=True)
+    expected |= {f"inputs/{name}": X.shape for name, X in given}
+    expected |= {f"call/{name}": np.shape(call[name]) for name in case_files.ARGUMENTS}
+    assert shapes == expected
+
+
+def test_a_case_on_a_backend(backend):
+    case = case_files.from_case(CASE, "float32")
+    assert [str(result) for result in case_files.check(case, backend) if not result.passed] == []
+    wrong = case_files.to_bytes(case)
+    case.expected["steps/capped"][3, 1, 2] += 2 * case.bounds["steps/capped"]
+    assert [result.where for result in case_files.check(case, backend) if not result.passed] == ["steps/capped"]
+    assert wrong != case_files.to_bytes(case)
+
+
+@pytest.mark.backends("numpy")
+def test_the_output_of_each_path_counts(backend, monkeypatch):
+    module, case = dispatch.load(backend), case_files.from_case(CASE, "float32")
+    attend, trace = module.attend, module.trace
+
+    def wrong_alone(*arguments, return_weights, **options):
+        result = attend(*arguments, return_weights=return_weights, **options)
+        return result if return_weights else result * 2
+
+    monkeypatch.setattr(module, "attend", wrong_alone)
+    assert [result.where for result in case_files.check(case, backend) if not result.passed] == ["output"]
+    monkeypatch.setattr(module, "attend", attend)
+    monkeypatch.setattr(module, "trace", lambda *call: (steps := trace(*call)) | {"output": 2 * steps["output"]})
+    assert [result.where for result in case_files.check(case, backend) if not result.passed] == ["output"]
+
+
+def test_write_and_check(tmp_path):
+    path = tmp_path / "case"
+    path.write_bytes(b"old")
+    result = run("case", "write", str(path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "'all options' in float32, 34 results" in result.stdout
+    assert case_files.read(path).name == "all options"
+    result = run("case", "check", str(path), "--backend", "numpy")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0] == ["all", "options", "bound", "numpy"]
+    assert len(lines) == 2 + 34 + 1
+    assert all(float(line[2]) <= 1 for line in lines[2:-1])
+    assert lines[-1][:4] == ["1", "checks", "on", "numpy,"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_check_names_the_first_step_that_is_off(data, tmp_path):
+    for name, wrong in (("good", []), ("bad", ["steps/rotate_k", "steps/pooled", "gradients/values"])):
+
+        def damage(numbers, wrong=wrong):
+            for one in wrong:
+                numbers[place(data, one)] = (np.frombuffer(numbers[place(data, one)]) + 1).tobytes()
+
+        (tmp_path / f"{name}.safetensors").write_bytes(changed(data, numbers=damage))
+    bad = str(tmp_path / "bad.safetensors")
+    result = run("case", "check", bad, "--backends", "numpy")
+    assert result.exit_code == 1
+    assert result.stdout.count("FAIL") == 3
+    [line] = [line for line in result.stdout.splitlines() if line.startswith(bad)]
+    assert line.startswith(f"{bad} on numpy: steps/rotate_k leaves its bound first: error 1.0e+00, bound ")
+    result = run("case", "check", str(tmp_path), "--backends", "numpy")
+    assert result.exit_code == 1
+    rows = result.stdout.splitlines()[2:4]
+    assert [row.endswith("FAIL") for row in rows] == [True, False]
+
+
+def test_what_a_backend_raises_is_said(data, tmp_path, monkeypatch):
+    def raises(*arguments):
+        raise RuntimeError("planted\nby a test")
+
+    (tmp_path / "case").write_bytes(data)
+    monkeypatch.setattr(dispatch.load("numpy"), "trace", raises)
+    result = run("case", "check", str(tmp_path / "case"), "--backends", "numpy")
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'case'} on numpy: RuntimeError: planted by a test" in result.stdout
+
+
+def test_a_dtype_that_a_backend_lacks(data, tmp_path, monkeypatch):
+    (tmp_path / "case").write_bytes(data)
+    monkeypatch.setattr(dispatch.load("numpy"), "DTYPES", ("float64",))
+    result = run("case", "check", str(tmp_path / "case"), "--backends", "numpy")
+    assert (result.exit_code, result.stderr) == (2, "mha: numpy has no float32\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--case", "all option"), "--case is 'all option', expected one of no lengths, "),
+        (("--dtype", "float46"), "--dtype is 'float46', expected one of float32, float64, float16, bfloat16"),
+        (("--case", "scale 30", "--dtype", "int8"), "--dtype is 'int8', expected one of float32"),
+    ],
+)
+def test_write_says_in_one_line_what_is_wrong(tmp_path, arguments, text):
+    path = tmp_path / "case"
+    path.write_bytes(b"old")
+    result = run("case", "write", str(path), *arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert text in result.stderr
+    assert path.read_bytes() == b"old"
+
+
+def test_paths_that_no_file_can_have_are_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for command, path, text in (
+        ("write", tmp_path, "which is no regular file"),
+        ("write", tmp_path / "none" / "case", "there is no folder"),
+        ("check", tmp_path / "none", "is not there"),
+        ("check", tmp_path / "empty", "is a folder without safetensors files"),
+    ):
+        result = run("case", command, str(path))
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert text in result.stderr
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    def full(path, target):
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "case"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "replace", full)
+    result = run("case", "write", str(path))
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("format", "mha", "is no case file: its metadata has format 'mha', expected 'mha case'"),
+        ("layout", "2", "has layout '2', expected '1'; if another version of mha wrote it, use that one"),
+        ("name", "a\nb", r"has the name 'a\nb', expected one that can be printed"),
+        ("more", " " * 2**20, "bytes, expected at most 1048576"),
+        ("config", "[]", "holds no valid configuration: expected a JSON object"),
+        ("call", "{}", "holds no valid call: it has nothing, expected causal"),
+        ("call", '{"causal": 1}', "causal is 1 (int), expected True or False"),
+        ("call", '{"causal": true, "offset": 1}', "it has causal, offset, expected causal"),
+        ("bounds", "{}", "holds no valid bounds: of attention_weights, gradients/W_k.bias, "),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(data, tmp_path, key, value, text):
+    assert text in refusal(tmp_path / "case", changed(data, metadata=lambda told: told.update({key: value})))
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "text"),
+    [
+        ("config", '"num_heads": 6', '"num_heads": 5', "num_key_value_heads is 3, expected a divisor of num_heads = 5"),
+        ("config", "29", "31", "cotangent has shape (2, 3, 29), expected (2, 3, 31) as the output"),
+        ("config", "float32", "float16", "inputs/queries has dtype float32, expected float16"),
+        ("config", '"layer"', "null", "weights/q_norm.scale, weights/k_norm.scale is there, which such a case has not"),
+        ("config", '"softcap": 1.5', '"softcap": null', "steps/capped is there, which such a case has not"),
+        ("config", '"window": [3, 1]', '"window": [3]', "holds no valid configuration: window is [3] (list)"),
+        ("bounds", "}", ', "x": 1}', "of x there are results or bounds alone"),
+        ("bounds", '"output": ', '"output": -', "expected a finite number of at least 0"),
+        ("bounds", '"output": ', '"output": NaN, "x": ', "of x there are results or bounds alone"),
+        ("bounds", "e-0", "e+999", "is inf, expected a finite number of at least 0"),
+    ],
+)
+def test_texts_of_another_case_are_refused(data, tmp_path, key, old, new, text):
+    def change(told):
+        assert old in told[key]
+        told[key] = told[key].replace(old, new)
+
+    assert text in refusal(tmp_path / "case", changed(data, metadata=change))
+
+
+@pytest.mark.parametrize(
+    ("name", "described", "text"),
+    [
+        ("output", {"shape": [3, 2, 29]}, "output is float64 (3, 2, 29), expected float64 (2, 3, 29)"),
+        ("output", {"dtype": "I64"}, "output is int64 (2, 3, 29), expected float64"),
+        ("output", {"dtype": "C64"}, "output has dtype C64, expected one of F64, F32, F16, BF16, I64, BOOL"),
+        ("output", {"data_offsets": [0, 8]}, "is not a safetensors file: output has 8 bytes"),
+        ("call/mask", {"dtype": "U8"}, "call/mask has dtype U8, expected one of F64"),
+        ("call/mask", {"shape": [2, 5, 3]}, "mask has shape (2, 5, 3), expected (3, 5), (2, 3, 5) or (2, 6, 3, 5)"),
+        ("call/head_gates", {"shape": [2, 3]}, "head_gates has shape (2, 3), expected (6,) or (2, 6)"),
+        ("inputs/queries", {"shape": [1, 6, 17]}, "keys has batch size 2, expected 1 as queries"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(data, tmp_path, name, described, text):
+    change = changed(data, header=lambda header: header[name].update(described))
+    assert ("does not fit its own configuration" in refusal(tmp_path / "case", change)) == (text[:6] != "is not")
+    assert text in refusal(tmp_path / "case", change)
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "text"),
+    [
+        ("output", "outputs", "output is not there"),
+        ("inputs/keys", "inputs/key", "inputs/keys is not there"),
+        ("weights/W_q.bias", "weights/W_q.b", "weights/W_q.bias is not there"),
+        ("call/mask", "call/masks", "call/masks is there, which such a case has not"),
+        ("call/offset", "call/off", "holds no valid call: it has causal, expected causal and offset"),
+    ],
+)
+def test_other_names_are_refused(data, tmp_path, name, other, text):
+    change = changed(data, header=lambda header: header.update({other: header.pop(name)}))
+    assert text in refusal(tmp_path / "case", change)
+
+
+def test_texts_that_lack_are_refused(data, tmp_path):
+    for key, text in (("format", "its metadata has format None"), ("bounds", "lacks bounds in its metadata")):
+        assert text in refusal(tmp_path / "case", changed(data, metadata=lambda told, key=key: told.pop(key)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("weights/W_o.bias", np.float32(np.nan), "is damaged: W_o.bias holds NaN or infinity, expected finite weights"),
+        ("call/mask", np.uint8(2), "is damaged: call/mask holds other bytes than 0 and 1"),
+    ],
+)
+def test_damaged_numbers_are_refused(data, tmp_path, name, value, text):
+    def damage(numbers):
+        start = place(data, name).start
+        numbers[start : start + value.nbytes] = value.tobytes()
+
+    assert text in refusal(tmp_path / "case", changed(data, numbers=damage))
+
+
+def test_numbers_that_bfloat16_has_not_are_refused(tmp_path):
+    data = case_files.to_bytes(case_files.from_case(CASE, "bfloat16"))
+
+    def damage(numbers):
+        start = place(data, "inputs/keys").start
+        numbers[start : start + 4] = np.float32(1 / 3).tobytes()
+
+    assert "inputs/keys holds numbers that bfloat16 has not" in refusal(
+        tmp_path / "case", changed(data, numbers=damage)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "is not a safetensors file: it has 0 bytes"),
+        (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.", "it begins as a pickle does"),
+        (b"PK\x03\x04" + bytes(20), "it begins as an archive does"),
+        ((2**40).to_bytes(8, "little") + b"{}", "it claims a header of 1099511627776 bytes"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, data, text):
+    assert text in refusal(tmp_path / "case", data)
+
+
+def test_a_file_that_was_cut_anywhere_is_refused(data, tmp_path):
+    for length in np.random.default_rng(0).integers(len(data), size=20):
+        refusal(tmp_path / "case", data[:length])
+
+
+def test_a_bit_that_fell_over_is_refused_or_read(data, tmp_path):
+    """In the header: the file is refused, or says something else, such as another name of the case or another bound."""
+    size, refused = 8 + int.from_bytes(data[:8], "little"), 0
+    for bit in np.random.default_rng(1).integers(8 * size, size=150):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "case").write_bytes(flipped)
+        with contextlib.suppress(ValueError):
+            case_files.read(tmp_path / "case")
+            continue
+        refused += 1
+    assert refused > 75
+
+
+def test_what_cannot_be_told_is_refused():
+    attention = CASE.layer("numpy", "float16")
+    inputs = [np.float16(X) for X in CASE.inputs("float32")]
+    with pytest.raises(ValueError, match="steps/W_q of 'x' overflows float16: nothing can be told; choose smaller"):
+        case_files.make("x", attention, (np.float16(6e4) * np.sign(inputs[0]), *inputs[1:]), CASE.call("float16"))
+    with pytest.raises(ValueError, match=r"queries has shape \(2, 0, 17\), expected no size of 0"):
+        case_files.make("x", attention, (inputs[0][:, :0], *inputs[1:3], inputs[3][:, :0]), {})
+    with pytest.raises(ValueError, match=r"name is 'a\\n', expected one that can be printed"):
+        case_files.make("a\n", attention, tuple(inputs), {})

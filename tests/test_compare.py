@@ -1,0 +1,271 @@
+"""`mha.parity.compare`: where another implementation first differs, from any layout, step, gradient and framework."""
+
+import io
+import re
+from contextlib import redirect_stdout
+
+import numpy as np
+import pytest
+from calls import own
+
+import mha
+from mha import parity
+
+B, Q, K, H, D = 2, 5, 7, 3, 12
+LENGTHS = [4, 7]
+
+
+@pytest.fixture
+def layer():
+    attention = mha.MultiHeadAttention(D, H, bias=True, seed=0, backend="numpy")
+    random = np.random.default_rng(1)
+    attention.weights = {
+        name: X if X.ndim == 2 else random.normal(size=X.shape).astype(X.dtype) for name, X in attention.weights.items()
+    }
+    return attention
+
+
+@pytest.fixture
+def inputs():
+    random = np.random.default_rng(2)
+    return [random.normal(size=(B, T, D)).astype("float32") for T in (Q, K, K)]
+
+
+def everything(attention, inputs, cotangent=None):
+    """All steps and gradients of a call."""
+    gradients = attention.gradients(*inputs, LENGTHS, cotangent=cotangent)
+    return attention.trace(*inputs, LENGTHS) | {f"gradient.{name}": X for name, X in gradients.items()}
+
+
+def heads_first(X, num_heads):
+    """(B*H, T, d) -> (B, H, T, d)."""
+    return X.reshape(-1, num_heads, *X.shape[1:])  # (B, H, T, d)
+
+
+def test_all_that_a_backend_gives_is_the_same(backend, layer, inputs):
+    attention = layer.to(backend)
+    cotangent = np.random.default_rng(3).normal(size=(B, Q, D)).astype("float32")
+    arrays = [own(backend, X) for X in (*inputs, cotangent)]
+    theirs = everything(attention, arrays[:3], arrays[3])
+    report = parity.compare(attention, theirs, *arrays[:3], own(backend, np.array(LENGTHS)), cotangent=arrays[3])
+    assert report, str(report)
+    assert report.first is None
+    assert [row.name for row in report.rows] == list(theirs)
+    assert all(0 <= row.ratio <= 1 and row.place is None for row in report.rows)
+    assert report.ratio == max(row.ratio for row in report.rows)
+    assert str(report).endswith(f"the same: {len(theirs)} arrays within what float32 explains")
+
+
+def test_the_ratio_is_that_of_the_rule(layer, inputs):
+    output = layer(*inputs, LENGTHS)
+    output[1, 2, 3] += 1e-4
+    report = parity.compare(layer, output, *inputs, LENGTHS)
+    assert report.ratio == pytest.approx(parity.ratio(layer, output, *inputs, LENGTHS), rel=1e-12)
+    assert not report
+    place = report.first.place
+    assert (report.first.name, place.index, place.count, place.of) == ("output", (1, 2, 3), 1, B * Q * D)
+    assert place.theirs == pytest.approx(place.expected + 1e-4, abs=1e-6)
+    assert place.where == "samples 1 of 2; queries 2 of 5; features 3 of 12"
+    assert place.picture == ("          queries 0-4", "sample 0  .....", "sample 1  ..#..")
+
+
+def test_newer_arguments_of_a_call(layer, inputs):
+    random = np.random.default_rng(4)
+    call = {"score_bias": random.normal(size=(1, H, Q, K)).astype("float32"), "causal": True, "offset": [1, 2]}
+    call["head_gates"] = random.normal(size=(B, H)).astype("float32")
+    theirs = layer.trace(*inputs, **call) | layer.gradients(*inputs, **call)
+    report = parity.compare(layer, theirs, *inputs, **call)
+    assert report, str(report)
+    assert {"biased", "head_gated", "gradient.score_bias", "gradient.head_gates"} <= {row.name for row in report.rows}
+    assert parity.ratio(layer, theirs["output"], *inputs, **call) == next(
+        row.ratio for row in report.rows if row.name == "output"
+    )
+    assert not parity.compare(layer, theirs["output"], *inputs, **call | {"offset": 0})
+
+
+@pytest.mark.parametrize("turn", [
+    lambda X: heads_first(X, H),
+    lambda X: heads_first(X, H).transpose(0, 2, 1, 3),
+    lambda X: heads_first(X, H).transpose(0, 2, 1, 3).reshape(B, X.shape[1], D),
+])  # fmt: skip
+def test_layouts_are_told_by_the_shape(layer, inputs, turn):
+    steps = layer.trace(*inputs, LENGTHS)
+    theirs = {name: turn(steps[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
+    theirs |= {name: heads_first(steps[name], H) for name in ("scores", "weights")}
+    theirs |= {"W_q": heads_first(steps["split_q"], H).transpose(0, 2, 1, 3)}  # as Keras has it
+    assert parity.compare(layer, theirs, *inputs, LENGTHS)
+    wrong = theirs["split_k"].copy()
+    wrong[-1, -1, -1] += 1
+    report = parity.compare(layer, theirs | {"split_k": wrong}, *inputs, LENGTHS)
+    place = report.first.place
+    assert report.first.name == "split_k"
+    assert wrong[place.index] == np.float32(place.theirs)  # the index is one of theirs
+    assert place.where.startswith("samples 1 of 2; ")
+
+
+def test_a_layout_that_the_shape_does_not_tell(layer, inputs):
+    X = inputs[0][:, :H]  # as many queries as heads
+    split = heads_first(layer.trace(X, X, X)["split_q"], H)
+    report = parity.compare(layer, {"split_q": split}, X, X, X)
+    assert "which may be (B, H, T, d) or (B, T, H, d); say which with layout=" in report.first.note
+    for layout in ("(B, H, T, d)", "BHTd", "bhtd"):
+        assert parity.compare(layer, {"split_q": split}, X, X, X, layout=layout)
+    other = split.transpose(0, 2, 1, 3)
+    assert parity.compare(layer, {"split_q": other}, X, X, X, layout="(B, T, H, d)")
+    assert not parity.compare(layer, {"split_q": other}, X, X, X, layout="(B, H, T, d)")
+
+
+def test_heads_of_keys_that_are_repeated_already(inputs):
+    attention = mha.MultiHeadAttention(D, 6, num_key_value_heads=2, seed=0, backend="numpy")
+    keys = heads_first(attention.trace(*inputs)["split_k"], 2)
+    assert parity.compare(attention, {"split_k": keys}, *inputs)
+    assert parity.compare(attention, {"split_k": np.repeat(keys, 3, 1)}, *inputs)
+    assert not parity.compare(attention, {"split_k": np.tile(keys, (1, 3, 1, 1))}, *inputs)
+
+
+def test_gradients_by_either_name_and_with_axes_of_heads(layer, inputs):
+    gradients = layer.gradients(*inputs, LENGTHS)
+    assert parity.compare(layer, gradients, *inputs, LENGTHS)
+    kernel = gradients["W_q.kernel"]
+    assert parity.compare(layer, {"gradient.W_q.kernel": kernel.reshape(D, H, -1)}, *inputs, LENGTHS)  # Keras, Flax
+    report = parity.compare(layer, {"W_q.kernel": kernel.T}, *inputs, LENGTHS)
+    assert report.first.note == "theirs is the transpose of ours"
+    report = parity.compare(layer, {"queries": 2 * gradients["queries"]}, *inputs, LENGTHS)
+    assert (report.first.name, report.first.note) == ("gradient.queries", "theirs is 2 times ours")
+    assert "of gradients no known mistake is tried" in str(report)
+    wrong = kernel.copy()
+    wrong[:, 4:8] = 0  # those of head 1
+    place = parity.compare(layer, {"W_q.kernel": wrong}, *inputs, LENGTHS).first.place
+    assert place.where == "heads 1 of 3"
+    assert place.picture[1:] == ("head 0  ............", "head 1  ############", "head 2  ............")
+
+
+def test_what_cannot_reach_the_output_does_not_count(layer, inputs):
+    theirs = layer.trace(*inputs, LENGTHS)
+    theirs["scores"][:H, :, 4:] = -1e9  # hidden
+    theirs["split_k"][:H, 4:] = np.nan
+    theirs["W_v"][0, 4:] = 7
+    assert parity.compare(layer, theirs, *inputs, LENGTHS)
+    theirs["weights"][:H, :, 4:] = 1e-3  # what is hidden has no weight
+    report = parity.compare(layer, theirs, *inputs, LENGTHS)
+    assert report.first.name == "weights"
+    assert report.first.place.where == "samples 0 of 2; keys 4-6 of 7; only in padding"
+    assert report.first.place.picture[1] == "sample 0, head 0, query 0  ....xxx"
+
+
+def test_padding_of_large_numbers_hides_no_mistake(layer, inputs):
+    theirs = layer.trace(*inputs, LENGTHS)["split_k"]
+    padded = [X.copy() for X in inputs]
+    padded[1][0, 4:] = 1e30
+    assert parity.compare(layer, {"split_k": theirs}, *padded, LENGTHS)
+    theirs[0, 0, 0] += 1e-3
+    assert not parity.compare(layer, {"split_k": theirs}, *padded, LENGTHS)
+
+
+def test_nan_is_a_result_with_its_place(layer, inputs):
+    output = layer(*inputs, LENGTHS)
+    output[1, 3] = np.nan
+    report = parity.compare(layer, output, *inputs, LENGTHS)
+    assert report.ratio == np.inf
+    assert report.first.place.index == (1, 3, 0)
+    assert np.isnan(report.first.place.theirs)
+    assert report.first.note == f"NaN in {D} of {B * Q * D} numbers"
+    assert report.first.place.where == "samples 1 of 2; queries 3 of 5"
+
+
+def test_a_shape_that_does_not_fit_is_a_result(layer, inputs):
+    steps = layer.trace(*inputs, LENGTHS)
+    cases = {
+        "weights": (steps["weights"].reshape(B, H, Q, K).mean(1), "they look averaged over the heads"),
+        "output": (steps["output"].swapaxes(0, 1), "it looks like (Q, B, D): swap the first two axes"),
+        "scores": (steps["scores"][:, :2], "it has shape (6, 2, 7), expected (B*H, Q, K) = (6, 5, 7) or (B, H, Q, K)"),
+    }
+    for name, (X, expected) in cases.items():
+        report = parity.compare(layer, {"W_q": steps["W_q"], name: X}, *inputs, LENGTHS)
+        assert [row.name for row in report.rows] == ["W_q", name]
+        assert report.first.name == name
+        assert report.first.ratio == np.inf
+        assert expected in report.first.note
+        assert "nothing can be tried" in str(report)
+
+
+def test_other_dtypes_are_said(layer, inputs):
+    steps = {name: X.astype("float64") for name, X in layer.trace(*inputs).items()}
+    report = parity.compare(layer, steps, *inputs)
+    assert report
+    assert {row.note for row in report.rows} == {"in float64"}
+    assert not parity.compare(layer, steps["output"].astype("float16"), *inputs)
+
+
+WRONG = {
+    "an unknown step": (lambda X: {"weigths": X}, ValueError,
+                        "theirs has 'weigths', expected some of W_q, .*did you mean 'weights'"),
+    "nothing": (lambda X: {}, ValueError, "theirs is empty, expected an array or a mapping of some of W_q"),
+    "a function": (lambda X: len, TypeError, "theirs is a builtin_function_or_method, which can be called, expected"),
+    "a list": (lambda X: X.tolist(), TypeError, "theirs is a list, expected an array of numpy, torch"),
+    "None": (lambda X: {"output": None}, TypeError, r"theirs\['output'\] is a NoneType, expected an array"),
+    "integers": (lambda X: X.astype(int), TypeError, "theirs has dtype int64, expected float32"),
+    "one twice": (lambda X: {"queries": X, "gradient.queries": X}, ValueError, "theirs has gradient.queries twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_compared_is_said_in_one_line(layer, inputs, case):
+    theirs, kind, message = WRONG[case]
+    with pytest.raises(kind, match=message) as raised:
+        parity.compare(layer, theirs(layer(*inputs)), *inputs)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_bad_arguments(layer, inputs):
+    output = layer(*inputs)
+    with pytest.raises(TypeError, match=r"attention is a function, expected an mha\.MultiHeadAttention"):
+        parity.compare(everything, output, *inputs)
+    with pytest.raises(ValueError, match=r"""layout is 'BTD', expected "\(B\*H, T, d\)" or"""):
+        parity.compare(layer, output, *inputs, layout="BTD")
+    with pytest.raises(TypeError, match=r"others is \[\] \(list\), expected a mapping of names"):
+        parity.compare(layer, output, *inputs, others=[])
+    with pytest.raises(ValueError, match=r"cotangent has shape \(2, 5, 7\) and dtype float32, expected \(2, 5, 12\)"):
+        parity.compare(layer, output, *inputs, cotangent=np.ones((B, Q, K), "float32"))
+    with pytest.raises(TypeError, match="mask has dtype float32, expected booleans"):
+        parity.compare(layer, output, *inputs, mask=np.ones((Q, K), "float32"))
+    with pytest.raises(ValueError, match="is the weight itself, expected the gradient of the loss by it"):
+        parity.compare(layer, {"W_q.kernel": layer.weights["W_q.kernel"]}, *inputs)
+
+
+@pytest.mark.backends("torch")
+def test_inputs_of_several_frameworks(backend, layer, inputs):
+    queries = mha.tensor(inputs[0], backend=backend)
+    with pytest.raises(TypeError, match=r"keys is of numpy, expected torch as queries; convert with mha\.to_numpy"):
+        parity.compare(layer, layer(*inputs), queries, *inputs[1:])
+    theirs = {"output": mha.tensor(layer(*inputs), backend=backend), "weights": layer.trace(*inputs)["weights"]}
+    assert parity.compare(layer, theirs, *inputs)  # each of their arrays may be of another
+
+
+def test_a_report_prints_as_a_table(layer, inputs):
+    theirs = layer.trace(*inputs, LENGTHS)
+    theirs["weights"] = layer.trace(*inputs)["weights"]
+    report = parity.compare(layer, theirs, *inputs, LENGTHS)
+    assert not report  # although most of its rows are the same
+    with redirect_stdout(io.StringIO()) as out:
+        print(report)
+    lines = out.getvalue().splitlines()
+    assert out.getvalue().strip() == repr(report)
+    assert lines[0].split() == ["array", "ratio", "result", "worst", "at", "theirs", "expected", "where"]
+    assert [line.split()[0] for line in lines[2 : 2 + len(theirs)]] == list(theirs)
+    assert max(map(len, lines)) <= 100
+    assert any(
+        re.match(r"first to differ: weights, \d+ of 210 numbers; worst at \(\d, \d, \d\): theirs", line)
+        for line in lines
+    )
+    assert "  sample 0, head " in out.getvalue()
+    assert "# differs, . the same, x differs in padding, - padding" in out.getvalue()
+
+
+def test_it_needs_no_import_of_its_own(python):
+    assert python(
+        "import mha, numpy as np\n"
+        "a = mha.MultiHeadAttention(6, 2, backend='numpy')\n"
+        "X = np.ones((1, 3, 6), 'float32')\n"
+        "print(bool(mha.parity.compare(a, a(X, X, X), X, X, X)), bool(mha.parity.compare(a, -a(X, X, X), X, X, X)))"
+    ).split() == ["True", "False"]

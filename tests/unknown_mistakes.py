@@ -1,0 +1,129 @@
+"""How often `mha.parity.diagnose` names a known mistake, with confidence, for one that is not in its catalogue.
+
+python tests/unknown_mistakes.py [NUMBER]
+"""
+
+import dataclasses
+import sys
+
+import numpy as np
+import planted
+
+from mha import parity
+from mha.config import numpy_dtype
+from mha.parity import pipeline
+from mha.parity.problem import problem
+
+DEFAULTS = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
+PLAIN = [call for call in planted.CALLS if not call.nan]
+
+
+def in_weight(rng, plan):
+    """Noise in one weight, of any size, or some of it gone."""
+    name = rng.choice(sorted(plan.weights))
+    X = plan.weights[name].copy()
+    kind = rng.integers(4)
+    if kind == 0:
+        X += (10 ** rng.uniform(-5, 0) * X.std() * rng.normal(size=X.shape)).astype(X.dtype)
+    elif kind == 1:
+        X[..., rng.integers(X.shape[-1])] = 0
+    elif kind == 2:
+        X = X[..., rng.permutation(X.shape[-1])]
+    else:
+        X = (X * rng.uniform(0.1, 3)).astype(X.dtype)
+    return {"weights": plan.weights | {name: X}}
+
+
+def in_scale(rng, plan):
+    """Another temperature."""
+    return {"scale": plan.scale * float(rng.uniform(0.1, 4))}
+
+
+def in_inputs(rng, plan):
+    """Rows in another order, or noise in them."""
+    name = rng.choice(["queries", "keys", "values"])
+    X = getattr(plan, name)
+    kind = rng.integers(3)
+    if kind == 0:
+        return {name: np.roll(X, rng.integers(1, X.shape[1]), 1)}
+    if kind == 1:
+        return {name: X[:, rng.permutation(X.shape[1])]}
+    return {name: (X + 10 ** rng.uniform(-5, 0) * rng.normal(size=X.shape)).astype(X.dtype)}
+
+
+def in_pairs(rng, plan):
+    """Other pairs are hidden, at random."""
+    size = plan.queries.shape[1], plan.keys.shape[1]
+    seen = rng.random((1, 1, *size)) < rng.uniform(0.4, 0.95)
+    return {"hiding": dict(plan.hiding) | {"at random": lambda plan: seen}}
+
+
+def in_weighing(rng, plan):
+    """Something else than a softmax, or its weights with noise."""
+    kind = rng.integers(4)
+    size = 10 ** rng.uniform(-4, 0)
+
+    def weigh(plan, scores, visible):
+        shares = pipeline.softmax(plan, scores, visible)
+        if kind == 0:
+            return np.where(visible, 1 / (1 + np.exp(-scores)), 0).astype(scores.dtype)
+        if kind == 1:
+            shares = shares**2
+            return (shares / np.maximum(shares.sum(-1, keepdims=True), 1e-9)).astype(scores.dtype)
+        noise = rng.normal(size=shares.shape) if kind == 2 else rng.uniform(-1, 1, shares.shape)
+        return (shares * (1 + size * noise)).astype(scores.dtype)
+
+    return {"softmax": weigh}
+
+
+def in_order(rng, plan):
+    """The heads, or the rows of a head, in another order."""
+
+    def merge(X):
+        shuffled = X[:, rng.permutation(X.shape[1])] if X.shape[1] > 1 else X
+        return pipeline.merge(shuffled)
+
+    return {"merge": merge}
+
+
+KINDS = (in_weight, in_weight, in_scale, in_inputs, in_pairs, in_weighing, in_order)
+
+
+def unknown(seed, dtype="float32"):
+    """A layer, what it is called with, and the steps of an implementation with a random mistake; its kind."""
+    rng = np.random.default_rng(seed)
+    call = PLAIN[rng.integers(len(PLAIN))]
+    layer, inputs, arguments = call.made(dtype)
+    plan = pipeline.plan_of(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)
+    kind = KINDS[rng.integers(len(KINDS))]
+    changed = dataclasses.replace(plan, **kind(rng, plan))
+    steps, before = {}, {}
+    with np.errstate(all="ignore"):
+        for part in pipeline.PARTS:
+            some, before[part] = pipeline.compute(part, changed, before)
+            steps |= some
+        if rng.random() < 0.2:  # and something behind it all
+            steps["output"] = (steps["output"] * rng.uniform(0.5, 2) + rng.normal()).astype(numpy_dtype(dtype))
+    return layer, inputs, arguments, steps, kind.__name__
+
+
+def named(seed, dtype="float32"):
+    """What is named with confidence from the output alone and from all steps, and whether the mistake shows at all."""
+    layer, inputs, arguments, steps, kind = unknown(seed, dtype)
+    reports = [parity.compare(layer, given, *inputs, **arguments) for given in (steps["output"], steps)]
+    return [(bool(report), report.diagnosis.mistakes, kind) for report in reports]
+
+
+def main(number):
+    """Print how many of so many unknown mistakes are named wrongly."""
+    for which, place in (("output alone", 0), ("all steps", 1)):
+        results = [named(seed)[place] for seed in range(number)]
+        shown = [result for result in results if not result[0]]
+        wrong = [result for result in shown if result[1]]
+        print(f"{which}: {len(wrong)} of {len(shown)} unknown mistakes were named")
+        for _, mistakes, kind in wrong:
+            print(f"  {kind}: {', '.join(mistakes)}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)

@@ -1,0 +1,204 @@
+"""Write the conformance vectors, the same bytes every time: `python vectors/write.py`, to compare alone `--check`.
+
+Each is a case file; docs/vectors.md describes them. The last bits of float64 differ between processors, so that this
+script runs itself again with the instructions that all of x86-64 has. NumPy's version still counts: tox.ini pins it.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mha
+from mha.names import FloatName
+from mha.parity import Case, case_files
+from mha.weights import files
+
+# Of a process: what its NumPy, that one's OpenBLAS and the C library may use of the processor, and how many cores.
+PLAIN = {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
+PLAIN |= {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable"}
+
+# Small primes; no array has two axes of the same length.
+SIZES = {"batch": 2, "num_queries": 5, "num_keys": 7}
+PLAIN_LAYER: dict[str, Any] = {
+    "num_hiddens": 13, "num_heads": 3, "bias": True,
+    "query_size": 3, "key_size": 5, "value_size": 11, "key_dim": 11, "value_dim": 2,
+}  # fmt: skip
+INPUT_WIDTHS = ("query_size", "key_size", "value_size")
+FOUR = {"num_heads": 4, "num_key_value_heads": 2}
+EVERY_FLOAT: tuple[FloatName, ...] = ("float32", "float64", "float16", "bfloat16")
+SOME = [3, 6]  # lengths
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector:
+    """A case and what is special about its numbers.
+
+    name: of its file, before the dtype; case: layer and call; change: of queries, keys, values, cotangent and of the
+    arguments by name, in place.
+    """
+
+    name: str
+    case: Case
+    change: Callable[[tuple[np.ndarray, ...], dict[str, Any]], None] | None = None
+
+    def made(self, dtype: FloatName) -> case_files.CaseFile:
+        """The case file in a dtype."""
+        inputs, call = self.case.inputs(dtype), self.case.call(dtype)
+        if self.change:
+            self.change(inputs, call)
+        return case_files.make(f"{self.name}-{dtype}", self.case.layer("numpy", dtype), inputs, call)
+
+
+def vector(
+    name: str,
+    valid_lens: list | None = None,
+    *,
+    layer: dict[str, Any] | None = None,
+    dtypes: tuple[FloatName, ...] = ("float32",),
+    change: Callable[[tuple[np.ndarray, ...], dict[str, Any]], None] | None = None,
+    **call: Any,
+) -> Vector:
+    """A vector of the plain layer, but for the options of `layer`; call: sizes, mask, causal and so on of a `Case`."""
+    case = Case(name, PLAIN_LAYER | (layer or {}), valid_lens, **SIZES | {"dtypes": dtypes} | call)
+    return Vector(name, case, change)
+
+
+def poison(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
+    """NaN and infinity where no query looks."""
+    for b, length in enumerate(call["valid_lens"]):
+        inputs[1][b, length:], inputs[2][b, length:] = np.nan, np.inf
+
+
+def hide_rows(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
+    """Every key of the second query by -inf; every key of the third by the lowest number, which does not hide."""
+    bias, cotangent = call["score_bias"], inputs[3]
+    bias[..., 1, :], bias[..., 2, :] = -np.inf, np.finfo(np.float32).min
+    cotangent[:, 2] = 0  # scores that a number absorbs have no slope
+
+
+def alibi(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
+    """A bias of the scores that falls with the distance."""
+    call["score_bias"] = mha.alibi(3, SIZES["num_keys"]).astype(inputs[0].dtype)
+
+
+ROTARY = {"rotary": mha.Rotary(10)}
+ADDITIVE = {"pooling": "additive"}
+BIAS, GATES = {"score_bias": (2, 3, 5, 7)}, {"head_gates": (2, 3)}
+OTHERS = {"num_heads": 6, "num_key_value_heads": 3, "softcap": 1.5, "window": (3, 1)}
+ALL = OTHERS | {"scale": 0.7, "rotary": mha.Rotary(6, base=500.0, interleaved=True), "qk_norm": "layer"}
+ALL_CALL: dict[str, Any] = {"mask": (2, 5, 7), "score_bias": (2, 1, 5, 7), "offset": [1, 3], "head_gates": (6,)}
+
+VECTORS = (
+    # The plain layer, sizes and scales.
+    vector("plain", dtypes=EVERY_FLOAT),
+    vector("no-bias", layer={"bias": False}),
+    vector("equal-widths", SOME, layer={"num_hiddens": 21} | dict.fromkeys(INPUT_WIDTHS)),
+    vector("one-head", SOME, layer={"num_heads": 1}),
+    vector("head-of-width-1", SOME, layer={"key_dim": 1, "value_dim": 1}),
+    vector("one-query-one-key", num_queries=1, num_keys=1),
+    vector("many-keys", [127], batch=1, num_keys=131),
+    vector("small-numbers", SOME, scale=1e-2, dtypes=("float32", "float16")),
+    vector("large-numbers", SOME, scale=30.0, dtypes=EVERY_FLOAT),
+    # What hides keys.
+    vector("lengths", SOME, dtypes=EVERY_FLOAT),
+    vector("lengths-of-0", [0, 4]),
+    vector("lengths-all-0", [0, 0]),
+    vector("lengths-above-K", [9, 2]),
+    vector("lengths-per-query", [[1, 4, 2, 7, 0], [0, 3, 9, 5, 6]], dtypes=("float32", "float64")),
+    vector("padding-of-nan", SOME, change=poison),
+    vector("mask-of-pairs", mask=(5, 7)),
+    vector("mask-of-samples", mask=(2, 5, 7)),
+    vector("mask-of-heads", mask=(2, 3, 5, 7)),
+    vector("mask-of-keys", mask=(2, 1, 1, 7)),
+    vector("mask-of-queries", mask=(2, 1, 5, 1)),
+    vector("causal", causal=True),
+    vector("causal-more-queries", causal=True, num_queries=7, num_keys=5),
+    vector("causal-offset", causal=True, offset=2),
+    vector("causal-offset-below-0", causal=True, offset=-2),
+    vector("causal-offsets", causal=True, offset=[-1, 3]),
+    vector("lengths-mask-causal", [[4, 2, 3, 7, 5], [5, 0, 2, 6, 1]], mask=(5, 7), causal=True),
+    # Options of today's models, alone.
+    vector("groups", SOME, layer=FOUR, dtypes=("float32", "float16", "bfloat16")),
+    vector("groups-of-1", SOME, layer=FOUR | {"num_key_value_heads": 1}),
+    vector("scale", layer={"scale": 0.7}),
+    vector("cap", layer={"softcap": 1.5}, dtypes=("float32", "float16")),
+    vector("cap-of-large-scores", layer={"softcap": 20.0}, scale=30.0),
+    vector("window", layer={"window": (2, 1)}),
+    vector("window-to-the-left", layer={"window": (2, None)}),
+    vector("window-to-the-right", layer={"window": (None, 1)}),
+    vector("window-of-one", layer={"window": (0, 0)}, num_queries=7),
+    vector("bias-of-pairs", score_bias=(5, 7)),
+    vector("bias-of-samples", score_bias=(2, 1, 5, 7)),
+    vector("bias-of-heads", **BIAS, dtypes=("float32", "float16", "bfloat16")),
+    vector("bias-that-hides-rows", **BIAS, change=hide_rows),
+    vector("alibi", causal=True, change=alibi),
+    vector("gates", head_gates=(3,)),
+    vector("gates-of-samples", **GATES),
+    vector("rotary", layer=ROTARY, dtypes=EVERY_FLOAT),
+    vector("rotary-interleaved", layer={"rotary": mha.Rotary(10, interleaved=True)}),
+    vector("rotary-of-a-part", layer={"rotary": mha.Rotary(4)}),
+    vector("rotary-frequencies", layer={"rotary": mha.Rotary(frequencies=mha.llama3_frequencies(10))}),
+    vector("rotary-far", layer={"rotary": mha.Rotary(10, base=500000.0)}, offset=131072),
+    vector("rotary-offsets", layer=ROTARY, offset=[4, 99]),
+    vector("rms-norm", layer={"qk_norm": "rms"}, dtypes=("float32", "bfloat16")),
+    vector("layer-norm", layer={"qk_norm": "layer"}),
+    vector("norm-epsilon", layer={"qk_norm": "rms", "qk_norm_eps": 0.5}, scale=1e-2),
+    # Options together.
+    vector("groups-rotary", SOME, layer=FOUR | ROTARY),
+    vector("groups-rotary-one-query", layer=FOUR | ROTARY, causal=True, offset=[6, 4], num_queries=1),
+    vector("groups-window-lengths", SOME, layer=FOUR | {"window": (2, 0)}),
+    vector("groups-gates", layer=FOUR, head_gates=(4,)),
+    vector("window-offset", layer={"window": (1, 0)}, causal=True, offset=2),
+    vector("window-offsets", SOME, layer={"window": (2, 1)}, offset=[-1, 3]),
+    vector("window-beyond-the-keys", layer={"window": (2, 2)}, offset=5),
+    vector("cap-bias", layer={"softcap": 1.5}, **BIAS),
+    vector("cap-window-bias", layer={"softcap": 1.5, "window": (3, 1)}, score_bias=(2, 1, 5, 7)),
+    vector("bias-lengths", [0, 5], **BIAS),
+    vector("rms-norm-rotary", layer=ROTARY | {"qk_norm": "rms"}),
+    vector("layer-norm-rotary", layer={"rotary": mha.Rotary(10, interleaved=True), "qk_norm": "layer"}, offset=3),
+    vector("norm-scale-cap", layer={"qk_norm": "rms", "scale": 0.7, "softcap": 1.5}),
+    vector("all-options", [4, 6], layer=ALL, **ALL_CALL, dtypes=EVERY_FLOAT),
+    # Additive pooling.
+    vector("additive", layer=ADDITIVE, dtypes=EVERY_FLOAT),
+    vector("additive-lengths-of-0", [0, 4], layer=ADDITIVE),
+    vector("additive-groups", SOME, layer=ADDITIVE | FOUR),
+    vector("additive-large-numbers", SOME, layer=ADDITIVE, scale=30.0),
+    vector("additive-all-options", [4, 6], layer=ADDITIVE | OTHERS, **ALL_CALL),
+)
+
+
+def plain_environment() -> dict[str, str]:
+    """The variables of a process that computes the same on every processor."""
+    found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
+    return PLAIN | {"NPY_DISABLE_CPU_FEATURES": " ".join(found)}
+
+
+def main(*arguments: str) -> None:
+    """Write every vector beside this script; with --check, only say which files are not as they would be."""
+    if not PLAIN.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, __file__, *arguments], os.environ | plain_environment())
+    if arguments not in ((), ("--check",)):
+        raise SystemExit(f"got {' '.join(arguments)}, expected nothing or --check")
+    folder = Path(__file__).parent
+    made = (one.made(dtype) for one in VECTORS for dtype in one.case.dtypes)
+    contents = {folder / f"{case.name}.safetensors": case_files.to_bytes(case) for case in made}
+    there = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    different = sorted(path for path in {*contents, *there} if contents.get(path) != there.get(path))
+    if arguments:
+        names = ", ".join(path.name for path in different)
+        raise SystemExit(f"{names}: not as {Path(__file__).name} writes it" if different else 0)
+    for path in different:
+        if path in contents:
+            files.write(path, contents[path])
+        else:
+            path.unlink()
+    print(f"{len(contents)} vectors, {sum(map(len, contents.values())):,} bytes, of which {len(different)} changed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
