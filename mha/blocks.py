@@ -98,13 +98,14 @@ def all_used(hiding: Any, num_queries: int, groups: list[tuple[slice, slice, boo
 
 
 def pieces(
-    hiding: Any, num_queries: int, num_keys: int, scores: int, offset: Any = None
+    hiding: Any, num_queries: int, num_keys: int, scores: int, offset: Any = None, share: int = 2
 ) -> Iterator[tuple[slice, slice]]:
     """Blocks of queries to attend one after another, and the keys that each needs by order and window.
 
-    scores: how many numbers the scores of one query and one key take, over all heads; offset: as for `span`.
+    scores: how many numbers the scores of one query and one key take, over all heads; offset: as for `span`; share:
+    as for `block`.
     """
-    size = block(hiding, num_queries, num_keys, scores)
+    size = block(hiding, num_queries, num_keys, scores, share)
     for first in range(0, num_queries, size):
         queries = slice(first, min(first + size, num_queries))
         place = hiding.offset if offset is None else offset
@@ -112,10 +113,10 @@ def pieces(
         yield queries, span(moved, queries.stop - first, num_keys)
 
 
-def block(hiding: Any, num_queries: int, num_keys: int, scores: int) -> int:
+def block(hiding: Any, num_queries: int, num_keys: int, scores: int, share: int = 2) -> int:
     """How many queries make a block of `pieces`; a window makes it small, as a block needs the keys of all its queries.
 
-    A block of n queries needs n - 1 keys more than the window has.
+    A block of n queries needs n - 1 keys more than the window has: n is at most 1 / share of it, or LEAST.
     """
     left, right = reach(hiding)
     if left is None or right is None:
@@ -123,7 +124,7 @@ def block(hiding: Any, num_queries: int, num_keys: int, scores: int) -> int:
     most, window = SCORES // max(1, scores), left + 1 + right  # pairs of a block, keys of a query
     size = (math.isqrt((window - 1) ** 2 + 4 * most) - window + 1) // 2  # so that size * (size + window - 1) <= most
     size = max(size, most // max(1, num_keys))  # a block needs no more than all keys
-    return _equal(num_queries, min(size, max(window // 2, LEAST)))
+    return _equal(num_queries, min(size, max(window // share, LEAST)))
 
 
 def part(hiding: Any, samples: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> Any:

@@ -88,6 +88,7 @@ def test_blocks_of_a_window(monkeypatch):
     monkeypatch.setattr(blocks, "SCORES", 2**30)
     assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // blocks.LEAST
     assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
+    assert blocks.block(Hiding(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
 
 
 def test_of_some_samples_queries_and_keys():

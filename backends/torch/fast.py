@@ -34,14 +34,15 @@ def used(queries, keys, hiding):
         return visible.any(2), visible.any(1)
     each_query, each_key = positions(queries, hiding.offset), positions(keys)  # (B or 1, Q), (1, K)
     K = keys.shape[1]
-    first, last = torch.zeros_like(each_query), torch.full_like(each_query, K)  # (B or 1, Q)
-    if left is not None:
-        first = torch.maximum(first, each_query - left)
+    last = torch.full_like(each_query, K)  # (B or 1, Q)
     if right is not None:
         last = torch.minimum(last, each_query + right + 1)
     if valid_lens is not None:
         last = torch.minimum(last, lesson._signed(valid_lens if per_query else valid_lens[:, None], K))  # (B, Q)
-    sees = first < last  # (B or 1, Q)
+    if left is None:
+        return last > 0, each_key < last.amax(1)[:, None]
+    first = (each_query - left).clamp(min=0)  # (B or 1, Q)
+    sees = first < last  # (B, Q)
     first, last = torch.where(sees, first, K), torch.where(sees, last, 0)
     return sees, (first.amin(1)[:, None] <= each_key) & (each_key < last.amax(1)[:, None])
 
@@ -59,19 +60,20 @@ class AttentionPooling(lesson.AttentionPooling):
         their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
         hide from all of it.
         """
-        pieces = list(self.pieces(queries, keys, hiding))
-        once = len(pieces) == 1
-        # A slice's gradient is as large as what it is cut from: what blocks do not share is split at once.
-        size, score_bias = pieces[0][0].stop, blocks.of_pairs(hiding.score_bias)
+        pieces, pooled = list(self.pieces(queries, keys, hiding)), []
+        (first, seen), score_bias = pieces[0], blocks.of_pairs(hiding.score_bias)
+        if len(pieces) == 1:
+            cut = blocks.part(hiding, keys=seen)
+            return self.pool_block(queries, keys[:, seen], values[:, seen], num_heads, cut, training)
+        # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
         shared = score_bias is None or score_bias.shape[2] == 1
-        biases = [score_bias] * len(pieces) if shared else score_bias.split(size, 2)  # (B or 1, H or 1, block, K or 1)
-        pooled = []
-        for (block, seen), rows, score_bias in zip(pieces, queries.split(size, 1), biases, strict=True):
+        biases = [score_bias] * len(pieces) if shared else score_bias.split(first.stop, 2)  # (B, H, block, K), or 1
+        for (block, seen), rows, score_bias in zip(pieces, queries.split(first.stop, 1), biases, strict=True):
             cut = blocks.part(hiding._replace(score_bias=None), queries=block, keys=seen)
             cut = cut._replace(score_bias=blocks.of_pairs(score_bias, keys=seen))
-            inputs = rows, keys[:, seen], values[:, seen], num_heads, cut, training
-            pooled.append(self.pool_block(*inputs) if once else _recomputed(self.pool_block, *inputs))
-        return pooled[0] if once else torch.cat(pooled, 1)  # (B*H, Q, dv)
+            inputs = rows, keys[:, seen], values[:, seen]
+            pooled.append(_recomputed(self.pool_block, *inputs, num_heads, cut, training))  # (B*H, block, dv)
+        return torch.cat(pooled, 1)  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, hiding, training):
         """As `pool`, for the queries of one block."""
@@ -111,7 +113,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         Their keys overlap, and are not copied.
         """
         (BH, Q, d), (BG, K, _), pooled = queries.shape, keys.shape, []
-        for pieces in _runs(blocks.pieces(hiding, Q, K, 1)):
+        for pieces in _runs(blocks.pieces(hiding, Q, K, 1, share=4)):
             (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
             size, width = first.stop - first.start, seen.stop - seen.start
             rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)
@@ -137,8 +139,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
             visible = visible.expand(B, heads, -1, -1).reshape(keys.shape[0], -1, *visible.shape[2:])
-        sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)
-        q, k, v = (X.unflatten(0, (sizes[0], -1)).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
+        sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
+        q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
