@@ -50,7 +50,7 @@ def used(queries, keys, hiding):
 class AttentionPooling(lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
-    def pool(self, queries, keys, values, num_heads, hiding, training=None):
+    def pool(self, queries, keys, values, num_heads, hiding, training):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
 
         hiding: of the call. No weights are kept: blocks of queries follow each other, and are computed once more for
