@@ -22,7 +22,7 @@ from mha.weights import files
 PLAIN = {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
 PLAIN |= {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable"}
 
-# Small primes; no array has two axes of the same length.
+# Small primes, so that axes that are swapped do not fit.
 SIZES = {"batch": 2, "num_queries": 5, "num_keys": 7}
 PLAIN_LAYER: dict[str, Any] = {
     "num_hiddens": 13, "num_heads": 3, "bias": True,
