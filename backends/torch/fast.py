@@ -125,7 +125,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             visible = visible_keys(queries[:, first], keys[:, seen], *cut).repeat(1, 1, BH // BG, 1)
             each = nn.functional.scaled_dot_product_attention(rows, k, v, visible, scale=self.scale)
             each = each.unflatten(2, (-1, size)).transpose(1, 2)  # (B*G, H/G, n, block, dv)
-            pooled.append(each.reshape(BH, n * size, -1))
+            pooled.append(each.reshape(BH, n * size, -1))  # (B*H, n*block, dv)
         return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, hiding, training):
