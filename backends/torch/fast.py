@@ -116,7 +116,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         for pieces in _runs(blocks.pieces(hiding, Q, K, 1, share=4)):
             (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
             size, width = first.stop - first.start, seen.stop - seen.start
-            rows = queries[:, first.start : last.stop].reshape(BG, BH // BG, n, size, d).transpose(1, 2)
+            rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)
+            rows = rows.reshape(BG, BH // BG, n, size, d).transpose(1, 2)  # (B*G, n, H/G, block, d)
             rows = rows.reshape(BG, n, -1, d)  # (B*G, n, H/G*block, d)
             k, v = (X[:, seen.start : last_seen.stop].unfold(1, width, size) for X in (keys, values))
             k, v = k.transpose(2, 3), v.transpose(2, 3)  # (B*G, n, width, d)
@@ -316,7 +317,9 @@ def _from_first(hiding):
 def _only_ordered(hiding):
     """Whether nothing but the causal order from the first key on hides."""
     given = hiding.valid_lens, hiding.mask, hiding.score_bias
-    return blocks.reach(hiding) == (None, 0) and _from_first(hiding) and all(X is None for X in given)
+    if not _from_first(hiding):
+        return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
+    return blocks.reach(hiding) == (None, 0) and all(X is None for X in given)
 
 
 def _all_pairs(hiding):
