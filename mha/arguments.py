@@ -135,8 +135,8 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
 
     Lists with nothing in them get the dtype `empty`.
     """
-    if value is None:
-        return None
+    if value is None or type(value) is int:
+        return value
     if isinstance(value, (list, tuple)):
         return checks.listed(name, value, empty)
     backend = dispatch.backend_of(value)

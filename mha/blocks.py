@@ -122,7 +122,7 @@ def block(hiding: Any, num_queries: int, num_keys: int, scores: int, share: int 
     if left is None or right is None:
         return queries(num_queries, scores * num_keys)
     most, window = SCORES // max(1, scores), left + 1 + right  # pairs of a block, keys of a query
-    size = (math.isqrt((window - 1) ** 2 + 4 * most) - window + 1) // 2  # so that size * (size + window - 1) <= most
+    size = int(math.sqrt((window - 1) ** 2 + 4 * most) - window + 1) // 2  # so that size * (size + window - 1) <= most
     size = max(size, most // max(1, num_keys))  # a block needs no more than all keys
     return _equal(num_queries, min(size, max(window // share, LEAST)))
 

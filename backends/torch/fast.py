@@ -317,7 +317,9 @@ def _from_first(hiding):
 def _only_ordered(hiding):
     """Whether nothing but the causal order from the first key on hides."""
     given = hiding.valid_lens, hiding.mask, hiding.score_bias
-    return blocks.reach(hiding) == (None, 0) and _from_first(hiding) and all(X is None for X in given)
+    if not _from_first(hiding):
+        return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
+    return blocks.reach(hiding) == (None, 0) and all(X is None for X in given)
 
 
 def _all_pairs(hiding):
