@@ -89,7 +89,7 @@ def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
         branches = [again(functools.partial(pool_keys, first=0, size=most)) for most in cuts]
         return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)
 
-    queries = arranged(queries.reshape(B, num_heads, Q, d))
+    queries = arranged(queries.reshape(B, num_heads, Q, d))  # (S, P, C, m, h, q, d)
     pooled = _in_loops(again(pool_some), counts, (queries, keys, values, *arrays))  # (S, P, C, rows, size, dv)
     pooled = pooled.reshape(*counts, *sizes, dv).transpose(0, 3, 1, 4, 2, 5, 6)  # (S, m, P, h, C, q, dv)
     pooled = pooled.reshape(-1, num_heads, counts[2] * size, dv)  # (B, H, Q, dv), and more
@@ -143,4 +143,6 @@ def _in_loops(function, counts, arrays, place=0):
         chosen = [X if item is None else item for X, item in zip(shared, items, strict=True)]
         return _in_loops(function, counts[1:], chosen, place * counts[0] + number)
 
+    if counts[0] == 1:
+        return step((0, own))[None]
     return jax.lax.map(step, (jnp.arange(counts[0]), own))
