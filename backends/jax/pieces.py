@@ -143,4 +143,6 @@ def _in_loops(function, counts, arrays, place=0):
         chosen = [X if item is None else item for X, item in zip(shared, items, strict=True)]
         return _in_loops(function, counts[1:], chosen, place * counts[0] + number)
 
+    if counts[0] == 1:
+        return step((0, own))[None]
     return jax.lax.map(step, (jnp.arange(counts[0]), own))
