@@ -33,6 +33,20 @@ BLOCKS_BUGS = {
         },
         "tensorflow": [(r"tf\.reduce_min\(offset\) - left", "tf.reduce_min(offset) - left + 1")],
     },
+    "blocks of a window that see other keys are taken as alike": {
+        "torch": [(r"size == keys\.start - before\.start == (keys\.stop - before\.stop)", r"size == \1")],
+    },
+    "a window's rows of a group in another order": {
+        "torch": [(r"\.repeat\(1, 1, BH // BG, 1\)", ".repeat_interleave(BH // BG, 2)")],
+    },
+    "the kernel's mask of groups in another order": {
+        "torch": [(r"(visible\.expand\(B, heads, -1, -1\))\.reshape", r"\1.transpose(0, 1).reshape")],
+    },
+    "the kernel forgets the scale": {"torch": [(r"is_causal=ordered, scale=self\.scale", "is_causal=ordered")]},
+    "a causal order with an offset is left to the kernel": {
+        "torch": [(r"return isinstance\(hiding\.offset, int\) and hiding\.offset == 0", "return True")],
+    },
+    "a bias of other blocks": {"torch": [(r"(score_bias\.split\(first\.stop, 2\))", r"\1[::-1]")]},
     "keys of a chunk from its beginning": {
         "tensorflow": [(r"seen\.start - start : seen\.stop - start", "0 : seen.stop - seen.start")],
     },
@@ -114,4 +128,7 @@ MEMORY_BUGS = {
         ],
     },
     "a kernel that keeps the scores is taken": {"torch": [(r"keeps = .*", "keeps = False")]},
+    "keys are copied for every head": {
+        "torch": [(r"\.expand\(-1, sizes\[1\], -1, -1\)", ".repeat(1, sizes[0] * sizes[1] // X.shape[0], 1, 1)")],
+    },
 }  # fmt: skip
