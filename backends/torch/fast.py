@@ -138,7 +138,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             visible = torch.where(visible, four_axes(hiding.score_bias), -math.inf)  # (B or 1, H or 1, Q, K)
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
-            visible = visible.expand(B, heads, -1, -1).reshape(keys.shape[0], -1, *visible.shape[2:])
+            visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
+            visible = visible.reshape(keys.shape[0], -1, *visible.shape[2:])  # (B*G, H/G or 1, Q or 1, K)
         sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
         q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
