@@ -60,6 +60,33 @@ def test_compiled_results_are_unchanged(backend, rng, what, hiding):
         assert agrees(by_queries, gradients["queries"], gradient=True)
 
 
+# Options of a layer, and of its call with T queries.
+OPTIONS = {
+    "window": ({"window": (3, 0), "num_key_value_heads": 2, "rotary": mha.Rotary()}, lambda T: {"causal": True}),
+    "offsets": ({"window": (3, 1), "softcap": 2.0}, lambda T: {"offset": np.array([T, 1])}),
+    "bias": (
+        {"num_key_value_heads": 1, "qk_norm": "rms"},
+        lambda T: {"score_bias": np.arange(4.0)[None, :, None, None]},
+    ),
+    "offset": ({"scale": 0.3}, lambda T: {"causal": True, "offset": T // 2}),
+}
+
+
+@pytest.mark.backends("torch")  # which else goes on by itself where a call is no graph
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_are_in_one_graph_of_any_sizes(backend, rng, name):
+    import torch
+
+    options, call = OPTIONS[name]
+    layer = mha.MultiHeadAttention(16, 4, **options, dtype="float64", backend=backend).layer
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    for T in (7, 300):  # what differs from the first call is a symbol in the second
+        X = torch.tensor(rng.normal(size=(2, T, 16)))
+        given = {key: torch.tensor(A) if isinstance(A, np.ndarray) else A for key, A in call(T).items()}
+        found, expected = (mha.to_numpy(attend(X, X, X, **given)) for attend in (compiled, layer))
+        assert agrees(found, expected)
+
+
 @COMPILES
 def test_compiled_padding_does_not_matter(backend, rng):
     compiled = compiled_by(make(backend))

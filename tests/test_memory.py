@@ -75,6 +75,19 @@ def test_gradients_keep_no_scores(backend, monkeypatch, options):
     assert MEASURED[backend](attention, X) < ALL_SCORES / 2
 
 
+@on_these
+def test_one_head_of_keys_takes_no_more_memory_than_all(backend, monkeypatch):
+    """No copies of keys and values for each head of queries."""
+    X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
+    monkeypatch.setattr(blocks, "SCORES", PIECE)
+    widths = {"key_dim": 64, "value_dim": 64}
+    all_heads, one_head = (
+        MEASURED[backend](mha.MultiHeadAttention(6, H, num_key_value_heads=G, **widths, backend=backend), X)
+        for G in (H, 1)
+    )
+    assert one_head <= all_heads
+
+
 # Of these only a whole process can be measured, on a call whose scores are large beside all else.
 PEAK = """
 import re, sys
