@@ -60,11 +60,12 @@ class AttentionPooling(lesson.AttentionPooling):
         their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
         hide from all of it.
         """
+        Q, K = queries.shape[1], keys.shape[1]
+        # A loop over blocks is compiled anew for each number of queries.
+        if blocks.block(hiding, Q, K, self.scores_of_pair(queries)) >= Q:
+            return self.pool_block(queries, keys, values, num_heads, hiding, training)
         pieces, pooled = list(self.pieces(queries, keys, hiding)), []
-        (first, seen), score_bias = pieces[0], blocks.of_pairs(hiding.score_bias)
-        if len(pieces) == 1:
-            cut = blocks.part(hiding, keys=seen)
-            return self.pool_block(queries, keys[:, seen], values[:, seen], num_heads, cut, training)
+        (first, _), score_bias = pieces[0], blocks.of_pairs(hiding.score_bias)
         # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
         shared = score_bias is None or score_bias.shape[2] == 1
         biases = [score_bias] * len(pieces) if shared else score_bias.split(first.stop, 2)  # (B, H, block, K), or 1
