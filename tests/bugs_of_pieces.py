@@ -1,6 +1,7 @@
 """Bugs of calls that are computed in pieces: planted as those in bugs.py, which says how they are written."""
 
 # Of what is computed without weights.
+PARTS = "numpy", "torch", "tensorflow", "mxnet"  # which cut by `blocks.part`
 BLOCKS_TESTS = ["test_reference.py", "test_loops.py", "test_blocks.py"]
 BLOCKS_BUGS = {
     "a block forgets its place": [(r"(offset|tf\.cast\(offset, tf\.int64\)) \+ (\w+\.(arange|range))", r"\2")],
@@ -32,6 +33,10 @@ BLOCKS_BUGS = {
             for name in ("numpy", "torch", "mxnet")
         },
         "tensorflow": [(r"tf\.reduce_min\(offset\) - left", "tf.reduce_min(offset) - left + 1")],
+        "jax": [(r"clip\(offset - left", "clip(offset - left + 1")],
+    },
+    "a call misses the first key of its window": {
+        "jax": [(r"clip\(hiding\.offset - left", "clip(hiding.offset - left + 1")],
     },
     "blocks of a window that see other keys are taken as alike": {
         "torch": [(r"size == keys\.start - before\.start == (keys\.stop - before\.stop)", r"size == \1")],
@@ -40,7 +45,7 @@ BLOCKS_BUGS = {
         "torch": [(r"\.repeat\(1, 1, BH // BG, 1\)", ".repeat_interleave(BH // BG, 2)")],
     },
     "the kernel's mask of groups in another order": {
-        "torch": [(r"(visible\.expand\(B, heads, -1, -1\))\.reshape", r"\1.transpose(0, 1).reshape")],
+        "torch": [(r"visible\.expand\(B, heads, -1, -1\)", "visible.expand(B, heads, -1, -1).transpose(0, 1)")],
     },
     "the kernel forgets the scale": {"torch": [(r"is_causal=ordered, scale=self\.scale", "is_causal=ordered")]},
     "a causal order with an offset is left to the kernel": {
@@ -52,10 +57,21 @@ BLOCKS_BUGS = {
     },
     "gates are forgotten where no weights are kept": {
         "tensorflow": [(r"pooled = pooled \* tf\.reshape\(tf\.broadcast_to\(head_gates.*", "pass")],
+        "jax": [(r"pooled = pooled \* jnp\.broadcast_to\(head_gates.*", "pass")],
     },
-    "a part forgets where its keys begin": [(r"offset \+ first_query - first_key", "offset + first_query")],
-    "a part forgets where its queries begin": [(r"offset \+ first_query - first_key", "offset - first_key")],
-    "lengths forget where the keys of a part begin": [(r"else valid_lens - first_key", "else valid_lens")],
+    "a part forgets where its keys begin": {
+        **{name: [(r"offset \+ first_query - first_key", "offset + first_query")] for name in PARTS},
+        "jax": [(r"offset=hiding\.offset - first", "offset=hiding.offset")],
+    },
+    "a part forgets where its queries begin": {
+        **{name: [(r"offset \+ first_query - first_key", "offset - first_key")] for name in PARTS},
+        "jax": [(r" \+ piece % counts\[2\] \* size", "")],
+    },
+    "lengths forget where the keys of a part begin": {
+        **{name: [(r"else valid_lens - first_key", "else valid_lens")] for name in PARTS},
+        "jax": [(r"hiding\.valid_lens - first", "hiding.valid_lens")],
+    },
+    "the bias of the first keys in every part": {"jax": [(r"cut\(X, first, size, 3\)", "X[:, :, :, :size]")]},
     "the bias of the first queries in every block": {
         **{
             name: [
@@ -66,6 +82,9 @@ BLOCKS_BUGS = {
             for name in ("numpy", "torch")
         },
         "tensorflow": [(r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C")],
+        "jax": [(r"hiding\.mask, hiding\.score_bias, offset", "hiding.mask, of_first(hiding.score_bias), offset"),
+                (r"    arrays = \[", "    of_first = lambda X: X if X is None or X.shape[2] == 1 else jnp.tile(\n"
+                 "        X[:, :, :size], (1, 1, -(-Q // size), 1))[:, :, :Q]\n    arrays = [")],
         "mxnet": [(r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias")],
     },
     "gates of other heads in groups of samples": {
@@ -84,7 +103,7 @@ BLOCKS_BUGS = {
             (r"pairs\.reshape\(BG, (BH // BG) \* Q, -1\)",
              r"pairs.reshape(BG, Q, \1, -1).swapaxes(1, 2).reshape(BG, \1 * Q, -1)"),
         ]
-        for name in ("numpy", "torch", "mxnet")
+        for name in ("numpy", "torch", "jax", "mxnet")
     },
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ def small(monkeypatch, backend):
     fast = importlib.import_module(f"{dispatch.load(backend).__name__}.fast")
     large = blocks.SCORES
 
-    def shrink(scores=SMALL // 4 if backend == "jax" else SMALL):  # of which its blocks take four times as many
+    def shrink(scores=SMALL):
         monkeypatch.setattr(blocks, "SCORES", scores)
         if backend == "jax":
             monkeypatch.setattr(fast, "SHORT", 1)

@@ -91,6 +91,7 @@ def test_others_read_it(data, tmp_path):
     assert shapes == expected
 
 
+@pytest.mark.backends("numpy", "torch", "mxnet")
 def test_a_case_on_a_backend(backend):
     case = case_files.from_case(CASE, "float32")
     assert [str(result) for result in case_files.check(case, backend) if not result.passed] == []

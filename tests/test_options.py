@@ -239,3 +239,15 @@ def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
     attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})
     with pytest.raises(ValueError, match=f"a {kind} cannot be made of a layer with {name}="):
         attention.to_native(kind)
+
+
+def test_a_hidden_score_may_overflow_under_a_cap(backend):
+    """A pair that is hidden counts for nothing, though its query and its key are both seen: inf - inf is NaN."""
+    attention = mha.MultiHeadAttention(2, 1, softcap=1.5, backend=backend)
+    attention.weights = dict.fromkeys(attention.weights, np.eye(2, dtype="float32"))
+    queries = np.array([[[1e30, -1e30], [0, 0]]], "float32")
+    keys = np.array([[[0, 0], [1e30, 1e30]]], "float32")
+    values, mask = np.eye(2, dtype="float32")[None], np.eye(2, dtype=bool)
+    np.testing.assert_array_equal(attention(queries, keys, values, mask=mask), values)
+    for name, X in attention.gradients(queries, keys, values, mask=mask).items():
+        assert np.isfinite(X).all(), name

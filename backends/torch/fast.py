@@ -60,11 +60,12 @@ class AttentionPooling(lesson.AttentionPooling):
         their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
         hide from all of it.
         """
+        Q, K = queries.shape[1], keys.shape[1]
+        # A loop over blocks is compiled anew for each number of queries.
+        if blocks.block(hiding, Q, K, self.scores_of_pair(queries)) >= Q:
+            return self.pool_block(queries, keys, values, num_heads, hiding, training)
         pieces, pooled = list(self.pieces(queries, keys, hiding)), []
-        (first, seen), score_bias = pieces[0], blocks.of_pairs(hiding.score_bias)
-        if len(pieces) == 1:
-            cut = blocks.part(hiding, keys=seen)
-            return self.pool_block(queries, keys[:, seen], values[:, seen], num_heads, cut, training)
+        (first, _), score_bias = pieces[0], blocks.of_pairs(hiding.score_bias)
         # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
         shared = score_bias is None or score_bias.shape[2] == 1
         biases = [score_bias] * len(pieces) if shared else score_bias.split(first.stop, 2)  # (B, H, block, K), or 1
@@ -138,7 +139,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             visible = torch.where(visible, four_axes(hiding.score_bias), -math.inf)  # (B or 1, H or 1, Q, K)
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
-            visible = visible.expand(B, heads, -1, -1).reshape(keys.shape[0], -1, *visible.shape[2:])
+            visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
+            visible = visible.reshape(keys.shape[0], -1, *visible.shape[2:])  # (B*G, H/G or 1, Q or 1, K)
         sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
         q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
