@@ -18,9 +18,22 @@ SMALL = 60  # scores at a time: some queries of one head, so that samples, heads
 MANY = parity.Case("", ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), offset=[0, -7, 4], head_gates=(3, 6), batch=3)
 MANY = dataclasses.replace(MANY, num_queries=29, num_keys=31)
 WINDOW = parity.WIDTHS | {"num_heads": 6, "num_key_value_heads": 2, "window": (4, 1)}
+LARGE = {"batch": 3, "num_queries": 29, "num_keys": 31}
+# PyTorch's kernel asks for one width of heads, which these have.
+ONE_WIDTH = WINDOW | {"value_dim": 11, "scale": 0.7, "rotary": mha.Rotary(10)}
+ONE_WIDTH_ALL = ONE_WIDTH | {"window": None}
+KERNEL = (
+    parity.Case("kernel, window", ONE_WIDTH, offset=3, **LARGE),
+    parity.Case("kernel, window to the left, causal", ONE_WIDTH, causal=True, head_gates=(6,), **LARGE),
+    parity.Case("kernel, window, mask", ONE_WIDTH, [31, 0, 17], mask=(3, 6, 29, 31), **LARGE),
+    parity.Case("kernel, causal, offset", ONE_WIDTH_ALL, causal=True, offset=2, **LARGE),
+    parity.Case("kernel, bias", ONE_WIDTH_ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), **LARGE),
+    parity.Case("kernel, mask of keys", ONE_WIDTH_ALL, mask=(2, 6, 1, 5)),
+)
 CASES = {
     case.name: case
     for case in (
+        *KERNEL,
         *(case for case in parity.CASES if case.num_keys < 100),
         parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
@@ -95,6 +108,7 @@ ALIKE = {
 }  # fmt: skip
 EAGER = pytest.mark.backends("numpy", "torch", "mxnet")
 COSTLY = {name: EAGER if name in ALIKE else OTHERS for name in CASES if name not in ON_JAX}
+COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=COSTLY.get(name, ())) for name in CASES])
