@@ -25,7 +25,7 @@ BLOCKS_BUGS = {
             for name in ("numpy", "torch", "mxnet")
         },
         "tensorflow": [(r"tf\.reduce_max\(offset\) \+ num_queries \+ right", "tf.reduce_max(offset) + 1 + right")],
-        "jax": [(r"K - right\) \+ size \+ right", "K - right) + 1 + right")],
+        "jax": [(r"jnp\.minimum\(offset\.max\(\), K - right\) \+ size \+ right", "(offset.max() + size + right) // 2")],
     },
     "a block misses the first key of its window": {
         **{
