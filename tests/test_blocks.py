@@ -44,13 +44,16 @@ CASES = {
             "many pieces, causal", parity.WIDTHS, [5, 31, 0], causal=True, batch=3, num_queries=29, num_keys=31
         ),
         parity.Case("many pieces, window", WINDOW, [31, 0, 17], batch=3, num_queries=29, num_keys=31, offset=-1),
-        parity.Case("window, one piece", WINDOW, causal=True, num_queries=7, num_keys=13, offset=8),
+        parity.Case("window of some keys", WINDOW, causal=True, num_queries=7, num_keys=17, offset=[8, 6]),
         parity.Case("window, lengths per query", WINDOW, [[9, 4, 2], [0, 3, 9]], num_keys=7, offset=[3, 1]),
         dataclasses.replace(MANY, name="many pieces, all options"),
     )
 }
 # JAX compiles each for ten seconds and more.
-ON_JAX = ("additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options")
+ON_JAX = (
+    "additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "window of some keys",
+    "many pieces, all options",
+)  # fmt: skip
 OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
 
 
