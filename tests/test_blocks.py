@@ -108,6 +108,7 @@ def ratios(backend, case, dtype, shrink):
 ALIKE = {
     "no lengths", "length above K", "scale 0.01", "scale 30", "mask of each sample", "additive", "additive, scale 0.01",
     "additive, scale 30", "equal widths, no bias", "one head", "head of width 1", "additive, lengths per query",
+    "causal", "length zero", "lengths per sample", "rotary", "window, offset",
 }  # fmt: skip
 EAGER = pytest.mark.backends("numpy", "torch", "mxnet")
 COSTLY = {name: EAGER if name in ALIKE else OTHERS for name in CASES if name not in ON_JAX}
