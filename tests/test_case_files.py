@@ -134,6 +134,12 @@ def test_write_and_check(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_case_of_the_full_suite_is_written_too(tmp_path):
+    path = tmp_path / "case"
+    assert run("case", "write", str(path), "--case", "options 3").exit_code == 0
+    assert case_files.read(path).name == "options 3"
+
+
 def test_check_names_the_first_step_that_is_off(data, tmp_path):
     for name, wrong in (("good", []), ("bad", ["steps/rotate_k", "steps/pooled", "gradients/values"])):
 

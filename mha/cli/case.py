@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mha import checks, dispatch, parity
+from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import chosen_all
 from mha.config import DTYPES
 from mha.names import BackendName, FloatName
 from mha.parity import Result, case_files
 from mha.parity.case_files import CaseFile
+from mha.parity.suite import ALL_CASES
 from mha.tables import plain_table
 
 Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
@@ -24,7 +25,7 @@ Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
 def write(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; one that is there is replaced.")],
     case: Annotated[
-        str, typer.Option(metavar="NAME", help="A case of the suite; a name that is unknown shows all names.")
+        str, typer.Option(metavar="NAME", help="A case of the full suite; a name that is unknown shows all names.")
     ] = "all options",
     dtype: Annotated[str, typer.Option(metavar="NAME", help=f"What to compute in: {', '.join(DTYPES)}.")] = "float32",
 ) -> None:
@@ -41,7 +42,7 @@ def write(
 
     Exit code 0 if the file was written, 2 if not; FILE then stays as it was.
     """
-    known = {one.name: one for one in parity.CASES}
+    known = {one.name: one for one in ALL_CASES}
     try:
         chosen = known[checks.choice("--case", case, tuple(known))]
         dtype_name = checks.choice("--dtype", dtype, DTYPES)
