@@ -52,11 +52,15 @@ def test_bounds_as_written_numbers(dtype, gradient, scale):
     assert parity.bound(dtype, oracle, base, gradient=gradient, scale=scale) == BOUNDS[dtype, gradient, scale]
 
 
-def test_only_the_bias_of_the_keys_is_measured_against_the_largest_gradient():
+def test_only_what_shifts_all_scores_of_a_query_is_measured_against_the_largest_gradient():
     names = list(mha.MultiHeadAttention(**parity.ADDITIVE, backend="numpy").weights)
-    gradients = {name: np.array([1.0, -i]) for i, name in enumerate(["queries", "keys", "values", *names])}
+    names += ["queries", "keys", "values", "score_bias"]
+    gradients = {name: np.array([1.0, -i]) for i, name in enumerate(names)}
+    nothing, largest = dict.fromkeys(gradients, 0.0), len(gradients) - 1
+    assert {name: parity.gradient_scale(name, gradients) for name in gradients} == nothing | {"W_k.bias": largest}
+    gradients = {name: X[:, None] for name, X in gradients.items()}  # one number for all keys
     scales = {name: parity.gradient_scale(name, gradients) for name in gradients}
-    assert scales == dict.fromkeys(gradients, 0.0) | {"W_k.bias": len(gradients) - 1}
+    assert scales == nothing | {"W_k.bias": largest, "score_bias": largest}
 
 
 @pytest.mark.parametrize(

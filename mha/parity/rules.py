@@ -112,11 +112,13 @@ def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttent
 
 
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
-    """What a gradient's rounding is measured against besides itself: 0, but for the bias of the keys.
+    """What a gradient's rounding is measured against besides itself: 0, but for what shifts a query's scores alike.
 
-    That bias shifts all scores of a query alike, so with dot-product pooling its gradient is 0 but for rounding.
+    Weights do not depend on that, so its gradient is 0 but for rounding: that of the bias of the keys with dot-product
+    pooling, and of a bias of scores that has one number for all keys.
     """
-    return max(map(largest, gradients.values())) if name == "W_k.bias" else 0.0
+    shifts = name == "W_k.bias" or (name == "score_bias" and gradients[name].shape[-1] == 1)
+    return max(map(largest, gradients.values())) if shifts else 0.0
 
 
 def fraction(error: float, bound: float) -> float:
