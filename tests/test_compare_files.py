@@ -1,4 +1,4 @@
-"""`mha compare`, `parity.compare_files` and `compare_layers`: two layers, their weights and what they compute."""
+"""`mha compare` and `parity.compare_files`: the layers of two files, their weights and what they compute."""
 
 import json
 import re
@@ -7,51 +7,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import narrow, run
+from pages import text
+from ported import H, made, neighbours, stored, with_weights
 
 import mha
 from mha import parity
 from mha.config import numpy_dtype
-from mha.weights.schemes import from_canonical
 
-D, H = 12, 3
 BERT, LLAMA = "layer.0.attention.", "model.layers.0.self_attn."
-
-
-def made(seed=1, bias=True, **options):
-    """A layer on NumPy, every weight of it random."""
-    random = np.random.default_rng(seed)
-    layer = mha.MultiHeadAttention(D, **{"num_heads": H} | options, bias=bias, seed=seed, backend="numpy")
-    layer.weights = {
-        name: X if X.ndim == 2 else random.normal(1, 0.5, X.shape).astype(X.dtype) for name, X in layer.weights.items()
-    }
-    return layer
-
-
-def with_weights(layer, **changed):
-    """The layer with some weights changed: W_q_kernel=..."""
-    other = layer.to("numpy")
-    other.weights = layer.weights | {name.replace("_kernel", ".kernel"): X for name, X in changed.items()}
-    return other
-
-
-def stored(layers, scheme, prefix, path, dtype=None):
-    """A file with layers as a scheme stores them; prefix: with the place of the layer's number, {}."""
-    arrays = {"embeddings": np.ones((2, 3), "float32")}
-    for i, layer in enumerate(layers):
-        for name, X in from_canonical(layer.config, layer.weights, scheme).items():
-            arrays[prefix.format(i) + name] = np.ascontiguousarray(X, dtype and numpy_dtype(dtype))
-    safetensors.numpy.save_file(arrays, path)
-    return str(path)
-
-
-def interleaved(X, heads=H):
-    """The columns of a kernel component by component, for each of them all heads."""
-    return X.reshape(len(X), heads, -1).swapaxes(1, 2).reshape(X.shape)  # (in, d*H)
-
-
-def neighbours(X, heads):
-    """The columns of a kernel with the pairs of components side by side that were halves."""
-    return X.reshape(len(X), heads, 2, -1).swapaxes(2, 3).reshape(X.shape)  # (in, H*d)
 
 
 @pytest.fixture
@@ -107,73 +70,7 @@ def test_a_rounded_copy_is_the_same_to_what_its_dtype_explains(ours, tmp_path, d
     assert ("dtype", dtype, "float32") in widened.reports[0].options
 
 
-def test_half_precision_that_was_trained_a_little_is_not_the_same():
-    layer = made(dtype="bfloat16")
-    step = {name: (X.astype("float32") * np.float32(1 + 2**-8)).astype(X.dtype) for name, X in layer.weights.items()}
-    assert not any(np.array_equal(step[name], X) for name, X in layer.weights.items())
-    report = parity.compare_layers(layer, with_weights(layer, **step))
-    assert not report
-    assert report.verdict.startswith("not the same layer: no kernel is the same, each differs by 0.00")
-    few = layer.weights["W_k.kernel"].copy()
-    few[7, 5] *= 2
-    report = parity.compare_layers(layer, with_weights(layer, W_k_kernel=few))
-    assert report.verdict == "not the same layer: W_k.kernel: differs, unexplained"
-
-
-def test_noise_of_float32_is_the_same_to_float32():
-    layer = made()
-    noisy = with_weights(layer, W_v_kernel=np.nextafter(layer.weights["W_v.kernel"], np.float32(np.inf)))
-    report = parity.compare_layers(layer, noisy)
-    assert report
-    assert (report.verdict, report.outputs.dtype) == ("the same layer: the same to float32", "float32")
-
-
-def test_biases_of_zeros_are_none():
-    bare = made(bias=False)
-    zeros = mha.MultiHeadAttention(D, H, bias=True, backend="numpy")
-    zeros.weights = zeros.weights | bare.weights
-    report = parity.compare_layers(zeros, bare)
-    assert report
-    assert {row.note for row in report.rows} == {"", "zeros, and not in B"}
-    assert ("bias", True, False) in report.options
-
-
 # 2. The same layer, but for
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "note", "mistake"),
-    [
-        ("W_q", lambda X, W: X.T, "transposed", "W_q.kernel is not transposed"),
-        ("W_o", lambda X, W: X.T, "transposed", "W_o.kernel is not transposed"),
-        ("W_k", lambda X, W: interleaved(X), "heads interleaved, (d, H) for (H, d)",
-         "the heads of W_k are interleaved"),
-        ("W_o", lambda X, W: interleaved(X.T).T, "heads interleaved, (d, H) for (H, d)",
-         "the heads of W_o are interleaved"),
-        ("W_v", lambda X, W: interleaved(X, D // H), "heads no more interleaved, (H, d) for (d, H)",
-         "the heads of W_v are interleaved"),
-        ("W_v", lambda X, W: W["W_k.kernel"], "A's W_k.kernel", None),
-        ("W_v", lambda X, W: W["W_k.kernel"].T, "A's W_k.kernel, transposed", None),
-        ("W_q", lambda X, W: neighbours(X, H), "rotary pairs, neighbours for halves", None),
-        ("W_q", lambda X, W: interleaved(X.T), "transposed, heads interleaved, (d, H) for (H, d)", None),
-        ("W_q", lambda X, W: X[:, [8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7]], "heads in another order", None),
-        ("W_q", lambda X, W: X[:, np.random.default_rng(3).permutation(D)], "columns in another order", None),
-        ("W_o", lambda X, W: X[::-1], "rows in another order", None),
-        ("W_q", lambda X, W: X / 2, "times 0.5", "the scale is applied twice"),
-        ("W_v", lambda X, W: 0 * X, "zeros", None),
-    ],
-)  # fmt: skip
-def test_what_makes_a_weight_out_of_the_other_layer_is_said(name, change, note, mistake):
-    layer = made(bias=False)
-    kernel = f"{name}.kernel"
-    changed = np.ascontiguousarray(change(layer.weights[kernel], layer.weights)).astype("float32")
-    report = parity.compare_layers(layer, with_weights(layer, **{kernel: changed}))
-    assert not report
-    notes = {row.name: row.note for row in report.rows if not row.same}
-    assert notes == {kernel: note}
-    assert report.verdict == f"the same layer, but for {kernel}: {note}"
-    assert report.outputs.first.name == ("output" if name == "W_o" else name)
-    assert mistake is None or mistake in report.outputs.diagnosis.mistakes
 
 
 def test_a_transposed_and_rounded_weight_is_both(ours, tmp_path):
@@ -183,13 +80,6 @@ def test_a_transposed_and_rounded_weight_is_both(ours, tmp_path):
     assert report.reports[0].rows[0].note == "transposed, to bfloat16"
     assert "W_q.kernel is not transposed" in report.reports[0].outputs.diagnosis.mistakes
     assert not report
-
-
-def test_scales_without_their_one():
-    layer = made(bias=False, qk_norm="rms")
-    less = with_weights(layer, **{"q_norm.scale": layer.weights["q_norm.scale"] - 1})
-    assert parity.compare_layers(layer, less).verdict == "the same layer, but for q_norm.scale: w - 1"
-    assert parity.compare_layers(less, layer).verdict == "the same layer, but for q_norm.scale: 1 + w"
 
 
 def test_dropped_biases_and_swapped_kernels(ours, tmp_path):
@@ -206,6 +96,22 @@ def test_dropped_biases_and_swapped_kernels(ours, tmp_path):
     assert "Q and K are swapped" in swapped.outputs.diagnosis.mistakes
 
 
+def test_it_is_printed_as_the_page_shows_it(tmp_path, monkeypatch):
+    layers = [made(0), made(1)]
+    wrong = with_weights(layers[0], W_q_kernel=layers[0].weights["W_q.kernel"].T)
+    stored(layers, "bert", "encoder.layer.{}.attention.", tmp_path / "bert.safetensors")
+    stored([wrong], "keras", "attention.", tmp_path / "ported.safetensors")
+    monkeypatch.chdir(tmp_path)
+    page = text("docs/porting.md")
+    command, shown = re.search(r"```sh\nmha (compare .*?)\n```\n\n```text\n(.*?)```", page, re.S).groups()
+
+    def without_digits(printed):  # the last of them are the processor's
+        return [re.sub(r"[\d.e+-]+", "0", line).split() for line in printed.splitlines()]
+
+    result = run(*command.split())
+    assert (result.exit_code, without_digits(result.stdout)) == (1, without_digits(shown))
+
+
 def test_other_heads(ours, tmp_path):
     layer, path = ours
     other = stored([layer], "torch", "a.", tmp_path / "theirs.safetensors")
@@ -214,27 +120,6 @@ def test_other_heads(ours, tmp_path):
     assert "\nnum_heads: 3 in A, 4 in B\n" in result.stdout
     assert "why: another number of heads (4 heads): " in result.stdout
     assert result.stdout.endswith("the same weights, but with other options they compute something else\n")
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "other"),
-    [
-        ("window", (300, 0), (301, 0)),
-        ("window", (2, 1), (2, None)),
-        ("window", None, (300, None)),
-        ("qk_norm_eps", 1e-6, 1e-5),
-        ("rotary", mha.Rotary(base=1e4), mha.Rotary(base=10001)),
-        ("softcap", 30.0, None),
-        ("scale", 0.5, 0.25),
-    ],
-)
-def test_options_that_differ_are_said_and_seen(option, value, other):
-    first, second = made(qk_norm="rms", **{option: value}), made(qk_norm="rms", **{option: other})
-    report = parity.compare_layers(first, second)
-    assert [name for name, _, _ in report.options] == [option]
-    assert not report
-    assert all(row.same for row in report.rows)
-    assert parity.compare_layers(first, made(qk_norm="rms", **{option: value}))
 
 
 def test_layers_of_other_shapes(ours, tmp_path):
@@ -248,20 +133,6 @@ def test_layers_of_other_shapes(ours, tmp_path):
     )
     assert "outputs: none, since no inputs fit both" in result.stdout
     assert result.stdout.endswith("not the same layer: it has other sizes\n")
-
-
-def test_another_layer_has_no_kernel_that_is_the_same():
-    report = parity.compare_layers(made(1), made(2))
-    assert report.verdict.startswith("not the same layer: no kernel is the same, each differs by 1.")
-    assert not report.outputs.diagnosis.known
-
-
-def test_a_bias_of_keys_that_has_no_influence_is_missing_all_the_same():
-    layer = made()
-    other = with_weights(layer, **{"W_k.bias": np.zeros(D, "float32")})
-    report = parity.compare_layers(layer, other)
-    assert report.agree
-    assert report.verdict == "the same layer, stored in another way: W_k.bias: zeros"
 
 
 # 3. Options of models, and what a file does not say
@@ -301,8 +172,8 @@ def test_pairs_that_lie_and_turn_another_way_are_the_same_layer(rotated):
 
 def test_options_are_for_what_neither_file_says(rotated, tmp_path):
     _, second, wrong = rotated
+    assert f"mha: {second} does not say everything: --num-heads is not given" in run("compare", second, wrong).stderr
     arguments = ("compare", second, second)
-    assert "does not say everything: --num-heads is not given, expected an int" in run(*arguments).stderr
     told = run(*arguments, "--num-heads", "4")
     assert "--rotary is not given" in told.stderr
     assert "pass --rotary BASE as the model's configuration says, or --rotary none if" in told.stderr
@@ -351,9 +222,9 @@ def test_the_first_layer_that_differs_in_detail(models):
     )
     assert report.reports[3].outputs.diagnosis.mistakes == ("W_q of another layer",)
     assert report.reports[10].verdict == "the same layer, but for W_v.kernel: transposed"
-    text = str(report)
-    assert "\nthe first that differs: scheme gpt2, prefix h.3.attn.; scheme timm, prefix blocks.3.attn. in B\n" in text
-    assert text.count("W_q.kernel  (12, 12)") == 1
+    printed = str(report)
+    assert "\nthe first that differs: scheme gpt2, prefix h.3.attn.; scheme timm, prefix blocks.3.attn. in" in printed
+    assert printed.count("W_q.kernel  (12, 12)") == 1
     one = parity.compare_files(first, write(wrong), prefix_a="h.10.attn", prefix_b="blocks.10.attn", num_heads=H)
     assert one.layers == ((("gpt2", "h.10.attn."), ("timm", "blocks.10.attn.")),)
     assert "W_v.kernel is not transposed" in one.reports[0].outputs.diagnosis.mistakes
@@ -384,7 +255,7 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "told"),
     [
         (("absent",), "absent is not there"),
         ((".",), " is a directory, expected a regular file"),
@@ -400,7 +271,7 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
         (("theirs", "--rotary", "100"), "--rotary BASE is not needed: both files say it"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_one_line(ours, tmp_path, arguments, text):
+def test_what_is_wrong_is_one_line(ours, tmp_path, arguments, told):
     layer, path = ours
     (tmp_path / "ours").write_bytes((tmp_path / "ours.safetensors").read_bytes())
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.")
@@ -411,7 +282,7 @@ def test_what_is_wrong_is_one_line(ours, tmp_path, arguments, text):
     safetensors.numpy.save_file(arrays, tmp_path / "nan")
     result = run("compare", path, str(tmp_path / arguments[0]), *arguments[1:])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert text in result.stderr
+    assert told in result.stderr
     assert result.stderr.startswith("mha: ")
     assert result.stderr.count("\n") == 1
 

@@ -25,10 +25,12 @@ class Relation:
 
     how: what makes it out of A's weights, in words; "" = it lies there as A's.
     rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
+    kept: whether it has all that A's weight of this name has.
     """
 
     how: str
     rounded: FloatName | None = None
+    kept: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +62,16 @@ def relation(name: str, ours: Mapping[str, Array], theirs: Array, config: Config
         if np.array_equal(ours[name], theirs):
             return Relation("")
         if not theirs.any():
-            return Relation("zeros")
+            return Relation("zeros", kept=False)
     sources = [other for other in ours if other.endswith(name.rpartition(".")[2])]
     for source in sorted(sources, key=lambda source: source != name):
         if ours[source].ndim == theirs.ndim:
             X, Y = matrix(name, ours[source]), matrix(name, theirs)
             for how, change in changes(name, X, Y, config):
                 if found := related(X, Y, change):
-                    told = ["" if source == name else f"A's {source}", how]
-                    return dataclasses.replace(found, how=", ".join(filter(None, told)))
+                    if source != name:
+                        how = ", ".join(filter(None, [f"A's {source}", how]))
+                    return dataclasses.replace(found, how=how, kept=source == name)
     return None
 
 

@@ -199,8 +199,11 @@ def both(a: tuple[Path, Layer], b: tuple[Path, Layer], given: Mapping[str, Any])
     """The layers of two files, each with the arguments that its file does not say."""
     try:
         first = taken(*a, given, None)
-    except TypeError:  # what A does not say, B may
-        second = taken(*b, given, None)
+    except TypeError as lacking:  # what A does not say, B may
+        try:
+            second = taken(*b, given, None)
+        except TypeError:
+            raise lacking from None
         return [taken(*a, given, second[0].config), second]
     return [first, taken(*b, given, first[0].config)]
 

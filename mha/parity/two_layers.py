@@ -81,7 +81,7 @@ class LayersReport:
     outputs: Report | None
 
     def __bool__(self) -> bool:
-        return self.agree and all(row.relation is not None for row in self.rows)
+        return self.agree and all(row.relation is not None and row.relation.kept for row in self.rows)
 
     @property
     def agree(self) -> bool:
@@ -105,14 +105,14 @@ class LayersReport:
         told: dict[str, list[str]] = {}
         for row in self.rows:
             if not row.same:
-                told.setdefault(row.note or "differs, unexplained", []).append(row.name)
+                told.setdefault(row.note or f"differs by {number(row.difference)} in no known way", []).append(row.name)
         listed = "; ".join(f"{', '.join(names)}: {how}" for how, names in told.items())
         if self and listed:
             return f"the same layer, stored in another way: {listed}"
         if self and self.rounded:
             return f"the same layer: the same to {self.rounded}"
         if self:
-            return f"the same layer: {max((row.verdict for row in self.rows), key=len)}"
+            return f"the same layer: {self.rows[0].verdict}"
         if any(name in SIZES for name, _, _ in self.options):
             return "not the same layer: it has other sizes"
         if not self.alike:
@@ -193,7 +193,7 @@ def compared(
     for at, one in enumerate(rows):
         for name, layer in found.items():
             if one.name in unexplained and same(one.name, layer.weights.get(one.name), theirs[one.name]):
-                rows[at] = dataclasses.replace(one, relation=Relation(f"that of {name}"))
+                rows[at] = dataclasses.replace(one, relation=Relation(f"that of {name}", kept=False))
     pairs = ((name, getattr(a.config, name), getattr(b.config, name)) for name in vars(a.config))
     report = LayersReport(tuple(pair for pair in pairs if pair[1] != pair[2]), tuple(rows), None)
     if any(getattr(a.config, name) != getattr(b.config, name) for name in SIZES):
