@@ -1,4 +1,4 @@
-"""When two results are the same, where they first differ and why: the rules, and the quick suite of `mha parity`."""
+"""When two results, layers or files are the same, where they first differ and why; the suite of `mha parity`."""
 
 from mha.parity import case_files
 from mha.parity.cases import ADDITIVE, CASES, WIDTHS, Case

@@ -20,10 +20,9 @@ from mha.positions import Rotary
 from mha.tables import plain_table
 from mha.weights import safetensors_reader, schemes
 
-Path = str | os.PathLike[str]
+Name = str | os.PathLike[str]  # of a file
 Layer = tuple[SchemeName, str]  # scheme and prefix
 Pair = tuple[Layer, Layer]
-Attention = MultiHeadAttention
 Lacking = dict[str, Any]  # arguments that a file does not say, with their values
 SAYABLE = ("num_heads", "rotary", "qk_norm")  # what a file may leave unsaid
 
@@ -33,7 +32,7 @@ class File:
     """A file and what is asked for in it; side: "a" or "b", as the arguments are called."""
 
     side: str
-    path: Path
+    path: Name
     scheme: SchemeChoice
     prefix: str | None
 
@@ -50,8 +49,8 @@ class File:
             try:
                 return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
             except (TypeError, ValueError) as error:
-                text = re.sub(r"\b(scheme|prefix)(?= is (?!there)|=)", rf"\1_{self.side}", str(error))
-                raise type(error)(text) from error
+                told = re.sub(r"\b(scheme|prefix)(?= is (?!there)|=)", rf"\1_{self.side}", str(error))
+                raise type(error)(told) from error
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -110,8 +109,8 @@ class FilesReport:
 
 
 def compare_files(
-    a: Path,
-    b: Path,
+    a: Name,
+    b: Name,
     *,
     scheme_a: SchemeChoice = "auto",
     scheme_b: SchemeChoice = "auto",
@@ -195,7 +194,9 @@ def matched(a: File, b: File) -> list[Pair]:
     return [(each[0], each[1])]
 
 
-def both(a: tuple[Path, Layer], b: tuple[Path, Layer], given: Mapping[str, Any]) -> list[tuple[Attention, Lacking]]:
+def both(
+    a: tuple[Name, Layer], b: tuple[Name, Layer], given: Mapping[str, Any]
+) -> list[tuple[MultiHeadAttention, Lacking]]:
     """The layers of two files, each with the arguments that its file does not say."""
     try:
         first = taken(*a, given, None)
@@ -208,7 +209,9 @@ def both(a: tuple[Path, Layer], b: tuple[Path, Layer], given: Mapping[str, Any])
     return [first, taken(*b, given, first[0].config)]
 
 
-def taken(path: Path, layer: Layer, given: Mapping[str, Any], other: Config | None) -> tuple[Attention, Lacking]:
+def taken(
+    path: Name, layer: Layer, given: Mapping[str, Any], other: Config | None
+) -> tuple[MultiHeadAttention, Lacking]:
     """A layer of a file; what the file does not say is as given, or else as the other layer has it.
 
     Raises TypeError, which names the file and the argument, if that is not known either.
@@ -232,7 +235,7 @@ def taken(path: Path, layer: Layer, given: Mapping[str, Any], other: Config | No
 
 def elsewhere(
     file: File, chosen: Layer, config: Config, theirs: Mapping[str, np.ndarray], names: list[str]
-) -> dict[str, Attention]:
+) -> dict[str, MultiHeadAttention]:
     """The other layers of A's file that have weights of B's, of these names; config: of A's layer."""
     found = {}
     for layer in file.layers():
