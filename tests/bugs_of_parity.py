@@ -11,6 +11,24 @@ COMPARE_BUGS = {
     "a report is true unless all differs": ("parity/report", r"return all\(row\.passed", "return any(row.passed"),
     "the offset is left out of a comparison": ("parity/comparison", r'"offset": offset', '"offset": 0'),
 }  # fmt: skip
+TWO_TESTS = ["test_compare_layers.py", "test_compare_files.py"]
+TWO_BUGS = {
+    "half precision that was trained apart is the same": ("parity/relations", r"!= fits\(there, dtype\)", "or True"),
+    "a few rows tell all": ("parity/relations", r"\(slice\(ROWS\), slice\(None\)\)", "(slice(ROWS),)"),
+    "orders of columns are taken the other way": ("parity/relations", r"lexsort\(second\)\] = np\.lexsort\(first\)",
+                                                  "lexsort(first)] = np.lexsort(second)"),
+    "halves and neighbours are mixed up": ("parity/relations", r"reshape\(shape\)\.T", "reshape(shape[::-1]).T"),
+    "a factor of nearly 1 explains noise": ("parity/relations", r"abs\(factor - 1\) > 0\.02", "True"),
+    "weights alone tell": ("parity/two_layers", r"return self\.agree and", "return"),
+    "outputs alone tell": ("parity/two_layers", r"return self\.agree and all\(.*\)", "return self.agree"),
+    "rounded weights are judged in float64": ("parity/two_layers", r'report\.rounded or "float64"', '"float64"'),
+    "no window hides anything": ("parity/two_layers", r"offsets = \[0, .*\]", "offsets = [0]"),
+    "bias of zeros is missing": ("parity/two_layers", r'zeros = name\.endswith', 'zeros = not name.endswith'),
+    "layer 10 comes before layer 2": ("parity/two_files", r"int\(X\) if X\.isdigit\(\) else X", "X"),
+    "an error names no side": ("parity/two_files", r"_\{self\.side\}", ""),
+    "pairs turn as in the other file": ("parity/two_files", r"interleaved=pairs", "interleaved=False"),
+    "what nobody asked for is passed over": ("parity/two_files", r"if all\(name != lacking", "if not all(True"),
+}  # fmt: skip
 DIAGNOSE_TESTS = ["test_diagnose.py"]
 DIAGNOSE_BUGS = {
     "a part that changes is not computed again": ("parity/mistakes", r"not BEHIND\[part\]\.isdisjoint", "part in set"),

@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case write` and `check`, `weights show`, `convert`."""
+"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case`, `weights show`, `convert`, `compare`."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, demo, options, parity, weights
+from mha.cli import backends, bench, case, compare, demo, options, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -38,6 +38,7 @@ def main(
       MHA_BACKEND=torch mha demo
       mha parity --backends torch,jax
       mha weights show model.safetensors
+      mha compare a.safetensors b.safetensors
 
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
@@ -56,6 +57,7 @@ app.command(name="backends")(options.command(backends.show))
 app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))
 app.command()(options.command(weights.convert))
+app.command()(options.command(compare.compare))
 
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))

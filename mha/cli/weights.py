@@ -95,9 +95,7 @@ def convert(
     path = terminal.writable("OUT", target)
     if path == os.path.realpath(source):
         terminal.fail(f"IN and OUT are one file, {target}; choose another OUT")
-    said: dict[str, Any] = {} if rotary is None else {"rotary": _rotary(rotary)}
-    if qk_norm is not None:
-        said["qk_norm"] = qk_norm
+    said = options_said(rotary, qk_norm)
     with _opened(source) as opened:
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
@@ -107,10 +105,7 @@ def convert(
                 opened, chosen, at, num_heads, said, lambda names: terminal.track("Reading", names)
             )
         except TypeError as error:  # an argument is needed
-            text = re.sub(r"rotary=mha\.Rotary\(.*?\)", "--rotary BASE", str(error)).replace(
-                "rotary=None", "--rotary none"
-            )
-            raise ValueError(f"does not say everything: {text}") from error
+            raise ValueError(f"does not say everything: {typed(error)}") from error
         names = set(opened.entries)
     console = terminal.console()
     console.print(f"{source}: {_described(chosen, at)}")
@@ -136,6 +131,19 @@ def _opened(name: str) -> Iterator[Tensors]:
         terminal.fail(f"{name} is not there")
     except (OSError, ValueError) as error:
         terminal.fail(error)
+
+
+def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
+    """The options of a layer that --rotary and --qk-norm say."""
+    said: dict[str, Any] = {} if rotary is None else {"rotary": _rotary(rotary)}
+    return said if qk_norm is None else said | {"qk_norm": qk_norm}
+
+
+def typed(error: Exception) -> str:
+    """An error's text, with --rotary as it is typed in place of what Python takes."""
+    text = re.sub(r"rotary=(mha\.)?Rotary\(.*?\)", "--rotary BASE", str(error))
+    text = text.replace("rotary is not given, expected an mha.Rotary or None", "--rotary is not given")
+    return text.replace("rotary=None", "--rotary none")
 
 
 def _rotary(base: str) -> Rotary | None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.text import Text
 
 from mha.names import FloatName
@@ -148,7 +148,7 @@ def lines(text: str, options: ConsoleOptions, indent: str = "") -> RenderResult:
         yield Text(line, no_wrap=True, overflow="ignore")
 
 
-def text(printed: "Report | Diagnosis") -> str:
+def text(printed: ConsoleRenderable) -> str:
     """What `rich` prints, as plain text, as wide as the terminal; in a pipe 100 columns."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
     file = io.StringIO()

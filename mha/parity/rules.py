@@ -4,6 +4,7 @@ In float64 every backend must agree with NumPy up to rounding: that shows errors
 backend may err as far as plain NumPy of that precision does, times a small factor: that shows errors of precision.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mha import arrays, dispatch
 from mha.config import numpy_dtype
-from mha.layer import MultiHeadAttention
+from mha.layer import MultiHeadAttention, restore
 from mha.names import FloatName
 
 # Unit roundoff: half the distance from 1 to the next number.
@@ -104,11 +105,9 @@ def ratio(
 
 def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttention:
     """The same layer on the same backend, its weights cast to another dtype."""
-    layer = MultiHeadAttention(
-        **vars(attention.config) | {"dtype": dtype}, seed=attention.seed, backend=attention.backend
-    )
-    layer.weights = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
-    return layer
+    arrays = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
+    config = dataclasses.replace(attention.config, dtype=dtype)
+    return restore(config, arrays, attention.backend, attention.seed)
 
 
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
