@@ -68,8 +68,10 @@ def attend(
         output, weights = result if isinstance(result, tuple) else (result, None)
         return output if layer.batch_first else output.swapaxes(0, 1), weights
 
-    with torch.no_grad():
-        _, weights = call(need_weights=True, average_attn_weights=False)
+    weights = None
+    if of_each_head := native.asked(layer.forward, average_attn_weights=False):
+        with torch.no_grad():
+            _, weights = call(need_weights=True, **of_each_head)
     parameters = {name: X for name, X in layer.named_parameters() if X.requires_grad}
     by = {name: X.requires_grad_() for name, X in inputs.items()} | parameters
     with torch.enable_grad():

@@ -11,6 +11,7 @@ from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
 from mha.parity.comparison import compare
 from mha.parity.layouts import layout_name
+from mha.parity.problem import CALL
 from mha.parity.report import Report, counted, number
 from mha.parity.suite import SuiteName, one_line
 from mha.testing.cases import Trial, chosen, options_of, trial
@@ -114,10 +115,10 @@ def compared(it: Implementation, tried: Trial, layout: str | None) -> Report:
 
     Raises NotImplementedError if the implementation does not take an argument of it, and what that raises.
     """
-    if missing := [name for name in tried.call if name not in it.takes]:
+    if missing := [name for name in CALL if name in tried.call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
-    arrays = tuple(own(it.backend, X) for X in tried.inputs)
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
+        arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, tried.call, own(it.backend, tried.cotangent))
         if isinstance(theirs, tuple):
             theirs = {name: X for name, X in zip(("output", "weights"), theirs, strict=True) if X is not None}

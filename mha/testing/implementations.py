@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -168,7 +169,7 @@ def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
     backend = attention.backend
 
     def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
-        padding, pairs = _masks(call, arrays[1].shape[1])
+        padding, pairs = _masks(call, len(arrays[0]), arrays[0].shape[1], arrays[1].shape[1])
         hiding = own(backend, padding), own(backend, pairs), call.get("causal", False)
         with evaluating(given):
             return native.attend(given, backend, attention.config, arrays, hiding, cotangent)
@@ -182,15 +183,18 @@ def _of_book(given: Any, attention: MultiHeadAttention) -> Implementation:
     return dataclasses.replace(named, name=_kind(given), attention=attention, empty_rows=hasattr(given, "config"))
 
 
-def _masks(call: Call, num_keys: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Which keys are no padding, (B, K), and which query sees which key, (B, 1 or H, Q, K); None = all."""
     lengths, mask = call.get("valid_lens"), call.get("mask")
-    seen = None if lengths is None else np.arange(num_keys) < lengths[..., None]  # (B, K) or (B, Q, K)
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)] if mask.ndim != 3 else mask[:, None]  # (B or 1, H or 1, Q, K)
-    if seen is not None and seen.ndim == 3:
-        return None, seen[:, None] if mask is None else seen[:, None] & mask
-    return seen, mask
+    padding = None if lengths is None else np.arange(K) < lengths[..., None]  # (B, K) or (B, Q, K)
+    pairs = [] if mask is None else [mask[:, None] if mask.ndim == 3 else mask]  # (Q, K), (B, 1, Q, K) or (B, H, Q, K)
+    if padding is not None and padding.ndim == 3:
+        pairs, padding = [*pairs, padding[:, None]], None
+    if not pairs:
+        return padding, None
+    seen = functools.reduce(np.logical_and, pairs)
+    heads = seen.shape[1] if seen.ndim == 4 else 1
+    return padding, np.broadcast_to(seen, (B, heads, Q, K))
 
 
 def _same(asked: str | None, backend: BackendName) -> BackendName:
