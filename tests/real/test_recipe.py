@@ -2,7 +2,9 @@
 
 import numpy as np
 import pages
+import pytest
 
+import mha
 from mha import parity
 
 _, PORT, _, MASKS = pages.code("README.md")
@@ -35,8 +37,24 @@ def test_the_books_code():
 
 
 def test_layers_in_and_out():
-    block, _, _ = pages.code("docs/porting.md")
+    block, *_ = pages.code("docs/porting.md")
     names = {}
     exec(block, names)
     taken, given = names["theirs"].state_dict(), names["back"].state_dict()
     assert all((given[name] == X).all() for name, X in taken.items())
+
+
+def test_bert_in_ones_own_tests(capsys):
+    *_, block, _ = pages.code("docs/porting.md")
+    names = {}
+    exec(block, names)
+    compared, *left_out = capsys.readouterr().out.splitlines()
+    assert compared.startswith("5 cases the same, the largest ratio 0.")
+    assert "left out, it takes no mask: float32, mask" in left_out
+
+    def averaged(hidden_states, valid_lens=None):
+        output, weights = names["bert"](hidden_states, valid_lens)
+        return output, weights.mean(1, keepdim=True).expand_as(weights)
+
+    with pytest.raises(AssertionError, match="weights are averaged over the heads: "):
+        mha.testing.assert_parity(averaged, "torch", attention=names["attention"], empty_rows=False)
