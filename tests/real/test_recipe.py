@@ -52,9 +52,6 @@ def test_bert_in_ones_own_tests(capsys):
     assert compared.startswith("5 cases the same, the largest ratio 0.")
     assert "left out, it takes no mask: float32, mask" in left_out
 
-    def averaged(hidden_states, valid_lens=None):
-        output, weights = names["bert"](hidden_states, valid_lens)
-        return output, weights.mean(1, keepdim=True).expand_as(weights)
-
-    with pytest.raises(AssertionError, match="weights are averaged over the heads: "):
-        mha.testing.assert_parity(averaged, "torch", attention=names["attention"], empty_rows=False)
+    names["theirs"].self.scaling = 1.0
+    with pytest.raises(AssertionError, match="why: no scale: dot products are not scaled"):
+        mha.testing.assert_parity(names["bert"], "torch", attention=names["attention"], empty_rows=False)
