@@ -86,7 +86,7 @@ def test_the_quick_suite_in_numpy():
     assert {"float64, no lengths", "float32, scale 30", "bfloat16, lengths per sample", "float64, mask"} <= set(names)
     assert "float64, additive" not in names  # the same call as with lengths per sample
     assert all([row.name for row in report.rows] == ["weights", "output"] for report in outcome.reports.values())
-    assert outcome.left_out["float64, score bias"] == "it takes no score_bias, offset"
+    assert outcome.left_out["float64, score bias"] == "it takes no score_bias"
     assert f"{len(names)} cases the same, the largest ratio 0." in str(outcome)
     assert "left out, it takes no head_gates: float64, gates, scale, cap" in str(outcome)
 
@@ -196,6 +196,18 @@ def test_one_input_is_all_three():
     assert "different widths" in outcome.left_out["float64, mask"]
 
 
+def test_a_mask_says_what_else_is_not_taken():
+    def masked(attention, queries, keys, values, mask=None):
+        return attention(queries, keys, values, mask=mask)
+
+    told = {"dtypes": "float64", "cases": ["lengths per query", "lengths, mask, causal", "window, offset", "rotary"]}
+    outcome = mha.testing.assert_parity(masked, "numpy", **told)
+    assert outcome.left_out == {"float64, rotary": "it takes no offset"}
+    assert len(outcome.reports) == 3
+    everything = mha.testing.assert_parity(masked, "numpy", attention=SQUARE, dtypes="float64").reports
+    assert {"float64, causal", "float64, mask", "float64, 2053 keys"} <= everything.keys()
+
+
 def test_gradients_are_of_the_cotangent_that_is_asked_for():
     def of_ones(attention, queries, keys, values, **call):
         return attention.gradients(queries, keys, values, **call)
@@ -303,10 +315,10 @@ def test_the_layers_of_frameworks(peer):
     assert {"weights", "output", "gradient.queries", "gradient.values", "gradient.W_q.kernel"} <= set(names)
     assert len([name for name in names if name.endswith(".bias")]) == 4
     if peer not in ("nnx", "linen"):
-        assert len(outcome.reports) == 9
+        assert len(outcome.reports) == 10
         assert mha.testing.assert_parity(layer, cases="mask of one row").reports
         assert outcome.left_out["float32, length zero"] == "a query sees no key"
-        assert outcome.left_out["float32, score bias"] == "it takes no score_bias, offset"
+        assert outcome.left_out["float32, score bias"] == "it takes no score_bias"
 
 
 @pytest.mark.backends("torch")

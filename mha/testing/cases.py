@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,19 @@ def trial(
         scores = largest(asked(attention, inputs, call).oracle["scores"])
         inputs = tuple((X * min(1.0, (LARGEST / scores) ** 0.5)).astype(X.dtype) for X in inputs)
     return Trial(attention, inputs, cotangent, call)
+
+
+def as_mask(tried: Trial, takes: Collection[str]) -> dict[str, Any]:
+    """The call of a trial; where a mask is taken but not all else that hides, the mask says it, (B, 1 or H, Q, K)."""
+    call, hiding = tried.call, ("valid_lens", "causal", "offset")
+    missing = [name for name in hiding if name in call and name not in takes]
+    config = tried.attention.config
+    moves = "offset" in missing and (config.rotary is not None or config.window is not None)  # which no mask can say
+    if not missing or moves or "mask" not in takes:
+        return call
+    seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name != "score_bias"}).visible
+    mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
+    return {name: X for name, X in call.items() if name not in hiding} | {"mask": mask}
 
 
 def asked(attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Problem:

@@ -14,7 +14,7 @@ from mha.parity.layouts import layout_name
 from mha.parity.problem import CALL
 from mha.parity.report import Report, counted, number
 from mha.parity.suite import SuiteName, one_line
-from mha.testing.cases import Trial, chosen, options_of, trial
+from mha.testing.cases import Trial, as_mask, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read
 
 LISTED = 4  # of many cases, so many are named
@@ -56,7 +56,8 @@ def assert_parity(
             A function is called with arrays of the backend by the names of its parameters. Three inputs, `queries`,
             `keys` and `values` (or the first three parameters that have no default; if there is only one, it is all of
             them). Those of `valid_lens`, `mask`, `score_bias`, `causal`, `offset` and `head_gates` that a case has, as
-            for the layer. `attention`, if it has this parameter: the `mha.MultiHeadAttention` whose weights it should
+            for the layer. If it takes `mask` but not `valid_lens`, `causal` or `offset`, the mask says what these hide,
+            (B, 1, Q, K). `attention`, if it has this parameter: the `mha.MultiHeadAttention` whose weights it should
             have. `cotangent`, if it has this one: the gradient by the output that its gradients should be of. It
             returns the output, the pair (output, weights), or a mapping of any steps and gradients, as
             `mha.parity.compare` takes them.
@@ -115,11 +116,12 @@ def compared(it: Implementation, tried: Trial, layout: str | None) -> Report:
 
     Raises NotImplementedError if the implementation does not take an argument of it, and what that raises.
     """
-    if missing := [name for name in CALL if name in tried.call and name not in it.takes]:
+    call = as_mask(tried, it.takes)
+    if missing := [name for name in CALL if name in call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
-        theirs = it.run(tried.attention, arrays, tried.call, own(it.backend, tried.cotangent))
+        theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
         if isinstance(theirs, tuple):
             theirs = {name: X for name, X in zip(("output", "weights"), theirs, strict=True) if X is not None}
         cotangent = tried.cotangent if it.cotangent else None

@@ -67,10 +67,10 @@ def read(given: Any, backend: str | None, weights_known: bool) -> Implementation
         return by_name(given, given, dispatch.backend_name(backend), weights_known)
     if not weights_known:
         inside = native.inside(given)
-        hint = f"; it contains one at {inside[0]}: pass implementation{inside[0]}" if inside else ""
+        hint = f"it contains one at {inside[0]}: pass implementation{inside[0]}, or " if inside else "pass "
         raise TypeError(
-            f"implementation is a {_kind(given)}, whose weights mha cannot read{hint}; or pass attention= too, a layer "
-            "of mha with its weights, such as mha.from_native(state_dict, ...)"
+            f"implementation is a {_kind(given)}, whose weights mha cannot read; {hint}attention= too, a layer of mha "
+            "with its weights, such as mha.from_native(state_dict, ...)"
         )
     own = _same(backend, dispatch.backend_of(given) or dispatch.backend_name(backend))
     return dataclasses.replace(by_name(given, method(given), own, True), name=_kind(given))
@@ -93,7 +93,12 @@ def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool
     Raises TypeError if these are neither the three inputs nor one, with what is known here.
     """
     name = getattr(given, "__qualname__", None) or _kind(given)
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise TypeError(
+            f"implementation {name} does not tell its parameters: call it in a function of yours"
+        ) from error
     inputs = _inputs(name, signature)
     asked = [one for one in ASKED if one in signature.parameters]
     if "attention" not in asked and not weights_known:
