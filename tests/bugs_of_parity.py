@@ -34,6 +34,8 @@ TESTING_BUGS = {
                                             "getattr(case, name) for name in ("),
     "rows without keys are always left out": ("testing/cases", r"if not empty_rows:", "if True:"),
     "large scores are as large as they come": ("testing/cases", r"if case\.scale > 1:", "if False:"),
+    "masks forget the causal order": ("testing/cases", r'if name != "score_bias"\}',
+                                      'if name not in ("score_bias", "causal")}'),
     "a layer of PyTorch sees causal order turned": ("backends/torch/native", r"\.tril\(\)", ".triu()"),
     "a layer of Keras does not see padding": ("backends/tensorflow/native", r"pairs & padding\[.*\]  #", "pairs  #"),
     "a layer of Flax sees no causal order": ("backends/jax/native", r"padding\[:, None, None\], pairs, order\)",

@@ -96,9 +96,7 @@ def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool
     try:
         signature = inspect.signature(function)
     except ValueError as error:
-        raise TypeError(
-            f"implementation {name} does not tell its parameters: call it in a function of yours"
-        ) from error
+        raise TypeError(f"implementation {name} tells no parameters: call it in a function of your own") from error
     inputs = _inputs(name, signature)
     asked = [one for one in ASKED if one in signature.parameters]
     if "attention" not in asked and not weights_known:
