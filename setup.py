@@ -20,6 +20,7 @@ def for_pypi(readme):
 ours = [name for name in find_packages(include=["mha", "mha.*"]) if not name.startswith("mha.backends")]
 setup(
     packages=[*ours, "mha.backends", *(f"mha.backends.{name}" for name in find_packages("backends"))],
+    py_modules=["_mha_pytest_plugin"],
     package_dir={"": ".", "mha.backends": "backends"},
     long_description=for_pypi(Path("README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",

@@ -2,6 +2,8 @@
 
 The backend is an argument, else the environment variable MHA_BACKEND, else "numpy". `help(mha.MultiHeadAttention)` and
 `mha --help`, on the command line, say the rest.
+
+PYTEST_DONT_REWRITE: a distribution with a pytest plugin is otherwise warned of where it was imported before pytest.
 """
 
 import importlib
@@ -33,6 +35,7 @@ from mha.sources import from_native, load, sync
 if TYPE_CHECKING:
     from mha import names as names
     from mha import parity as parity
+    from mha import testing as testing
     from mha import weights as weights
     from mha.dispatch import backends
 else:
@@ -67,7 +70,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """`mha.parity` without an import of its own, which would make `import mha` slower."""
-        if name == "parity":
-            return importlib.import_module("mha.parity")
+        """`mha.parity` and `mha.testing` without imports of their own, which would make `import mha` slower."""
+        if name in ("parity", "testing"):
+            return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

@@ -7,10 +7,14 @@ the layers of its framework, and is imported when it is used:
     is_ready(layer), FIRST -> whether a layer of the book has its weights, and what gives them to it
     printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
     begun(layer) -> a layer of the book with room for its weights
+    attend(layer, queries, keys, values, padding, pairs, causal, cotangent) -> what a call of the framework's own layer
+        gives: output, weights and gradients of the inputs by our names; the naming scheme of its own arrays, and the
+        gradients of these; see `attend` here
     children(module) -> the parts of any module, each with what is written after the module to have it: ".attention"
 """
 
 import importlib
+import inspect
 import reprlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -57,6 +61,34 @@ def read(source: Any, scheme: str, prefix: str | None, num_heads: int | None, op
     if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
         raise ValueError(f"num_heads is {num_heads}, expected {config.num_heads} as the layer has, or None")
     return config, weights
+
+
+def kind_of(source: Any) -> tuple[str | None, BackendName] | None:
+    """The kind of a layer of attention, None for the book's and ours, and its backend; None if it is none.
+
+    A subclass counts as the class that it is derived from, though what it computes is not known.
+    """
+    known = (_of_class(each) for each in type(source).__mro__)
+    return next(filter(None, known), None) or _known(source)
+
+
+def taken(source: Any) -> Layer:
+    """The configuration and canonical weights of a layer of a known kind, or of a subclass, as that kind has them."""
+    kind, backend = kind_of(source) or _kind(source)
+    return _book(backend, source) if kind is None else _native(backend).take(source)
+
+
+def attend(
+    layer: Any, backend: BackendName, config: Config, inputs: Any, hiding: Any, cotangent: Any
+) -> dict[str, Any]:
+    """What a call of a framework's own layer gives, in its own manner: output, weights, gradients, by our names.
+
+    inputs: queries, keys, values; hiding: padding (B, K), pairs (B, 1 or H, Q, K), both True = may attend or None, and
+    whether the order is causal; cotangent: (B, Q, D). All in the framework's arrays.
+    """
+    found, scheme, gradients = _native(backend).attend(layer, *inputs, *hiding, cotangent)
+    own = {name: _numpy(name, X) for name, X in gradients.items()}
+    return found | {f"gradient.{name}": X for name, X in schemes.unpacked(own, scheme, config).items()}
 
 
 def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
@@ -114,6 +146,13 @@ def _rate(dropout: Any) -> float:
 
 
 # For the backends
+
+
+def asked(function: Any, **options: Any) -> dict[str, Any]:
+    """Those of some options that a function takes: a subclass may lack what its framework's layer has."""
+    known = inspect.signature(function).parameters.values()
+    everything = any(one.kind is one.VAR_KEYWORD for one in known)
+    return options if everything else {name: options[name] for name in options if name in {one.name for one in known}}
 
 
 def refuse(kind: str, options: Mapping[str, Any]) -> None:
@@ -202,21 +241,21 @@ def _kind(source: Any) -> tuple[str | None, BackendName]:
         return known
     wanted = f"expected named arrays, the layer of an mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}"
     came = f"{type(source).__module__}.{type(source).__qualname__}"
-    if not (inside := _inside(source)):
+    if not (found := inside(source)):
         raise TypeError(
             f"source is a {came}, {wanted}. For a whole model, or for a subclass, pass the named arrays instead, such "
             "as its state dict, with scheme and prefix"
         )
-    if len(inside) == 1:
-        raise TypeError(f"source is a {came}, {wanted}; it contains one at {inside[0]}: pass source{inside[0]}")
-    more = f" and {len(inside) - LISTED} more" if len(inside) > LISTED else ""
+    if len(found) == 1:
+        raise TypeError(f"source is a {came}, {wanted}; it contains one at {found[0]}: pass source{found[0]}")
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     raise TypeError(
-        f"source is a {came}, {wanted}; it contains {len(inside)}, at {', '.join(inside[:LISTED])}{more}: pass one of "
-        f"them, as source{inside[0]}"
+        f"source is a {came}, {wanted}; it contains {len(found)}, at {', '.join(found[:LISTED])}{more}: pass one of "
+        f"them, as source{found[0]}"
     )
 
 
-def _inside(module: Any) -> list[str]:
+def inside(module: Any) -> list[str]:
     """What is written after a module to have each layer of attention in it."""
     children = _native(dispatch.backend_of(module) or "numpy").children
     found, seen, left = [], {id(module)}, [("", module)]
@@ -259,15 +298,22 @@ def _known(source: Any) -> tuple[str | None, BackendName] | None:
 
     A kind is told by the very class: what a subclass computes is not known.
     """
-    for kind, backend in (KINDS | OWN).items():
-        if type(source) is _class(kind):
-            return kind if kind in KINDS.keys() - BOOK else None, backend
+    if found := _of_class(type(source)):
+        return found
     # A class that the book prints is wherever its reader defined it. Flax's shows its parts only when it is bound.
     unbound = getattr(source, "scope", "") is None
     parts = ("num_heads",) if unbound else ("num_heads", "attention", *schemes.PROJECTIONS)
     if type(source).__name__ == "MultiHeadAttention" and all(hasattr(source, part) for part in parts):
         return None, dispatch.backend_of(source) or "numpy"
     return None
+
+
+def _of_class(known: type) -> tuple[str | None, BackendName] | None:
+    """As `_known`, of this very class."""
+    return next(
+        ((kind if kind in KINDS.keys() - BOOK else None, backend)
+         for kind, backend in (KINDS | OWN).items() if known is _class(kind)), None,
+    )  # fmt: skip
 
 
 def _native(backend: BackendName) -> Any:

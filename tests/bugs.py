@@ -6,7 +6,16 @@ else by backend; a replacement's words in capitals are written each backend's wa
 
 from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
-from bugs_of_parity import COMPARE_BUGS, COMPARE_TESTS, DIAGNOSE_BUGS, DIAGNOSE_TESTS, TWO_BUGS, TWO_TESTS
+from bugs_of_parity import (
+    COMPARE_BUGS,
+    COMPARE_TESTS,
+    DIAGNOSE_BUGS,
+    DIAGNOSE_TESTS,
+    TESTING_BUGS,
+    TESTING_TESTS,
+    TWO_BUGS,
+    TWO_TESTS,
+)
 from bugs_of_pieces import BLOCKS_BUGS, BLOCKS_TESTS, MEMORY_BUGS, MEMORY_TESTS, PIECES_BUGS, PIECES_TESTS
 
 from mha import dispatch
@@ -386,6 +395,7 @@ PACKAGE_GROUPS = {
     "comparisons": (COMPARE_BUGS, COMPARE_TESTS),
     "two layers and two files": (TWO_BUGS, TWO_TESTS),
     "diagnoses": (DIAGNOSE_BUGS, DIAGNOSE_TESTS),
+    "tests elsewhere": (TESTING_BUGS, TESTING_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),

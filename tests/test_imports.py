@@ -147,11 +147,13 @@ def test_a_name_that_is_near_to_none_says_no_other(written):
         dispatch.backend_name(written)
 
 
-def test_parity_and_weights_need_no_import_of_their_own(python):
+def test_parity_weights_and_testing_need_no_import_of_their_own(python):
     code = (
-        "import sys, mha; print('mha.parity' in sys.modules, mha.parity.UNIT['float32'], 'bert' in mha.weights.SCHEMES)"
+        "import sys, mha\n"
+        "print('mha.parity' in sys.modules, mha.parity.UNIT['float32'], 'bert' in mha.weights.SCHEMES)\n"
+        "print(callable(mha.testing.assert_parity), 'pytest' in sys.modules)"
     )
-    assert python(code).split() == ["False", str(2**-24), "True"]
+    assert python(code).split() == ["False", str(2**-24), "True", "True", "False"]
     with pytest.raises(AttributeError, match="module 'mha' has no attribute 'party'"):
         mha.party  # noqa: B018
 

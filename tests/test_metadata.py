@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 
 import pages
 import pytest
@@ -13,20 +14,32 @@ LINK = re.compile(r"\]\(([^)]*)\)")
 
 
 @pytest.fixture(scope="module")
-def description(tmp_path_factory):
-    """The long description, built in a copy: setuptools writes beside its sources."""
+def built(tmp_path_factory):
+    """The folder of the metadata, built in a copy: setuptools writes beside its sources."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "_mha_pytest_plugin.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(pages.ROOT / name, folder)
     for name in ("mha", "backends"):
         shutil.copytree(pages.ROOT / name, folder / name, symlinks=True)
     (folder / "built").mkdir()
     code = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('built')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
-    (metadata,) = folder.glob("built/*.dist-info/METADATA")
-    message = email.message_from_bytes(metadata.read_bytes())
+    (built,) = folder.glob("built/*.dist-info")
+    return built
+
+
+@pytest.fixture(scope="module")
+def description(built):
+    """The long description."""
+    message = email.message_from_bytes((built / "METADATA").read_bytes())
     assert message["Description-Content-Type"] == "text/markdown"
     return message.get_payload(decode=True).decode()
+
+
+def test_pytest_finds_its_plugin(built):
+    (plugin,) = metadata.PathDistribution(built).entry_points.select(group="pytest11")
+    assert plugin.module == "_mha_pytest_plugin"
+    assert "_mha_pytest_plugin" in (built / "top_level.txt").read_text().split()
 
 
 def test_no_link_leads_nowhere(description):

@@ -103,7 +103,7 @@ def test_a_model_of_ones_own(backend):
 
 
 def test_the_trace_shows_the_step_that_differs(capsys):
-    _, block, _ = pages.code("docs/porting.md")
+    _, block, *_ = pages.code("docs/porting.md")
     exec(block, {})
     *steps, difference = capsys.readouterr().out.splitlines()
     assert [step.split()[0] for step in steps][:4] == ["W_q", "W_k", "W_v", "split_q"]
@@ -111,12 +111,25 @@ def test_the_trace_shows_the_step_that_differs(capsys):
 
 
 def test_a_fixed_tolerance_misleads(capsys):
-    _, _, block = pages.code("docs/porting.md")
+    _, _, block, *_ = pages.code("docs/porting.md")
     exec(block, {})
     passes, right, wrong = capsys.readouterr().out.split()
     assert passes == "True"
     assert float(right) <= 1
     assert float(wrong) > 10
+
+
+def test_a_port_in_ones_own_tests(capsys):
+    *_, block, _, test = pages.code("docs/porting.md")
+    names = {}
+    exec(block, names)
+    compared, *left_out = capsys.readouterr().out.splitlines()
+    assert re.match(r"\d+ cases the same, the largest ratio 0\.", compared)
+    assert "left out, it takes no mask: float64, mask" in left_out
+    exec(test, names)
+    with pytest.raises(AssertionError, match=r"raised in 1 of 1 case .*KeyError: 'W_q.bias'"):
+        mha.testing.assert_parity(names["port"], "numpy", cases="equal widths, no bias", dtypes="float64")
+    assert names["test_port"].__code__.co_varnames == ("mha_backend",)
 
 
 def test_a_report_is_printed_as_the_page_shows_it(capsys):

@@ -4,9 +4,11 @@ flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention have ker
 linen has them in variables outside the module. Both may have layer norms of queries and keys, that of nnx groups too.
 """
 
+import functools
 from typing import Any
 
 import flax
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
@@ -14,6 +16,7 @@ from flax.nnx.nn import dtypes
 
 from mha import checks, native
 from mha.config import Config
+from mha.names import SchemeName
 from mha.weights import schemes
 
 from .arrays import context, tensor
@@ -46,6 +49,39 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     with context(config.dtype):
         own = {name: tensor(X) for name, X in arrays.items()}
         return _make_nnx(config, own) if kind == NNX else _make_linen(kind, config, own)
+
+
+def attend(
+    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
+    """What a call of the layer gives: output, weights and gradients of the inputs; and gradients of its own arrays.
+
+    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
+    """
+    order = jnp.tri(queries.shape[1], keys.shape[1], dtype=bool) if causal else None
+    shown = [X for X in (padding if padding is None else padding[:, None, None], pairs, order) if X is not None]
+    mask = {"mask": functools.reduce(jnp.logical_and, shown)} if shown else {}  # broadcasts against (B, H, Q, K)
+    options = mask | native.asked(layer.__call__, deterministic=True, sow_weights=True)
+    if isinstance(layer, nnx.MultiHeadAttention):
+        parts: Any = nnx.split(layer, nnx.Param, ...)
+        graph, params, rest = parts
+
+        def call(params: Any, *inputs: Any) -> Any:
+            output, kept = nnx.capture(nnx.merge(graph, params, rest), nnx.Intermediate)(*inputs, **options)
+            return output, nnx.to_pure_dict(kept)
+    else:
+        module, variables = layer.unbind()
+        params = variables["params"]
+
+        def call(params: Any, *inputs: Any) -> Any:
+            output, kept = module.apply({"params": params}, *inputs, **options, mutable=["intermediates"])
+            return output, kept.get("intermediates", {})
+
+    output, pull_back, kept = jax.vjp(call, params, queries, keys, values, has_aux=True)
+    by_params, *by_inputs = pull_back(cotangent)
+    found = {"output": output} | dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
+    found |= dict(zip(["weights"], kept.get("attention_weights", ()), strict=False))
+    return found, "flax", native.named(by_params)
 
 
 def is_ready(layer: Any) -> bool:

@@ -7,9 +7,11 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from mha import native
 from mha.config import Config
+from mha.names import SchemeName
 from mha.weights import schemes
 
 KIND, GROUPED = "keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention"
@@ -33,7 +35,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     unknown = {name: value for name, value in options.items() if name not in KNOWN}
     shape = options.get("output_shape")
     native.refuse(kind, unknown | {"output_shape": shape if len(shape or ()) > 1 else None, "dtype": _mixed(layer)})
-    arrays = {".".join(X.path.split("/")[-2:]): X for X in layer.weights}
+    arrays = {_name(X): X for X in layer.weights}
     num_heads = options["num_query_heads" if grouped else "num_heads"]
     return native.canonical(arrays, "keras", "", num_heads, options["dropout"])
 
@@ -54,8 +56,40 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     layer.build(*((None, None, size) for size in (config.query_size, config.value_size, config.key_size)))
     arrays = schemes.from_canonical(config, weights, "keras")
     for X in layer.weights:
-        X.assign(arrays[".".join(X.path.split("/")[-2:])])
+        X.assign(arrays[_name(X)])
     return layer
+
+
+def attend(
+    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
+    """What a call of the layer gives: output, weights and gradients of the inputs; and gradients of its own arrays.
+
+    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
+    """
+    inputs = {"queries": queries, "keys": keys, "values": values}
+    if pairs is not None:
+        mask = pairs if padding is None else pairs & padding[:, None, None]  # (B, 1 or H, Q, K)
+        mask = mask[:, 0] if mask.shape[1] == 1 else mask  # (B, Q, K) or (B, H, Q, K)
+    else:
+        mask = padding if padding is None else tf.repeat(padding[:, None], queries.shape[1], 1)  # (B, Q, K)
+    hiding = {} if mask is None else {"attention_mask": mask}
+    hiding |= {"use_causal_mask": True} if causal else {}
+
+    def call(**options: Any) -> tuple[Any, ...]:
+        result = layer(queries, values, keys, **hiding, **native.asked(layer.call, **options, training=False))
+        return result if isinstance(result, tuple) else (result, None)
+
+    _, weights = call(return_attention_scores=True)
+    parameters = {_name(X): X.value for X in layer.trainable_variables}
+    with tf.GradientTape() as tape:
+        tape.watch(list(inputs.values()))
+        output, _ = call()
+    by = inputs | parameters
+    pulled = tape.gradient(output, list(by.values()), cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    gradients = dict(zip(by, pulled, strict=True))
+    found = {"output": output, "weights": weights} | {name: gradients.pop(name) for name in inputs}
+    return {name: X for name, X in found.items() if X is not None}, "keras", gradients
 
 
 def is_ready(layer: Any) -> bool:
@@ -85,6 +119,11 @@ def children(module: Any) -> list[tuple[str, Any]]:
     held += [(".layers", list(getattr(module, "layers", ())))]  # of a model
     held += [(f"{name}[{i}]", X) for name, several in held if isinstance(several, list) for i, X in enumerate(several)]
     return [(name, X) for name, X in held if isinstance(X, keras.layers.Layer)]
+
+
+def _name(X: Any) -> str:
+    """The name of an array of a layer, in it: "query.kernel"."""
+    return ".".join(X.path.split("/")[-2:])
 
 
 def _mixed(layer: Any) -> str | None:

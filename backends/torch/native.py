@@ -41,6 +41,47 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     return layer
 
 
+def attend(
+    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
+    """What a call of the layer gives: output, weights and gradients of the inputs; and gradients of its own arrays.
+
+    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
+    """
+    place = layer.out_proj.weight.device
+    queries, keys, values, cotangent = (X.to(place) for X in (queries, keys, values, cotangent))
+    inputs = {"queries": queries, "keys": keys, "values": values}
+    if causal:
+        order = torch.ones(queries.shape[1], keys.shape[1], dtype=torch.bool).tril()
+        pairs = order if pairs is None else pairs & order
+    # In masks of this layer True = hide.
+    hiding = {} if padding is None else {"key_padding_mask": ~padding.to(place)}
+    if pairs is not None:
+        hidden = ~pairs.to(place)
+        if hidden.ndim == 4:
+            hidden = hidden.expand(-1, layer.num_heads, -1, -1).flatten(0, 1)  # (B*H, Q, K)
+        hiding["attn_mask"] = hidden
+
+    def call(**options: Any) -> tuple[Any, ...]:
+        given = [X if layer.batch_first else X.swapaxes(0, 1) for X in inputs.values()]
+        result = layer(*given, **hiding, **native.asked(layer.forward, **options))
+        output, weights = result if isinstance(result, tuple) else (result, None)
+        return output if layer.batch_first else output.swapaxes(0, 1), weights
+
+    weights = None
+    if of_each_head := native.asked(layer.forward, average_attn_weights=False):
+        with torch.no_grad():
+            _, weights = call(need_weights=True, **of_each_head)
+    parameters = {name: X for name, X in layer.named_parameters() if X.requires_grad}
+    by = {name: X.requires_grad_() for name, X in inputs.items()} | parameters
+    with torch.enable_grad():
+        output, _ = call(need_weights=False)
+        pulled = torch.autograd.grad(output, list(by.values()), cotangent, allow_unused=True, materialize_grads=True)
+    gradients = dict(zip(by, pulled, strict=True))
+    found = {"output": output, "weights": weights} | {name: gradients.pop(name) for name in inputs}
+    return {name: X for name, X in found.items() if X is not None}, _scheme(layer), gradients
+
+
 def is_ready(layer: Any) -> bool:
     """Whether a layer of the book has its weights."""
     return not any(map(is_lazy, layer.parameters()))

@@ -131,13 +131,27 @@ def to_canonical(
             go together, or if a weight is NaN or infinite.
     """
     config = describe(arrays, scheme, prefix, num_heads, dropout, options)
-    canonical = {}
-    for weight, place in _places(scheme):
+    for _, place in _places(scheme):
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
-            canonical[weight] = _unpack(arrays[name], place, config.num_heads, config.num_key_value_heads)
+    canonical = unpacked(arrays, scheme, config, prefix)
     none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
     return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+
+
+def unpacked(
+    arrays: Mapping[str, np.ndarray], scheme: SchemeName, config: Config, prefix: str = ""
+) -> dict[str, np.ndarray]:
+    """Arrays that are stored as a scheme's weights, such as their gradients, by canonical names and in those layouts.
+
+    config: of the layer. Those that are missing are left out, and nothing is checked.
+    """
+    heads = config.num_heads, config.num_key_value_heads
+    return {
+        weight: _unpack(arrays[prefix + place.name], place, *heads)
+        for weight, place in _places(scheme)
+        if prefix + place.name in arrays
+    }
 
 
 def describe(

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pages
+import pytest
 
+import mha
 from mha import parity
 
 _, PORT, _, MASKS = pages.code("README.md")
@@ -35,8 +37,21 @@ def test_the_books_code():
 
 
 def test_layers_in_and_out():
-    block, _, _ = pages.code("docs/porting.md")
+    block, *_ = pages.code("docs/porting.md")
     names = {}
     exec(block, names)
     taken, given = names["theirs"].state_dict(), names["back"].state_dict()
     assert all((given[name] == X).all() for name, X in taken.items())
+
+
+def test_bert_in_ones_own_tests(capsys):
+    *_, block, _ = pages.code("docs/porting.md")
+    names = {}
+    exec(block, names)
+    compared, *left_out = capsys.readouterr().out.splitlines()
+    assert compared.startswith("9 cases the same, the largest ratio 0.")
+    assert "left out, it takes no head_gates: float32, gates, scale, cap" in left_out
+
+    names["theirs"].self.scaling = 1.0
+    with pytest.raises(AssertionError, match="why: no scale: dot products are not scaled"):
+        mha.testing.assert_parity(names["bert"], "torch", attention=names["attention"], empty_rows=False)

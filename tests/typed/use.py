@@ -49,6 +49,9 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
     assert_type(mha.parity.diagnose(attention, X, X, X, X, others={"other": attention}), parity.Diagnosis)
     assert_type(parity.CATALOGUE[0].name, str)
     assert_type(parity.plan("numpy")[0].run()[0].passed, bool)
+    outcome = mha.testing.assert_parity(attention, backend, cases=["no lengths"])
+    assert_type(outcome, mha.testing.Outcome)
+    assert_type(outcome.reports, dict[str, parity.Report])
     for scheme in mha.weights.SCHEMES:
         assert_type(scheme, SchemeName)
 
@@ -113,6 +116,8 @@ def wrong(attention: mha.MultiHeadAttention, told: str) -> None:
     mha.parity.compare(attention, X, X, X)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     mha.parity.compare(attention, X, X, X, X, layout=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.parity.ration()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    mha.testing.assert_parity(attention, suite="slow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.testing.assert_parity(attention, dtypes=["int8"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
     mha.MultiHeadAtention(12, 3)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 

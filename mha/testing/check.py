@@ -1,0 +1,186 @@
+"""The assertion: each case of a suite is given to somebody's implementation, and compared by the project's rule."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch
+from mha.layer import MultiHeadAttention
+from mha.names import BackendName, FloatName
+from mha.parity.comparison import compare
+from mha.parity.layouts import layout_name
+from mha.parity.problem import CALL
+from mha.parity.report import Report, counted, number
+from mha.parity.suite import SuiteName, one_line
+from mha.testing.cases import Trial, as_mask, chosen, options_of, trial
+from mha.testing.implementations import Implementation, own, read
+
+LISTED = 4  # of many cases, so many are named
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What `assert_parity` compared; prints as text.
+
+    reports: an `mha.parity.Report` for each case, by its dtype and name: "float64, mask"; left_out: why each case was
+    not compared that was not; note: what else there is to say, or "".
+    """
+
+    reports: dict[str, Report]
+    left_out: dict[str, str]
+    note: str = ""
+
+    def __str__(self) -> str:
+        worst = max((report.ratio for report in self.reports.values()), default=0.0)
+        first = f"{counted(len(self.reports), 'case')} the same, the largest ratio {number(worst)}"
+        return "\n".join([first, *_said(self.left_out), *filter(None, [self.note])])
+
+
+def assert_parity(
+    implementation: Any,
+    backend: BackendName | None = None,
+    suite: SuiteName = "quick",
+    *,
+    attention: MultiHeadAttention | Mapping[str, Any] | None = None,
+    cases: Collection[str] | None = None,
+    dtypes: Collection[FloatName] | None = None,
+    empty_rows: bool | None = None,
+    layout: str | None = None,
+) -> Outcome:
+    """Assert that somebody's implementation computes what `mha.MultiHeadAttention` does, in every case of a suite.
+
+    Args:
+        implementation: a function, or a layer of a framework.
+            A function is called with arrays of the backend by the names of its parameters. Three inputs, `queries`,
+            `keys` and `values` (or the first three parameters that have no default; if there is only one, it is all of
+            them). Those of `valid_lens`, `mask`, `score_bias`, `causal`, `offset` and `head_gates` that a case has, as
+            for the layer. If it takes `mask` but not `valid_lens`, `causal` or `offset`, the mask says what these hide,
+            (B, 1, Q, K). `attention`, if it has this parameter: the `mha.MultiHeadAttention` whose weights it should
+            have. `cotangent`, if it has this one: the gradient by the output that its gradients should be of. It
+            returns the output, the pair (output, weights), or a mapping of any steps and gradients, as
+            `mha.parity.compare` takes them.
+            A layer that `mha.from_native` reads, or of a subclass, is called in its framework's manner: output, weights
+            and gradients are compared with what its own weights should give. Any other layer is called as a function
+            is, and needs `attention`.
+        backend: whose arrays a function takes; None = the layer's, for a function MHA_BACKEND, else "numpy".
+        suite: "quick" or "full", as of `mha parity`.
+        attention: the layer that it should equal; or options of one, in a mapping, whose weights are drawn. All calls
+            are then of this layer. None = the layers of the suite, or what the layer that is given has.
+        cases: names of cases, of both suites, to compare alone, each in all its dtypes; None = those of the suite.
+        dtypes: those to compare in; None = those of the suite. A layer that is given has one.
+        empty_rows: whether queries that see no key are to give 0; False leaves them out. None = True, but False for the
+            frameworks' own layers, which give something else.
+        layout: as for `mha.parity.compare`.
+
+    Returns:
+        The `Outcome`, with the reports, and the cases that were left out: those that need an argument that the
+        implementation does not take, or for which it raised NotImplementedError.
+
+    Raises:
+        AssertionError: if a case differs, if the implementation raises, or if nothing could be compared. The message is
+            the report of the first case that differs.
+        TypeError, ValueError: if an argument is not as above.
+    """
+    __tracebackhide__ = True
+    layout_name(layout)
+    if attention is not None:
+        options_of(attention)
+    it = read(implementation, backend, attention is not None)
+    dispatch.load(it.backend)
+    of = it.attention if attention is None else attention
+    layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
+    rows = it.empty_rows if empty_rows is None else checks.flag("empty_rows", empty_rows)
+    reports, left_out, raised, trials = {}, {}, {}, {}
+    for case, dtype in chosen(it.backend, suite, cases, dtypes, of):
+        label = f"{dtype}, {case.name}"
+        try:
+            trials[label] = trial(case, dtype, it.backend, layer, it.alone, rows)
+            reports[label] = compared(it, trials[label], layout)
+        except NotImplementedError as reason:
+            left_out[label] = str(reason) or "NotImplementedError"
+        except Exception as problem:
+            raised[label] = problem
+    different = [label for label, report in reports.items() if not report]
+    if different or raised or not reports:
+        cause = next(iter(raised.values()), None)
+        raise AssertionError(failure(it.name, reports, left_out, raised, trials, layer is None)) from cause
+    zero = [] if layer is None else [name for name, X in layer.weights.items() if not X.any()]
+    note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
+    return Outcome(reports, left_out, note)
+
+
+def compared(it: Implementation, tried: Trial, layout: str | None) -> Report:
+    """The report of one case.
+
+    Raises NotImplementedError if the implementation does not take an argument of it, and what that raises.
+    """
+    call = as_mask(tried, it.takes)
+    if missing := [name for name in CALL if name in call and name not in it.takes]:
+        raise NotImplementedError(f"it takes no {', '.join(missing)}")
+    with dispatch.load(it.backend).context(tried.attention.config.dtype):
+        arrays = tuple(own(it.backend, X) for X in tried.inputs)
+        theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
+        if isinstance(theirs, tuple):
+            theirs = {name: X for name, X in zip(("output", "weights"), theirs, strict=True) if X is not None}
+        cotangent = tried.cotangent if it.cotangent else None
+        return compare(tried.attention, theirs, *tried.inputs, **tried.call, cotangent=cotangent, layout=layout)
+
+
+def failure(
+    name: str,
+    reports: Mapping[str, Report],
+    left_out: Mapping[str, str],
+    raised: Mapping[str, Exception],
+    trials: Mapping[str, Trial],
+    of_suite: bool,
+) -> str:
+    """The message of a failure: what was raised in a line each, and the report of the first case that differs.
+
+    of_suite: whether the layer is the suite's, so that it has to be said.
+    """
+    different = [label for label, report in reports.items() if not report]
+    of = len(reports) + len(raised)
+    lines = []
+    if not of:
+        lines.append(f"{name}: nothing was compared, every case is left out")
+    by_text: dict[str, list[str]] = {}
+    for label, problem in raised.items():
+        by_text.setdefault(one_line(problem), []).append(label)
+    lines += [f"{name} raised in {_named(labels, of)}: {text}" for text, labels in by_text.items()]
+    if different:
+        first, tried = different[0], trials[different[0]]
+        dtype, _, case = first.partition(", ")
+        call = "".join(f", {one}={_brief(value)}" for one, value in tried.call.items())
+        made = repr(tried.attention).partition("  #")[0] if of_suite else "the layer"
+        lines += [
+            f"{name} differs in {_named(different, of)}",
+            "",
+            f"{first}: {made} called with queries, keys, values{call}",
+            f"this case alone: cases={case!r}, dtypes={dtype!r}",
+            str(reports[first]),
+            "",
+        ]
+    return "\n".join([*lines, *_said(left_out)]).rstrip()
+
+
+def _named(labels: list[str], of: int) -> str:
+    """So many of all cases, the first of them by name."""
+    more = "; ..." if len(labels) > LISTED else ""
+    return f"{len(labels)} of {counted(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
+
+
+def _said(left_out: Mapping[str, str]) -> list[str]:
+    """A line for each reason for which cases are left out."""
+    by_reason: dict[str, list[str]] = {}
+    for label, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(label)
+    return [f"left out, {reason}: {'; '.join(labels)}" for reason, labels in by_reason.items()]
+
+
+def _brief(value: Any) -> str:
+    """An argument of a call: small lists as they are, else dtype and shape."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+        return str(value.tolist())
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)

@@ -1,0 +1,212 @@
+"""How an implementation is called: a function by the names of its parameters, a layer in its own manner."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch, native
+from mha.layer import MultiHeadAttention, restore
+from mha.names import BackendName
+from mha.parity.problem import CALL
+
+# What else an implementation may ask for by name.
+ASKED = ("attention", "cotangent")
+# What the three inputs are called, here and in the frameworks' own layers, not in the same order everywhere.
+INPUTS = ({"queries", "query", "q"}, {"keys", "key", "k"}, {"values", "value", "v"})
+HIDING = ("valid_lens", "mask", "causal")
+
+Call = dict[str, Any]
+Run = Callable[[MultiHeadAttention, tuple[Any, ...], Call, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """Somebody's implementation, as it can be called.
+
+    name: what it is called in messages; backend: whose arrays it takes; run: from a layer, three inputs and a cotangent
+    in these arrays, and the other arguments of a call in NumPy, to what `parity.compare` takes. attention: the layer
+    that it should equal, if it shows its weights; takes: the arguments that it takes; alone: whether it takes one input
+    for all three; cotangent: whether it takes that; empty_rows: whether queries that see no key are to give 0.
+    """
+
+    name: str
+    backend: BackendName
+    run: Run
+    attention: MultiHeadAttention | None = None
+    takes: tuple[str, ...] = CALL
+    alone: bool = False
+    cotangent: bool = True
+    empty_rows: bool = True
+
+
+def read(given: Any, backend: str | None, weights_known: bool) -> Implementation:
+    """How to call what `assert_parity` was given; weights_known: whether the layer that it should equal was given too.
+
+    Raises TypeError or ValueError if there is no way to, or if a layer is of another backend.
+    """
+    if isinstance(given, MultiHeadAttention):
+        return _ours(given, _same(backend, given.backend))
+    if found := native.kind_of(given):
+        kind, own = found
+        own = _same(backend, own)
+        config, weights = native.taken(given)
+        attention = restore(config, weights, own)
+        return _of_framework(given, attention) if kind else _of_book(given, attention)
+    if not callable(given):
+        raise TypeError(
+            f"implementation is {checks.brief(given)}, expected a function, or a layer of attention: an "
+            f"mha.MultiHeadAttention or one of {', '.join(native.KINDS)}"
+        )
+    if not is_layer(given):
+        return by_name(given, given, dispatch.backend_name(backend), weights_known)
+    if not weights_known:
+        inside = native.inside(given)
+        hint = f"it contains one at {inside[0]}: pass implementation{inside[0]}, or " if inside else "pass "
+        raise TypeError(
+            f"implementation is a {_kind(given)}, whose weights mha cannot read; {hint}attention= too, a layer of mha "
+            "with its weights, such as mha.from_native(state_dict, ...)"
+        )
+    own = _same(backend, dispatch.backend_of(given) or dispatch.backend_name(backend))
+    return dataclasses.replace(by_name(given, method(given), own, True), name=_kind(given))
+
+
+def is_layer(given: Any) -> bool:
+    """Whether it is a layer of a framework, rather than a function, compiled or not."""
+    roots = {base.__module__.partition(".")[0] for base in type(given).__mro__}
+    return bool(roots & {"keras", "flax"}) or (bool(roots & {"torch", "mxnet"}) and hasattr(given, "forward"))
+
+
+def method(layer: Any) -> Any:
+    """The method in which a layer of any framework computes, which says what the layer takes."""
+    return next(getattr(layer, name) for name in ("forward", "call", "__call__") if hasattr(layer, name))
+
+
+def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool) -> Implementation:
+    """An implementation that is called by the names of its parameters; function: what tells these.
+
+    Raises TypeError if these are neither the three inputs nor one, with what is known here.
+    """
+    name = getattr(given, "__qualname__", None) or _kind(given)
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise TypeError(f"implementation {name} tells no parameters: call it in a function of your own") from error
+    inputs = _inputs(name, signature)
+    asked = [one for one in ASKED if one in signature.parameters]
+    if "attention" not in asked and not weights_known:
+        raise TypeError(
+            f"implementation {name}{signature} has no parameter `attention`, the layer whose weights it should have: "
+            "add one; or pass attention=, a layer that has its weights"
+        )
+    rest = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
+
+    def run(attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Any:
+        told = {"attention": attention, "cotangent": cotangent}
+        named = dict(zip(inputs, arrays, strict=False)) | {one: told[one] for one in asked}
+        named |= {one: own(backend, value) for one, value in call.items()}
+        known = {one: named.pop(one) for one in signature.parameters if one in named}
+        bound = inspect.BoundArguments(signature, OrderedDict(known | ({rest: named} if rest and named else {})))
+        if backend == "mxnet" and function is not given:  # Gluon's layers take no argument by its name
+            bound.apply_defaults()
+        with evaluating(given):
+            return given(*bound.args, **bound.kwargs)
+
+    takes = tuple(one for one in CALL if rest or one in signature.parameters)
+    return Implementation(name, backend, run, None, takes, len(inputs) == 1, "cotangent" in asked)
+
+
+def own(backend: BackendName, value: Any) -> Any:
+    """A NumPy array as the framework's own, a copy; anything else as it is."""
+    return dispatch.load(backend).tensor(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+@contextlib.contextmanager
+def evaluating(given: Any) -> Iterator[None]:
+    """Without dropout, where PyTorch's modules remember whether they train."""
+    modules = list(given.modules()) if hasattr(given, "modules") and hasattr(given, "forward") else []
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def _inputs(name: str, signature: inspect.Signature) -> list[str]:
+    """The parameters that are queries, keys and values, in this order; or the one that is all of them."""
+    known = [one for one in signature.parameters.values() if one.name not in (*CALL, *ASKED)]
+    named = [next((one.name for one in known if one.name in names), "") for names in INPUTS]
+    if all(named):
+        return named
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [one.name for one in known if one.default is one.empty and one.kind not in variable]
+    if len(required) not in (1, 3):
+        raise TypeError(
+            f"implementation {name}{signature} takes {len(required)} inputs, expected three, queries, keys and values, "
+            f"or one that is all of them; other parameters have defaults, or are {', '.join((*CALL, *ASKED))}"
+        )
+    return required
+
+
+def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
+    """A layer of `mha` itself."""
+
+    def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
+        steps, output = given.trace(*arrays, **call), given(*arrays, **call)
+        gradients = given.gradients(*arrays, **call, cotangent=cotangent)
+        return steps | {"output": output} | {f"gradient.{name}": X for name, X in gradients.items()}
+
+    return Implementation("mha.MultiHeadAttention", backend, run, given)
+
+
+def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
+    """A framework's own layer, or of a subclass, whose masks are its own; attention: what was read off it."""
+    backend = attention.backend
+
+    def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
+        padding, pairs = _masks(call, len(arrays[0]), arrays[0].shape[1], arrays[1].shape[1])
+        hiding = own(backend, padding), own(backend, pairs), call.get("causal", False)
+        with evaluating(given):
+            return native.attend(given, backend, attention.config, arrays, hiding, cotangent)
+
+    return Implementation(_kind(given), backend, run, attention, HIDING, empty_rows=False)
+
+
+def _of_book(given: Any, attention: MultiHeadAttention) -> Implementation:
+    """A layer of the book, as it prints it or as `mha.d2l` has it, or the `layer` of an `mha.MultiHeadAttention`."""
+    named = by_name(given, method(given), attention.backend, True)
+    return dataclasses.replace(named, name=_kind(given), attention=attention, empty_rows=hasattr(given, "config"))
+
+
+def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Which keys are no padding, (B, K), and which query sees which key, (B, 1 or H, Q, K); None = all."""
+    lengths, mask = call.get("valid_lens"), call.get("mask")
+    padding = None if lengths is None else np.arange(K) < lengths[..., None]  # (B, K) or (B, Q, K)
+    pairs = [] if mask is None else [mask[:, None] if mask.ndim == 3 else mask]  # (Q, K), (B, 1, Q, K) or (B, H, Q, K)
+    if padding is not None and padding.ndim == 3:
+        pairs, padding = [*pairs, padding[:, None]], None
+    if not pairs:
+        return padding, None
+    seen = functools.reduce(np.logical_and, pairs)
+    heads = seen.shape[1] if seen.ndim == 4 else 1
+    return padding, np.broadcast_to(seen, (B, heads, Q, K))
+
+
+def _same(asked: str | None, backend: BackendName) -> BackendName:
+    """The backend of a layer, which none other that is asked for may contradict."""
+    if asked is not None and dispatch.backend_name(asked) != backend:
+        raise ValueError(f"backend is {asked!r}, expected {backend!r}, whose layer the implementation is, or None")
+    return backend
+
+
+def _kind(given: Any) -> str:
+    """The class of an implementation, with its module."""
+    return f"{type(given).__module__}.{type(given).__qualname__}"

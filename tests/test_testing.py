@@ -1,0 +1,432 @@
+"""`mha.testing.assert_parity`: functions and layers that are right pass, wrong ones fail with a report of why."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import peers
+import pytest
+
+import mha
+from mha import dispatch
+from mha.parity.problem import CALL
+from mha.testing import cases, implementations
+
+SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
+
+
+def port(attention, queries, keys, values, valid_lens=None, mask=None, causal=False, mistake=None):
+    """Attention as somebody may write it in NumPy, with a mistake or without, of plain layers alone."""
+    weights, H, config = attention.weights, attention.config.num_heads, attention.config
+    if config.num_key_value_heads != H or config.pooling != "dot" or config.rotary or config.qk_norm or config.window:
+        raise NotImplementedError("plain layers alone")
+    if config.scale or config.softcap:
+        raise NotImplementedError
+
+    def split(name, X):
+        kernel = weights[f"{name}.kernel"]
+        kernel = kernel.T if mistake == f"{name}.kernel is not transposed" else kernel
+        Y = X @ kernel + (0 if mistake == f"{name}.bias is dropped" else weights.get(f"{name}.bias", 0))
+        return Y.reshape(*Y.shape[:2], H, -1).transpose(0, 2, 1, 3)  # (B, H, T, d)
+
+    q, k, v = (split(name, X) for name, X in zip(("W_q", "W_k", "W_v"), (queries, keys, values), strict=True))
+    scores = q @ k.swapaxes(2, 3) / (1 if mistake == "no scale" else np.sqrt(q.shape[3]).astype(q.dtype))
+    seen = np.ones((1, 1, *scores.shape[2:]), bool)
+    if valid_lens is not None:
+        lengths = valid_lens.reshape(len(scores), -1, 1) + (mistake == "lengths are one too long")  # (B, 1 or Q, 1)
+        seen = seen & (np.arange(scores.shape[3]) < lengths)[:, None]
+    if mask is not None:
+        seen = seen & (mask if mask.ndim != 3 else mask[:, None])
+    if causal:
+        seen = seen & np.tri(*scores.shape[2:], dtype=bool)
+    scores = np.where(seen, scores, -np.inf)
+    with np.errstate(invalid="ignore"):
+        shares = np.exp(scores - scores.max(3, keepdims=True))
+        shares = shares / shares.sum(3, keepdims=True)
+    if mistake != "rows without keys are NaN":
+        shares = np.where(np.isnan(shares), shares.dtype.type(0), shares)
+    pooled = (shares @ v).transpose(0, 2, 1, 3)  # (B, Q, H, dv)
+    return pooled.reshape(*pooled.shape[:2], -1) @ weights["W_o.kernel"] + weights.get("W_o.bias", 0), shares
+
+
+def with_mistake(mistake):
+    def wrong(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
+        return port(attention, queries, keys, values, valid_lens, mask, causal, mistake)
+
+    return wrong
+
+
+def failure_of(*arguments, **options):
+    """The message of an assertion that must fail."""
+    with pytest.raises(AssertionError) as failure:
+        mha.testing.assert_parity(*arguments, **options)
+    return str(failure.value)
+
+
+# 1. Functions
+
+
+def test_a_function_is_given_arrays_of_its_backend(backend):
+    def right(queries, keys, values, attention, **call):
+        arrays = queries, keys, values, *(call[name] for name in ("valid_lens", "mask", "score_bias"))
+        assert {dispatch.backend_of(X) for X in arrays} == {attention.backend} == {backend}
+        inputs = map(mha.to_numpy, (queries, keys, values))
+        call = {name: mha.to_numpy(X) for name, X in call.items()}
+        return mha.tensor(attention.to("numpy")(*inputs, **call), backend=backend)
+
+    outcome = mha.testing.assert_parity(right, backend, cases=["all options"])
+    assert outcome.left_out == {}
+    assert {"float32, all options", "float64, all options"} <= outcome.reports.keys()
+    assert all(outcome.reports.values())
+
+
+def test_the_quick_suite_in_numpy():
+    outcome = mha.testing.assert_parity(port, "numpy", attention=SQUARE)
+    names = list(outcome.reports)
+    assert {"float64, no lengths", "float32, scale 30", "bfloat16, lengths per sample", "float64, mask"} <= set(names)
+    assert "float64, additive" not in names  # the same call as with lengths per sample
+    assert all([row.name for row in report.rows] == ["weights", "output"] for report in outcome.reports.values())
+    assert outcome.left_out["float64, score bias"] == "it takes no score_bias"
+    assert f"{len(names)} cases the same, the largest ratio 0." in str(outcome)
+    assert "left out, it takes no head_gates: float64, gates, scale, cap" in str(outcome)
+
+
+def test_the_layers_of_the_suite():
+    outcome = mha.testing.assert_parity(port, "numpy", cases=["mask", "grouped heads", "additive"], dtypes=["float64"])
+    assert list(outcome.reports) == ["float64, mask"]
+    assert outcome.left_out == dict.fromkeys(["float64, additive", "float64, grouped heads"], "plain layers alone")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["W_q.kernel is not transposed", "W_q.bias is dropped", "W_v.bias is dropped", "no scale",
+     "lengths are one too long", "rows without keys are NaN"],
+)  # fmt: skip
+def test_a_mistake_is_named(mistake):
+    message = failure_of(with_mistake(mistake), "numpy", attention=SQUARE, dtypes="float64")
+    assert f"{mistake}: " in message
+    assert "first to differ: " in message
+
+
+def test_the_message_is_the_report_of_the_first_case_that_differs():
+    message = failure_of(with_mistake("lengths are one too long"), "numpy", dtypes="float64")
+    first, _, described, alone, table, *_ = message.splitlines()
+    assert re.match(r"with_mistake.<locals>.wrong differs in \d of \d+ cases \(float64, lengths per sample; ", first)
+    assert described.startswith("float64, lengths per sample: MultiHeadAttention(num_hiddens=29, num_heads=7, ")
+    assert described.endswith(" called with queries, keys, values, valid_lens=[3, 2]")
+    assert alone == "this case alone: cases='lengths per sample', dtypes='float64'"
+    assert table.startswith("array")
+    assert message.splitlines()[-1].startswith("left out, ")
+    again = failure_of(with_mistake("lengths are one too long"), "numpy", cases="lengths per sample", dtypes="float64")
+    assert "differs in 1 of 1 case (float64, lengths per sample)" in again
+
+
+def test_what_raises_is_said_in_a_line():
+    def raises(attention, queries, keys, values, **call):
+        if call:
+            raise RuntimeError("out of\n  luck")
+        return attention(queries, keys, values)
+
+    message = failure_of(raises, "numpy", dtypes="float64", cases=["mask", "no lengths", "causal"])
+    name = "test_what_raises_is_said_in_a_line.<locals>.raises"
+    assert message == f"{name} raised in 2 of 3 cases (float64, mask; float64, causal): RuntimeError: out of luck"
+
+
+def test_what_is_no_array_is_said_in_a_line():
+    def returns(attention, queries, keys, values, **call):
+        return None
+
+    message = failure_of(returns, "numpy", cases="mask", dtypes="float64")
+    assert re.search(r"raised in 1 of 1 case .*: TypeError: theirs is a NoneType, expected an array", message)
+    assert "\n" not in message
+
+
+def test_nan_is_a_result():
+    def nan(attention, queries, keys, values, **call):
+        output = attention(queries, keys, values, **call)
+        output[0, 1, 2] = np.nan
+        return output
+
+    message = failure_of(nan, "numpy", cases="causal", dtypes="float64")
+    assert "(0, 1, 2)" in message
+    assert "NaN in 1 of 174 numbers" in message
+
+
+def test_nothing_compared_is_a_failure():
+    def nothing(attention, queries, keys, values):
+        raise NotImplementedError
+
+    message = failure_of(nothing, "numpy", cases=["mask", "no lengths"], dtypes="float64")
+    assert "nothing was compared, every case is left out" in message
+    assert "left out, it takes no mask: float64, mask" in message
+    assert "left out, NotImplementedError: float64, no lengths" in message
+
+
+@pytest.mark.backends("numpy", "torch", "mxnet")
+def test_an_implementation_may_write_to_its_inputs(backend):
+    def writes(attention, queries, keys, values, mask):
+        output = attention(queries, keys, values, mask=mask)
+        for X in (queries, keys, values, mask):
+            X[:] = 0
+        return output
+
+    mha.testing.assert_parity(writes, backend, cases="mask", dtypes="float64")
+
+
+def test_parameters_are_known_by_their_names():
+    def keras_order(value, query, key, *, attention, mask):
+        return attention(query, key, value, mask=mask)
+
+    def letters(a, b, c, attention, mask, /, other=None):
+        return attention(a, b, c, mask=mask)
+
+    for function in (keras_order, letters):
+        mha.testing.assert_parity(function, "numpy", cases="mask", dtypes="float64")
+
+
+def test_one_input_is_all_three():
+    def alone(X, attention, **call):
+        return attention(X, X, X, **call)
+
+    outcome = mha.testing.assert_parity(alone, "numpy", attention=SQUARE, dtypes="float64")
+    assert "float64, lengths, mask, causal" in outcome.reports
+    assert "float64, all options" in outcome.reports
+    outcome = mha.testing.assert_parity(alone, "numpy", cases=["mask", "equal widths, no bias"], dtypes="float64")
+    assert list(outcome.reports) == ["float64, equal widths, no bias"]
+    assert "different widths" in outcome.left_out["float64, mask"]
+
+
+def test_a_mask_says_what_else_is_not_taken():
+    def masked(attention, queries, keys, values, mask=None):
+        return attention(queries, keys, values, mask=mask)
+
+    told = {"dtypes": "float64", "cases": ["lengths per query", "lengths, mask, causal", "window, offset", "rotary"]}
+    outcome = mha.testing.assert_parity(masked, "numpy", **told)
+    left_out = {"float64, rotary": "it takes no offset", "float64, window, offset": "it takes no causal, offset"}
+    assert outcome.left_out == left_out
+    assert len(outcome.reports) == 2
+    everything = mha.testing.assert_parity(masked, "numpy", attention=SQUARE, dtypes="float64").reports
+    assert {"float64, causal", "float64, mask", "float64, lengths per query"} <= everything.keys()
+
+
+def test_gradients_are_of_the_cotangent_that_is_asked_for():
+    def of_ones(attention, queries, keys, values, **call):
+        return attention.gradients(queries, keys, values, **call)
+
+    def of_cotangent(attention, queries, keys, values, cotangent, **call):
+        return attention.gradients(queries, keys, values, **call, cotangent=cotangent)
+
+    for function in (of_ones, of_cotangent):
+        outcome = mha.testing.assert_parity(function, "numpy", cases="causal", dtypes="float64")
+        assert "gradient.W_o.kernel" in [row.name for row in outcome.reports["float64, causal"].rows]
+
+
+def test_rows_without_keys_may_be_left_out():
+    wrong = with_mistake("rows without keys are NaN")
+    assert "length zero" in failure_of(wrong, "numpy", attention=SQUARE, dtypes="float64")
+    outcome = mha.testing.assert_parity(wrong, "numpy", attention=SQUARE, dtypes="float64", empty_rows=False)
+    assert outcome.left_out["float64, length zero"] == "a query sees no key"
+    assert {"float64, mask", "float64, lengths per query", "float64, lengths, mask, causal"} <= outcome.reports.keys()
+
+
+def test_the_layout_of_steps_can_be_said():
+    def steps(attention, queries, keys, values):
+        split = attention.trace(queries, keys, values)["split_q"]
+        return {"split_q": split.reshape(2, 3, *split.shape[1:]).transpose(0, 2, 1, 3)}  # (B, Q, H, d)
+
+    told = {"attention": {"num_hiddens": 12, "num_heads": 3}, "cases": "no lengths", "dtypes": "float64"}
+    assert "say which with layout=" in failure_of(steps, "numpy", **told)
+    mha.testing.assert_parity(steps, "numpy", **told, layout="BTHd")
+
+
+def test_no_score_of_large_inputs_is_larger_than_a_softmax_needs():
+    (case,) = (one for one in cases.EVERY if one.name == "scale 30")
+    tried = cases.trial(case, "float32", "numpy", None, False, True)
+    scores = tried.attention.trace(*tried.inputs, **tried.call)["scores"]
+    assert 90 < abs(scores).max() < 129  # exp of 88.8 overflows
+
+
+# 2. What cannot be compared
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (3, {}, "implementation is 3 .*, expected a function, or a layer of attention"),
+        (port, {"suite": "slow"}, "suite is 'slow', expected one of quick, full"),
+        (port, {"backend": "pytorch"}, "backend is 'pytorch', expected .*did you mean 'torch'"),
+        (port, {"cases": ["mas"]}, "cases has 'mas', expected names of mha.parity.CASES, .*did you mean 'mask'"),
+        (port, {"dtypes": ["float23"]}, "dtypes is 'float23', expected one of"),
+        (port, {"layout": "HTBd"}, "layout is 'HTBd', expected"),
+        (port, {"empty_rows": "no"}, "empty_rows is 'no' .*, expected True or False"),
+        (port, {"attention": 3}, "attention is 3 .*, expected an mha.MultiHeadAttention, or options of one"),
+        (port, {"attention": SQUARE | {"dtype": "float64"}}, "attention has dtype, which the suite chooses"),
+        (port, {"attention": SQUARE | {"heads": 4}}, "unexpected keyword argument 'heads'"),
+        (lambda q, k, v: q, {}, r"\(q, k, v\) has no parameter `attention`, .*: add one; or pass attention="),
+        (max, {}, "implementation max tells no parameters: call it in a function of your own"),
+        (lambda attention, q, k: q, {}, "takes 2 inputs, expected three, queries, keys and values, or one"),
+        (mha.MultiHeadAttention(8, 2, backend="numpy"), {"backend": "torch"}, "backend is 'torch', expected 'numpy'"),
+        (mha.MultiHeadAttention(8, 2, backend="numpy"), {"dtypes": "float64"}, "dtypes is float64, expected float32"),
+    ],
+)
+def test_a_bad_argument_is_named(given, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        mha.testing.assert_parity(given, **{"backend": None} | options)
+
+
+# 3. Layers
+
+
+def test_our_own_layers(backend):
+    layer = mha.MultiHeadAttention(12, 3, bias=True, window=(2, 0), backend=backend).layer
+    outcome = mha.testing.assert_parity(layer, backend, cases="length zero")
+    assert list(outcome.reports) == ["float32, length zero"]
+    assert outcome.left_out == {}
+    assert outcome.note == "W_q.bias, W_k.bias, W_v.bias, W_o.bias are all 0: a mistake in them would not show"
+
+
+def test_every_call_of_our_own_layer():
+    attention = mha.MultiHeadAttention(12, 3, bias=True, window=(2, 0), backend="numpy")
+    for one in (attention, attention.layer):
+        outcome = mha.testing.assert_parity(one)
+        assert outcome.left_out == {}
+        assert {"float32, window, offset", "float32, score bias", "float32, all options"} <= outcome.reports.keys()
+    names = {row.name for row in mha.testing.assert_parity(attention).reports["float32, score bias"].rows}
+    assert {"split_q", "weights", "output", "gradient.keys", "gradient.score_bias"} <= names
+    other = mha.MultiHeadAttention(12, 3, bias=True, window=(2, 1), backend="numpy")
+    other.weights = attention.weights
+    assert "the window is one " in failure_of(attention.layer, attention=other, cases="no lengths")
+
+
+LAYERS = [
+    pytest.param(kind, marks=pytest.mark.backends(backend))
+    for kind, backend in [
+        ("torch", "torch"), ("keras", "tensorflow"), ("keras_grouped", "tensorflow"), ("nnx", "jax"), ("linen", "jax")
+    ]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("peer", LAYERS)
+def test_the_layers_of_frameworks(peer):
+    """On JAX in few calls that have all that they can hide, since it compiles each anew."""
+    layer = peers.of(peer).new()
+    rare = ["lengths, mask, causal", "mask of one head for all"]
+    assert len(mha.testing.assert_parity(layer, cases=rare).reports) == 2
+    outcome = mha.testing.assert_parity(layer, cases=rare[:1] if peer in ("nnx", "linen") else None)
+    names = [row.name for row in outcome.reports["float32, lengths, mask, causal"].rows]
+    assert {"weights", "output", "gradient.queries", "gradient.values", "gradient.W_q.kernel"} <= set(names)
+    assert len([name for name in names if name.endswith(".bias")]) == 4
+    if peer not in ("nnx", "linen"):
+        assert len(outcome.reports) == 10
+        assert mha.testing.assert_parity(layer, cases="mask of one row").reports
+        assert outcome.left_out["float32, length zero"] == "a query sees no key"
+        assert outcome.left_out["float32, score bias"] == "it takes no score_bias"
+
+
+@pytest.mark.backends("torch")
+def test_a_broken_layer_of_torch():
+    import torch
+
+    class Broken(torch.nn.MultiheadAttention):
+        def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, is_causal=False):
+            return super().forward(query, key, value, attn_mask=attn_mask)  # whose weights are averaged
+
+    layer = Broken(12, 3, dropout=0.5, batch_first=True).train()
+    message = failure_of(layer, "torch")
+    assert "the lengths are ignored: " in message
+    assert "weights  " not in message
+    assert layer.training  # it was without dropout meanwhile, and is as it came
+    assert layer.out_proj.training
+    mha.testing.assert_parity(layer, cases="causal", dtypes="float32", attention=mha.from_native(plain(layer)))
+
+
+def plain(layer):
+    """The layer as its framework has it, with the same weights."""
+    import torch
+
+    other = torch.nn.MultiheadAttention(layer.embed_dim, layer.num_heads, batch_first=True)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+@pytest.mark.backends("tensorflow")
+def test_a_broken_layer_of_keras():
+    import keras
+
+    class Broken(keras.layers.MultiHeadAttention):
+        def call(self, query, value, key=None, attention_mask=None, use_causal_mask=False, training=None):
+            return super().call(query, value, key, attention_mask=attention_mask)
+
+    layer = Broken(3, 4)
+    layer.build((2, 3, 12), (2, 5, 12), (2, 5, 12))
+    assert "causal order is ignored: " in failure_of(layer, cases=["lengths per sample", "causal"])
+
+
+@pytest.mark.backends("jax")
+def test_a_broken_layer_of_flax():
+    from flax import nnx
+
+    class Broken(nnx.MultiHeadAttention):
+        def __call__(self, queries, keys, values, *, mask=None, deterministic=None, **options):
+            return super().__call__(queries, keys, values, mask=None, deterministic=deterministic, **options)
+
+    layer = peers.of("nnx").new()
+    layer.__class__ = Broken
+    assert "everything is seen: " in failure_of(layer, cases="lengths, mask, causal")
+
+
+@pytest.mark.backends("torch")
+def test_another_layer_of_torch_with_its_weights():
+    import torch
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, query, key, value, valid_lens=None):
+            hidden = torch.arange(key.shape[1]) >= valid_lens[:, None] if valid_lens is not None else None
+            return self.drop(self.inner(query, key, value, key_padding_mask=hidden)[0])
+
+    layer = Own().train()
+    attention = mha.from_native(layer.inner)
+    outcome = mha.testing.assert_parity(layer, attention=attention, cases=["lengths per sample", "mask"])
+    assert list(outcome.reports) == ["float32, lengths per sample"]
+    assert outcome.left_out == {"float32, mask": "it takes no mask"}
+    with pytest.raises(TypeError, match=r"whose weights mha cannot read; it contains one at \.inner: pass impl"):
+        mha.testing.assert_parity(layer)
+    with pytest.raises(ValueError, match="backend is 'numpy', expected 'torch', whose layer"):
+        mha.testing.assert_parity(layer, "numpy", attention=attention)
+
+
+@pytest.mark.backends("torch")
+def test_arrays_of_several_frameworks():
+    def mixed(attention, queries, keys, values, mask):
+        output, weights = attention(queries, keys, values, mask=mask, return_weights=True)
+        return {"output": output.requires_grad_(), "weights": mha.to_numpy(weights)}
+
+    mha.testing.assert_parity(mixed, "torch", cases="mask")
+
+
+def test_modules_evaluate_and_then_are_as_they_were():
+    parts = [SimpleNamespace(training=True), SimpleNamespace(training=False)]
+    module = SimpleNamespace(forward=None, modules=lambda: parts)
+    with implementations.evaluating(module):
+        assert [part.training for part in parts] == [False, False]
+    assert [part.training for part in parts] == [True, False]
+
+
+def test_masks_in_the_manner_of_frameworks():
+    lengths, mask = np.array([3, 1]), np.ones((3, 5), bool)
+    padding, pairs = implementations._masks({"valid_lens": lengths, "mask": mask[:1]}, 2, 3, 5)
+    assert padding.sum(1).tolist() == [3, 1]
+    assert pairs.shape == (2, 1, 3, 5)
+    padding, pairs = implementations._masks({"valid_lens": lengths[:, None] + [0, 1, 2], "mask": mask}, 2, 3, 5)
+    assert padding is None
+    assert pairs.sum(3).tolist() == [[[3, 4, 5]], [[1, 2, 3]]]
+
+
+def test_the_names_that_can_be_asked_for_are_those_of_a_call():
+    assert set(CALL).isdisjoint(implementations.ASKED)
+    assert set(implementations.HIDING) <= set(CALL)
