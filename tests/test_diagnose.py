@@ -21,14 +21,6 @@ SILENT = {("W_k.bias is dropped", ""), ("the rotation is off by one", "both, fro
 FORMS = {(form.mistake.name, form.how): form for form in planted.FORMS}
 
 
-def planted_in(form, names=("output",), dtype="float32"):
-    """The first call in which a mistake shows, and what an implementation with it gives there; None, if in none."""
-    for call in planted.CALLS:
-        if (theirs := planted.with_mistake(form, call, names, dtype)) is not None:
-            return call, {name: X for name, X in theirs.items() if X is not None}
-    return None
-
-
 def diagnosed(call, theirs, dtype="float32"):
     layer, inputs, arguments = call.made(dtype)
     return parity.diagnose(layer, theirs, *inputs, **arguments)
@@ -62,7 +54,7 @@ def test_the_catalogue_is_data():
 def test_a_mistake_changes_no_other_parts_than_it_says():
     """On this rests that parts are computed once for several mistakes."""
     for form in planted.FORMS:
-        if (found := planted_in(form, None)) is None:
+        if (found := planted.planted_in(form, None)) is None:
             continue
         call, theirs = found
         right = planted.with_mistake(form, call, None, right=True)
@@ -79,7 +71,7 @@ def test_every_mistake_is_named(given, part):
     tried = [[form for form in planted.FORMS if form.mistake is mistake] for mistake in parity.CATALOGUE[part::2]]
     for form in itertools.chain.from_iterable(forms[: 1 if given == "steps" else 3] for forms in tried):
         name = form.mistake.name
-        found = planted_in(form, ("output",) if given == "output" else None)
+        found = planted.planted_in(form, ("output",) if given == "output" else None)
         if found is None:
             unseen += [(name, form.how)] if name != "another number of heads" else []
             continue
@@ -96,7 +88,7 @@ def test_every_mistake_is_named(given, part):
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_mistakes_are_named_in_every_dtype(dtype):
     for form in planted.FORMS[::9]:
-        if (found := planted_in(form, dtype=dtype)) is None or found[0].nan:
+        if (found := planted.planted_in(form, dtype=dtype)) is None or found[0].nan:
             continue
         call, theirs = found
         layer, inputs, arguments = call.made(dtype)
@@ -166,7 +158,7 @@ def test_weights_of_another_layer():
 def test_lower_precision_is_told_by_its_errors(rounding):
     dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
     layer, inputs, arguments = planted.CALLS[0].made(dtype)
-    plan = pipeline.plan_of(problem(layer, *inputs, unknown_mistakes.DEFAULTS | arguments, None), dtype)
+    plan = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     random = np.random.default_rng(5)
     for change in rounding.forms.values():
         rough, before = change(plan), {}
