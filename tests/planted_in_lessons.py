@@ -30,7 +30,9 @@ PLACES = {
 
 def changed(right, plan):
     """The fields of a plan that a mistake has changed."""
-    return {field.name for field in dataclasses.fields(plan) if getattr(plan, field.name) is not getattr(right, field.name)}
+    return {
+        field.name for field in dataclasses.fields(plan) if getattr(plan, field.name) is not getattr(right, field.name)
+    }
 
 
 def places(right, plan):
@@ -51,7 +53,8 @@ def steps(backend, layer, inputs, arguments, right, plan=None):
     """
     names = changed(right, plan) if plan is not None else set(PLACES) - {"blanked"}
     planting = Planting(backend, right if plan is None else plan, names)
-    return planting.steps(layer, inputs, arguments)
+    with np.errstate(all="ignore"):
+        return planting.steps(layer, inputs, arguments)
 
 
 class Planting:
