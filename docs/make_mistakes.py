@@ -9,7 +9,7 @@ import difflib
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -66,8 +66,8 @@ lower precisions "everywhere": a lesson has no one place where every result coul
 - A cell holds for all forms on all backends; what holds for some names them in brackets.
 
 Three forms are not named first from the output. Of NaN in padding nothing but NaN is left to tell by. A rotation of
-queries and keys by one more position changes no distance, and so no output. Rows without keys whose weights are those of
-their scores are also what a weak mask fill that is added gives; both are named.
+queries and keys by one more position changes no distance, and so no output. Rows without keys that get the weights of
+their scores are also what a weak mask fill gives that is added; both are named.
 
 ## What came of it
 
@@ -168,9 +168,9 @@ def dropping(p: float, plan: pipeline.Plan) -> pipeline.Plan:
     return dataclasses.replace(plan, after=after)
 
 
-def unlike(backend: str) -> str | None:
+def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str | None:
     """The first step in which a lesson is off, with each of its parts replaced by what does the same; None = none."""
-    for call in planted.CALLS:
+    for call in calls:
         layer, inputs, arguments = call.made()
         right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
         theirs = planted_in_lessons.steps(backend, layer, inputs, arguments, right)

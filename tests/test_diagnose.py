@@ -123,6 +123,23 @@ def test_four_mistakes_are_told_by_the_steps():
     assert set(diagnosis.mistakes) == set(names)
 
 
+def test_scores_after_masking_do_not_hide_a_wrong_mask():
+    """What the mistake hides is minus infinity in their scores, where ours are numbers."""
+    call = planted.CALLS[0]
+    for name, how in (("lengths are one too short", ""), ("the mask is inverted", "that of the lengths")):
+        theirs = planted.with_mistake(FORMS[name, how], call, None)
+        theirs["scores"] = np.where(theirs["weights"] == 0, -np.inf, theirs["scores"])
+        assert diagnosed(call, theirs).mistakes == (name,)
+
+
+def test_one_head_is_told_by_the_steps():
+    """Its heads (B, T, H*d) look as if they were not split yet."""
+    call = planted.CALLS[0]
+    theirs = planted.with_mistake(FORMS["another number of heads", "1 heads"], call, None)
+    whole = {name: pipeline.merge(theirs[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
+    assert diagnosed(call, theirs | whole).mistakes == ("another number of heads",)
+
+
 def test_mistakes_that_give_the_same_numbers_are_both_named():
     call = planted.Call(planted.SQUARE, {"valid_lens": [4, 3, 6]})
     diagnosis = diagnosed(call, planted.with_mistake(FORMS["everything is seen", ""], call))
@@ -167,11 +184,15 @@ def test_lower_precision_is_told_by_its_errors(rounding):
         kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"][order] for name in PROJECTIONS[:3]}
         inputs_in_order = {name: getattr(plan, name)[..., order] for name in ("queries", "keys", "values")}
         rough = dataclasses.replace(rough, weights=plan.weights | kernels, **inputs_in_order)
+        steps = {}
         for part in pipeline.PARTS:
-            steps, before[part] = pipeline.compute(part, rough, before)
-        diagnosis = parity.diagnose(layer, steps["output"].astype(dtype), *inputs, **arguments)
-        assert rounding.name in diagnosis.mistakes
-        assert diagnosis.explanations[0].left < 0.3
+            some, before[part] = pipeline.compute(part, rough, before)
+            steps |= some
+        hidden = np.where(plan.visible(), steps["scores"], 0)  # of blank keys
+        for theirs in (steps["output"].astype(dtype), steps | {"scores": hidden}):
+            diagnosis = parity.diagnose(layer, theirs, *inputs, **arguments)
+            assert rounding.name in diagnosis.mistakes
+            assert diagnosis.explanations[0].left < 0.3
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
