@@ -18,8 +18,7 @@ DIAGNOSE_BUGS = {
     "one sample tells all": ("parity/search", r"SAMPLES = 3", "SAMPLES = 1"),
     "no pairs are tried": ("parity/search", r"if pairs and further", "if False and further"),
     "scores that a mistake hides count": ("parity/search", r"plan\.hiding is self\.plan\.hiding", "True"),
-    "who looks at less gets further": ("parity/search", r"key=self\.left_out", "key=lambda state: -self.left_out(state)"),
-    "heads of another number are not regrouped": ("parity/pipeline", r"X if X\.shape\[1\] == heads else", "X if True else"),
+    "another number of heads is not regrouped": ("parity/pipeline", r"X if X\.shape\[1\] == heads", "X if True"),
     "padding is an error of rounding": ("parity/diagnosis", r"np\.where\(problem\.matters\(name\), X, 0\)", "X"),
     "all roundings look alike": ("parity/precision", r"LEFT = 0\.6", "LEFT = 60"),
 }  # fmt: skip
