@@ -35,6 +35,9 @@ DIAGNOSE_BUGS = {
     "what is merely near is called the same": ("parity/search", r"self\.ratio <= 1 and self\.left <= PART", "True"),
     "one sample tells all": ("parity/search", r"SAMPLES = 3", "SAMPLES = 1"),
     "no pairs are tried": ("parity/search", r"if pairs and further", "if False and further"),
+    "scores that a mistake hides count": ("parity/search", r"plan\.hiding is self\.plan\.hiding", "True"),
+    "another number of heads is not regrouped": ("parity/pipeline", r"X if X\.shape\[1\] == heads", "X if True"),
+    "padding is an error of rounding": ("parity/diagnosis", r"np\.where\(problem\.matters\(name\), X, 0\)", "X"),
     "all roundings look alike": ("parity/precision", r"LEFT = 0\.6", "LEFT = 60"),
 }  # fmt: skip
 TESTING_TESTS = ["test_testing.py"]

@@ -46,6 +46,7 @@ class Call:
         return layer.to(backend), inputs, call
 
 
+DEFAULTS = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
 MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
 ROTARY = mha.Rotary(4, base=500.0)
 # A mistake is tried in the first of these calls in which it can be made and changes the output.
@@ -71,8 +72,7 @@ def with_mistake(state, call, names=("output",), dtype="float32", right=False):
     """
     layer, inputs, arguments = call.made(dtype)
     state = state if isinstance(state, tuple) else (state,)
-    defaults = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
-    bench = Bench(problem(layer, *inputs, defaults | arguments, None), dtype, slice(None))
+    bench = Bench(problem(layer, *inputs, DEFAULTS | arguments, None), dtype, slice(None))
     steps = [name for name in names or pipeline.PART_OF if bench.steps((), name) is not None]
     with np.errstate(all="ignore"):
         expected = bench.all_of((), steps)
@@ -81,6 +81,14 @@ def with_mistake(state, call, names=("output",), dtype="float32", right=False):
         return expected if right else None
     shown = [name for name, X in found.items() if not alike(X, expected[name])]
     return found if shown else None
+
+
+def planted_in(form, names=("output",), dtype="float32"):
+    """The first call in which a mistake shows, and what an implementation with it gives there; None, if in none."""
+    for call in CALLS:
+        if (theirs := with_mistake(form, call, names, dtype)) is not None:
+            return call, {name: X for name, X in theirs.items() if X is not None}
+    return None
 
 
 def alike(X, expected):

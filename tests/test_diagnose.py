@@ -21,14 +21,6 @@ SILENT = {("W_k.bias is dropped", ""), ("the rotation is off by one", "both, fro
 FORMS = {(form.mistake.name, form.how): form for form in planted.FORMS}
 
 
-def planted_in(form, names=("output",), dtype="float32"):
-    """The first call in which a mistake shows, and what an implementation with it gives there; None, if in none."""
-    for call in planted.CALLS:
-        if (theirs := planted.with_mistake(form, call, names, dtype)) is not None:
-            return call, {name: X for name, X in theirs.items() if X is not None}
-    return None
-
-
 def diagnosed(call, theirs, dtype="float32"):
     layer, inputs, arguments = call.made(dtype)
     return parity.diagnose(layer, theirs, *inputs, **arguments)
@@ -62,7 +54,7 @@ def test_the_catalogue_is_data():
 def test_a_mistake_changes_no_other_parts_than_it_says():
     """On this rests that parts are computed once for several mistakes."""
     for form in planted.FORMS:
-        if (found := planted_in(form, None)) is None:
+        if (found := planted.planted_in(form, None)) is None:
             continue
         call, theirs = found
         right = planted.with_mistake(form, call, None, right=True)
@@ -79,7 +71,7 @@ def test_every_mistake_is_named(given, part):
     tried = [[form for form in planted.FORMS if form.mistake is mistake] for mistake in parity.CATALOGUE[part::2]]
     for form in itertools.chain.from_iterable(forms[: 1 if given == "steps" else 3] for forms in tried):
         name = form.mistake.name
-        found = planted_in(form, ("output",) if given == "output" else None)
+        found = planted.planted_in(form, ("output",) if given == "output" else None)
         if found is None:
             unseen += [(name, form.how)] if name != "another number of heads" else []
             continue
@@ -96,7 +88,7 @@ def test_every_mistake_is_named(given, part):
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_mistakes_are_named_in_every_dtype(dtype):
     for form in planted.FORMS[::9]:
-        if (found := planted_in(form, dtype=dtype)) is None or found[0].nan:
+        if (found := planted.planted_in(form, dtype=dtype)) is None or found[0].nan:
             continue
         call, theirs = found
         layer, inputs, arguments = call.made(dtype)
@@ -129,6 +121,23 @@ def test_four_mistakes_are_told_by_the_steps():
     diagnosis = diagnosed(call, planted.with_mistake(state, call, None))
     assert diagnosis.known
     assert set(diagnosis.mistakes) == set(names)
+
+
+def test_scores_after_masking_do_not_hide_a_wrong_mask():
+    """What the mistake hides is minus infinity in their scores, where ours are numbers."""
+    call = planted.CALLS[0]
+    for name, how in (("lengths are one too short", ""), ("the mask is inverted", "that of the lengths")):
+        theirs = planted.with_mistake(FORMS[name, how], call, None)
+        theirs["scores"] = np.where(theirs["weights"] == 0, -np.inf, theirs["scores"])
+        assert diagnosed(call, theirs).mistakes == (name,)
+
+
+def test_one_head_is_told_by_the_steps():
+    """Its heads (B, T, H*d) look as if they were not split yet."""
+    call = planted.CALLS[0]
+    theirs = planted.with_mistake(FORMS["another number of heads", "1 heads"], call, None)
+    whole = {name: pipeline.merge(theirs[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
+    assert diagnosed(call, theirs | whole).mistakes == ("another number of heads",)
 
 
 def test_mistakes_that_give_the_same_numbers_are_both_named():
@@ -166,7 +175,7 @@ def test_weights_of_another_layer():
 def test_lower_precision_is_told_by_its_errors(rounding):
     dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
     layer, inputs, arguments = planted.CALLS[0].made(dtype)
-    plan = pipeline.plan_of(problem(layer, *inputs, unknown_mistakes.DEFAULTS | arguments, None), dtype)
+    plan = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     random = np.random.default_rng(5)
     for change in rounding.forms.values():
         rough, before = change(plan), {}
@@ -175,11 +184,15 @@ def test_lower_precision_is_told_by_its_errors(rounding):
         kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"][order] for name in PROJECTIONS[:3]}
         inputs_in_order = {name: getattr(plan, name)[..., order] for name in ("queries", "keys", "values")}
         rough = dataclasses.replace(rough, weights=plan.weights | kernels, **inputs_in_order)
+        steps = {}
         for part in pipeline.PARTS:
-            steps, before[part] = pipeline.compute(part, rough, before)
-        diagnosis = parity.diagnose(layer, steps["output"].astype(dtype), *inputs, **arguments)
-        assert rounding.name in diagnosis.mistakes
-        assert diagnosis.explanations[0].left < 0.3
+            some, before[part] = pipeline.compute(part, rough, before)
+            steps |= some
+        hidden = np.where(plan.visible(), steps["scores"], 0)  # of blank keys
+        for theirs in (steps["output"].astype(dtype), steps | {"scores": hidden}):
+            diagnosis = parity.diagnose(layer, theirs, *inputs, **arguments)
+            assert rounding.name in diagnosis.mistakes
+            assert diagnosis.explanations[0].left < 0.3
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])

@@ -14,7 +14,6 @@ from mha.config import numpy_dtype
 from mha.parity import pipeline
 from mha.parity.problem import problem
 
-DEFAULTS = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
 PLAIN = [call for call in planted.CALLS if not call.nan]
 
 
@@ -94,7 +93,7 @@ def unknown(seed, dtype="float32"):
     rng = np.random.default_rng(seed)
     call = PLAIN[rng.integers(len(PLAIN))]
     layer, inputs, arguments = call.made(dtype)
-    plan = pipeline.plan_of(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)
+    plan = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     kind = KINDS[rng.integers(len(KINDS))]
     changed = dataclasses.replace(plan, **kind(rng, plan))
     steps, before = {}, {}

@@ -118,7 +118,7 @@ CASES = (
     Case("lengths per query", WIDTHS, [[1, 4, 2], [0, 3, 9]]),
     Case("mask", WIDTHS, mask=(2, 7, 3, 5)),
     Case("mask of each sample", WIDTHS, mask=(2, 3, 5), quick=FULL),
-    Case("causal", WIDTHS, causal=True, quick=FULL),
+    Case("causal", WIDTHS, causal=True),
     Case("lengths, mask, causal", WIDTHS, [[4, 2, 3], [5, 0, 2]], mask=(3, 5), causal=True),
     Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES, quick=("float32",)),
     Case("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2, quick=FULL),

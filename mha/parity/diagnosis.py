@@ -171,7 +171,13 @@ def attempts(
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     """Whether rounding may explain the errors: no array is off by more than some tenth."""
-    return all(apart(X.astype(np.float64), problem.expected(name)[0]) <= 0.2 * largest(X) for name, X in steps.items())
+    there = {name: counted(problem, name, X) for name, X in steps.items()}
+    return all(apart(X, problem.expected(name)[0]) <= 0.2 * largest(X) for name, X in there.items())
+
+
+def counted(problem: Problem, name: str, X: Array) -> Array:
+    """An array in float64, 0 where it does not matter."""
+    return np.where(problem.matters(name), X, 0).astype(np.float64)
 
 
 def inexact(problem: Problem, steps: Mapping[str, Array], state: State) -> list[Explanation]:
@@ -198,7 +204,8 @@ def of_errors(
     before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
     names, how, what = zip(*before, (told.name, told.how, told.what), strict=True)
     ratios = [
-        fraction(error(X.astype(np.float64), exact[name]), problem.expected(name)[1]) for name, X in steps.items()
+        fraction(error(*(counted(problem, name, Y) for Y in (X, exact[name]))), problem.expected(name)[1])
+        for name, X in steps.items()
     ]
     return Explanation(names, how, what, max(ratios), told.left, told.sure)
 

@@ -60,6 +60,11 @@ def merge(X: Array) -> Array:
     return X.transpose(0, 2, 1, 3).reshape(B, T, H * d)  # (B, T, H*d)
 
 
+def regrouped(X: Array, heads: int) -> Array:
+    """Other heads as the features of all of them are compared: (B, any, T, any) -> (B, H, T, d)."""
+    return X if X.shape[1] == heads else split(merge(X), heads)  # (B, H, T, d)
+
+
 def share(X: Array, times: int) -> Array:
     """Each head of keys for as many heads of queries in a row: (B, G, K, d) -> (B, H, K, d)."""
     return X if times == 1 else np.repeat(X, times, 1)  # (B, H, K, d)
@@ -287,7 +292,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         if plan.blanked:
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
-        steps = {"pooled": pooled}
+        steps = {"pooled": regrouped(pooled, plan.config.num_heads)}
         if plan.gates is not None:
             steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
         return steps, pooled
@@ -303,7 +308,7 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
     projected = plan.project(f"W_{role}", X)  # (B, T, H*d)
     X = plan.split(projected, heads)  # (B, H, T, d)
     whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
-    steps = {f"W_{role}": split(projected, whole), f"split_{role}": X}
+    steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}
     changes: dict[str, Callable[[Array], Array]] = {}
     if plan.norm is not None and role in plan.normed:
         changes[f"norm_{role}"] = lambda X: plan.rounded(norm(plan, role, X))

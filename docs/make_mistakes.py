@@ -1,0 +1,261 @@
+"""Write docs/mistakes.md: each known mistake in the lesson of every backend, by what it is noticed, how it is named.
+
+Every cell is what came of a call. `--check` compares the page with what comes out now. With some of the backends alone
+the tables are printed, and nothing is written.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # before it is imported
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import planted
+import planted_in_lessons
+
+from mha import MultiHeadAttention, dispatch, parity
+from mha.parity import mistakes, pipeline, precision
+from mha.parity.problem import problem
+
+PAGE = Path(__file__).with_name("mistakes.md")
+NOT = "not noticed"
+HEAD = """# Is every known mistake noticed, on every backend?
+
+This page is for those who ask what a green comparison is worth. Each mistake that `mha.parity` knows
+([the catalogue](parity.md#the-catalogue), lower precisions, dropout, weights of another layer) was planted in the
+lesson of each backend, `backends/<framework>/layer.py`. Then [`mha.parity.compare`](parity.md) was asked whether it
+gives the same numbers, and why not. `python docs/make_mistakes.py` writes the page; nothing in the tables is typed by
+hand.
+
+## How a mistake is planted
+
+A mistake is a function from one plan of the computation to another (`mha/parity/pipeline.py`). What it changes is
+carried to the framework's own layer, with `readable=True`, by code that is the same for all five
+(`tests/planted_in_lessons.py`):
+
+- **Weights, inputs, options of the layer, gates and biases of scores** are given to the layer. A dropped bias is zeros.
+- **What hides** is given as a `mask` of booleans, in place of the lengths, the causal order and the window.
+- **What is done otherwise** takes the place of the lesson's function of that name, as long as the call runs: it takes
+  the framework's array to NumPy, does it wrongly there, and hands it back. Where hidden keys get weights,
+  `blank_unused` leaves them as they are.
+- **Products in a lower precision**: what goes into each is rounded first; the framework multiplies as always.
+
+All else is the framework's own arithmetic in float32 (for "float32 arithmetic", in float64). With nothing planted, and
+yet all of this replaced by what does the same, each lesson stays within the bound in every step: the script checks that
+first. Every form of every mistake is planted, but for numbers of heads into which the features cannot be split, and
+lower precisions "everywhere": a lesson has no one place where every result could be rounded.
+
+## How to read the tables
+
+- **noticed by**: the first step of `trace` outside its bound, by the [rule](testing.md#the-rule).
+- **from the output**, **with steps**: the rank of the mistake among the explanations, where the output alone or every
+  step is given. "1 of 2": two give the same numbers in this call, and both are named. "perhaps": named, but nothing is
+  certain, since the output is NaN wherever it differs. "named otherwise": it is sure of something else.
+- A cell holds for all forms on all backends; what holds for some names them in brackets.
+
+Three forms are not named first from the output. Of NaN in padding nothing but NaN is left to tell by. A rotation of
+queries and keys by one more position changes no distance, and so no output. Rows without keys that get the weights of
+their scores are also what a weak mask fill gives that is added; both are named.
+
+## What came of it
+
+"""
+
+
+class Answer(NamedTuple):
+    """What came of a mistake on a backend.
+
+    noticed: the first step outside its bound; output, steps: how it was named from the output alone and with all steps.
+    """
+
+    noticed: str
+    output: str
+    steps: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A mistake, and the call in which it is planted.
+
+    name, how: as a diagnosis says them; change: from one plan to another; others: of `parity.compare`.
+    """
+
+    name: str
+    how: str
+    change: Callable[[pipeline.Plan], Any]
+    call: planted.Call
+    dtype: str = "float32"
+    others: Any = None
+
+    def plans(self) -> tuple[pipeline.Plan, pipeline.Plan]:
+        """The plan of the call without the mistake and with it."""
+        layer, inputs, arguments = self.call.made(self.dtype)
+        right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
+        return right, self.change(right)
+
+    def place(self) -> str:
+        """Where it is planted."""
+        return planted_in_lessons.places(*self.plans())
+
+    def asked(self, backend: str) -> Answer:
+        """What comes of it on a backend."""
+        layer, inputs, arguments = self.call.made(self.dtype)
+        steps = planted_in_lessons.steps(backend, layer, inputs, arguments, *self.plans())
+        whole, alone = (
+            parity.compare(layer, theirs, *inputs, **arguments, others=self.others)
+            for theirs in (steps, steps["output"])
+        )
+        noticed = NOT if whole.first is None else f"`{whole.first.name}`"
+        return Answer(noticed, named(self.name, alone), named(self.name, whole))
+
+
+def named(name: str, report: parity.Report) -> str:
+    """The rank at which a report names a mistake; mistakes that give the same numbers share it."""
+    if report:
+        return "the same"
+    found = report.diagnosis.explanations
+    mine = next((one for one in found if one.mistakes == (name,)), None)
+    if mine is None:
+        return "named otherwise" if report.diagnosis.known else "not named"
+    rank = 1 + sum(order(one) < order(mine) for one in found)
+    alike = sum(order(one) == order(mine) for one in found)
+    return f"{'' if mine.sure else 'perhaps '}{rank}{f' of {alike}' * (alike > 1)}"
+
+
+def order(one: parity.Explanation) -> tuple[int, float]:
+    """What puts one explanation before another."""
+    return len(one.mistakes), round(one.ratio, 1)
+
+
+def rows() -> list[Row]:
+    """Each form of each known mistake, in the first call in which it changes the output, or else a step."""
+    found = []
+    for form in planted.FORMS:
+        shown = planted.planted_in(form) or planted.planted_in(form, None)
+        if shown is not None:  # another number of heads may be none that these features can be split into
+            found.append(Row(form.mistake.name, form.how, form.change, shown[0]))
+    for rounding in precision.ROUNDINGS:
+        dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
+        for how, change in rounding.forms.items():
+            if how != "everywhere":  # which rounds every result, and for that a lesson has no place
+                found.append(Row(rounding.name, how, change, planted.CALLS[0], dtype))
+    found += [Row("dropout left on", f"p = {p}", partial(dropping, p), planted.CALLS[0]) for p in (0.25, 0.5)]
+    another = MultiHeadAttention(**planted.SQUARE, seed=5, backend="numpy")
+    for mistake in mistakes.of_another_layer({"another": another.weights}):
+        found.append(Row(mistake.name, "", mistake.forms["another"], planted.CALLS[0], others={"another": another}))
+    return found
+
+
+def dropping(p: float, plan: pipeline.Plan) -> pipeline.Plan:
+    """Weights of which a part is dropped, as in training."""
+
+    def after(weights: np.ndarray) -> np.ndarray:
+        kept = np.random.default_rng(11).random(weights.shape) >= p
+        return (weights * kept / (1 - p)).astype(weights.dtype)
+
+    return dataclasses.replace(plan, after=after)
+
+
+def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str | None:
+    """The first step in which a lesson is off, with each of its parts replaced by what does the same; None = none."""
+    for call in calls:
+        layer, inputs, arguments = call.made()
+        right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+        theirs = planted_in_lessons.steps(backend, layer, inputs, arguments, right)
+        if (row := parity.compare(layer, theirs, *inputs, **arguments).first) is not None:
+            return row.name
+    return None
+
+
+# The page
+
+
+def tables(answers: dict[str, list[Answer]], asked: list[Row]) -> str:
+    """What came of all mistakes on some backends, as two tables."""
+    titles = "backend", "forms planted", "noticed", "named first from the output", "named first with steps"
+    lines = [line(*titles), "|---" * 5 + "|"]
+    for backend, found in answers.items():
+        noticed = sum(answer.noticed != NOT for answer in found)
+        first = [sum(X.split()[0] == "1" for X in column) for column in list(zip(*found, strict=True))[1:]]
+        lines.append(line(backend, len(found), noticed, *first))
+    lines += ["", line("mistake", "forms", "planted in", "noticed by", "from the output", "with steps")]
+    lines.append("|---" * 6 + "|")
+    for name, group in itertools.groupby(range(len(asked)), lambda i: asked[i].name):
+        each = list(group)
+        places = dict.fromkeys(asked[i].place() for i in each)
+        came = {(asked[i].how, backend): answers[backend][i] for i in each for backend in answers}
+        cells = [cell({key: answer[column] for key, answer in came.items()}) for column in range(3)]
+        lines.append(line(name, len(each), " or ".join(places), *cells))
+    return "\n".join(lines) + "\n"
+
+
+def cell(texts: dict[tuple[str, str], str]) -> str:
+    """What came of the forms of a mistake, by form and backend: once what is the same, most often first."""
+    together: dict[str, list[tuple[str, str]]] = {}
+    for key, text in texts.items():
+        together.setdefault(text, []).append(key)
+    backends = {backend for _, backend in texts}
+    (usual, _), *rest = sorted(together.items(), key=lambda one: -len(one[1]))
+    told = []
+    for text, keys in rest:
+        forms = {how: [backend for one, backend in keys if one == how] for how, _ in keys}
+        where = [f"{how} {'' if set(on) == backends else 'on ' + ', '.join(on)}".strip() for how, on in forms.items()]
+        told.append(f"{text} ({'; '.join(where) if len(where) <= 4 else f'{len(where)} forms'})")
+    return "; ".join([usual, *told])
+
+
+def line(*cells: object) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main(
+    backends: Annotated[str, typer.Option(help="Backends, joined by commas.")] = ",".join(dispatch.FRAMEWORKS),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say whether the page is as it would be.")
+    ] = False,
+) -> None:
+    """Write docs/mistakes.md from what comes of known mistakes, planted in the lesson of each backend.
+
+    Exit code 1 if a lesson is off where nothing is planted, or if the page differs and --check is given.
+    """
+    names = backends.split(",")
+    if unknown := set(names) - dispatch.FRAMEWORKS.keys():
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}, expected some of {', '.join(dispatch.FRAMEWORKS)}")
+    if check and set(names) != dispatch.FRAMEWORKS.keys():
+        raise typer.BadParameter("--check compares the whole page; leave out --backends")
+    console, asked = Console(stderr=True), rows()
+    answers: dict[str, list[Answer]] = {}
+    for name in names:
+        if off := unlike(name):
+            console.print(f"{name}: with nothing planted, the lesson is off in {off}")
+            raise typer.Exit(1)
+        shown = track(asked, description=name, console=console, transient=True, disable=not console.is_terminal)
+        answers[name] = [row.asked(name) for row in shown]
+    if set(names) != dispatch.FRAMEWORKS.keys():
+        typer.echo(tables(answers, asked), nl=False)
+        return
+    text = HEAD + tables(answers, asked)
+    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if check:
+        difference = difflib.unified_diff(old.splitlines(True), text.splitlines(True), "docs/mistakes.md", "now")
+        typer.echo("".join(difference), nl=False)
+    else:
+        PAGE.write_text(text, encoding="utf-8")
+    raise typer.Exit(1 if check and text != old else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,230 @@
+"""A known mistake in a backend's own lesson, `layer.py`: the framework computes, with a part of it replaced.
+
+A mistake is a function from one plan of `mha.parity.pipeline` to another. What it changes of weights, inputs, options
+and masks is given to the framework's layer. What it does otherwise takes the place of the lesson's function for it,
+which has the same name in all five lessons, while the call runs.
+"""
+
+import contextlib
+import dataclasses
+from unittest import mock
+
+import numpy as np
+
+from mha import arrays, dispatch
+from mha.layer import restore
+from mha.parity import pipeline
+from mha.positions import Rotary
+
+# Of a plan's fields, those that can be planted, and where they are.
+PLACES = {
+    "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
+    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm_eps`",
+    "frequencies": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`", "groups": "`num_key_value_heads`",
+    "hiding": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`", "normed": "`turn`",
+    "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
+    "bend": "`visible_softmax`", "softmax": "`visible_softmax`", "after": "`visible_softmax`",
+    "blanked": "`blank_unused`", "into_product": "products",
+}  # fmt: skip
+
+
+def changed(right, plan):
+    """The fields of a plan that a mistake has changed."""
+    return {
+        field.name for field in dataclasses.fields(plan) if getattr(plan, field.name) is not getattr(right, field.name)
+    }
+
+
+def places(right, plan):
+    """Where a mistake is planted, in words."""
+    names = changed(right, plan)
+    if unknown := names - PLACES.keys():
+        raise NotImplementedError(f"no lesson has a place for {', '.join(sorted(unknown))}")
+    if "heads" in names:
+        return PLACES["heads"]
+    return ", ".join(dict.fromkeys(place for name, place in PLACES.items() if name in names))
+
+
+def steps(backend, layer, inputs, arguments, right, plan=None):
+    """Every step of a call, by a backend's lesson with the mistake that makes `plan` of `right`, as NumPy arrays.
+
+    layer, inputs, arguments: on NumPy, without the mistake; plan: None = none is made, and yet all is replaced, by what
+    does the same.
+    """
+    names = changed(right, plan) if plan is not None else set(PLACES) - {"blanked"}
+    planting = Planting(backend, right if plan is None else plan, names)
+    with np.errstate(all="ignore"):
+        return planting.steps(layer, inputs, arguments)
+
+
+class Planting:
+    """A plan with a mistake, on its way into a backend's lesson; names: the fields of it that are planted."""
+
+    def __init__(self, backend, plan, names):
+        self.backend, self.plan, self.names = backend, plan, names
+        self.lesson, self.module = dispatch.lesson(backend), dispatch.load(backend)
+        self.right = {name: getattr(self.lesson, name) for name in ("visible_softmax", "blank_unused")}
+        self.bent = {}
+
+    def steps(self, layer, inputs, arguments):
+        """As the function above."""
+        attention = restore(self.config(layer.config), self.weights(layer.weights), self.backend, layer.seed, True)
+        with self.planted():
+            found = attention.trace(*self.inputs(inputs), **self.arguments(arguments))
+        found = {name: arrays.to_numpy(X) for name, X in found.items()}
+        for name, X in self.bent.items():
+            found[name] = X
+        if "into_product" in self.names:
+            with self.module.context(layer.config.dtype):
+                rough = self.plan.into_product(found["merged"])
+                found["output"] = self.numpy(attention.layer.W_o(self.own(rough)))
+        return found
+
+    # What the layer and its call are given
+
+    def config(self, config):
+        """The options of the layer with the mistake."""
+        plan, H = self.plan, config.num_heads
+        given = {"scale": plan.scale, "softcap": plan.softcap, "qk_norm": plan.norm, "qk_norm_eps": plan.eps}
+        given = {name: X for name, X in given.items() if PLACES_OF[name] in self.names}
+        if self.names & {"frequencies", "interleaved"} and plan.frequencies is not None:
+            frequencies = tuple(plan.frequencies.tolist())
+            given["rotary"] = Rotary(interleaved=plan.interleaved, frequencies=frequencies)
+        if self.names & {"heads", "groups"}:
+            given |= {"num_heads": plan.heads, "num_key_value_heads": plan.groups}
+            given |= {"key_dim": config.key_dim * H // plan.heads, "value_dim": config.value_dim * H // plan.heads}
+        if "bend" in self.names:
+            given["softcap"] = None
+        if "hiding" in self.names:
+            given["window"] = None
+        return dataclasses.replace(config, **given)
+
+    def weights(self, weights):
+        """The weights with the mistake; a bias that it drops is zeros."""
+        found = {name: self.plan.weights.get(name, np.zeros_like(X)) for name, X in weights.items()}
+        return {name: self.rough(X) if name.endswith("kernel") else X for name, X in found.items()}
+
+    def inputs(self, inputs):
+        """Queries, keys and values with the mistake."""
+        if self.names & {"queries", "keys", "values"}:
+            inputs = self.plan.queries, self.plan.keys, self.plan.values
+        return [arrays.tensor(self.rough(X), backend=self.backend) for X in inputs]
+
+    def arguments(self, arguments):
+        """The other arguments with the mistake."""
+        given, plan = dict(arguments), self.plan
+        if "hiding" in self.names:
+            given |= {"valid_lens": None, "causal": False, "mask": plan.visible()}
+        if "score_bias" in self.names and plan.score_bias is not None:
+            given["score_bias"] = plan.score_bias
+        if "gates" in self.names and plan.gates is not None:
+            given["head_gates"] = np.ascontiguousarray(plan.gates[:, :, 0, 0])
+        if "bend" in self.names:
+            given["score_bias"] = None
+        floats = {name: given[name] for name in ("mask", "score_bias", "head_gates") if given.get(name) is not None}
+        return given | {name: arrays.tensor(X, backend=self.backend) for name, X in floats.items()}
+
+    def rough(self, X):
+        """One side of a matrix product."""
+        return self.plan.into_product(X) if "into_product" in self.names else X
+
+    # What takes the place of the lesson's own functions
+
+    @contextlib.contextmanager
+    def planted(self):
+        """The lesson, with its functions replaced as long as this lasts."""
+        lesson, names = self.lesson, self.names
+        functions = {
+            (lesson, "transpose_qkv"): (self.split, {"split"}),
+            (lesson, "transpose_output"): (self.merge, {"merge"}),
+            (lesson, "repeat_groups"): (self.share, {"share"}),
+            (lesson, "visible_softmax"): (self.softmax, {"bend", "softmax", "after"}),
+            (lesson, "blank_unused"): (self.blank, {"softmax", "after", "blanked", "into_product"}),
+            (lesson.AttentionPooling, "drop"): (self.dropped(), {"into_product"}),
+            (lesson.MultiHeadAttention, "turn"): (self.turn(), {"rotary_offsets", "norm_first", "normed"}),
+        }
+        with contextlib.ExitStack() as stack:
+            for (owner, name), (function, fields) in functions.items():
+                if names & fields:
+                    stack.enter_context(mock.patch.object(owner, name, function))
+            yield
+
+    def numpy(self, X):
+        """An array of the framework as NumPy's."""
+        return np.array(self.module.to_numpy(X))
+
+    def own(self, X):
+        """An array of NumPy as the framework's."""
+        return self.module.tensor(np.ascontiguousarray(X))
+
+    def split(self, X, num_heads):
+        """As `transpose_qkv`: (B, T, H*d) -> (B*H, T, d)."""
+        heads = self.plan.split(self.numpy(X), num_heads)  # (B, H, T, d)
+        return self.own(heads.reshape(-1, *heads.shape[2:]))  # (B*H, T, d)
+
+    def merge(self, X, num_heads):
+        """As `transpose_output`: (B*H, T, d) -> (B, T, H*d)."""
+        X = self.numpy(X)
+        return self.own(self.plan.merge(X.reshape(-1, num_heads, *X.shape[1:])))  # (B, T, H*d)
+
+    def share(self, X, times):
+        """As `repeat_groups`: (B*G, T, d) -> (B*H, T, d)."""
+        X = self.numpy(X)
+        heads = self.plan.share(X.reshape(-1, self.plan.groups, *X.shape[1:]), times)  # (B, H, T, d)
+        return self.own(heads.reshape(-1, *X.shape[1:]))  # (B*H, T, d)
+
+    def softmax(self, scores, visible):
+        """As `visible_softmax`, of scores (B*H, Q, K): weights (B*H, Q, K)."""
+        plan, (BH, Q, K) = self.plan, scores.shape
+        flat = self.numpy(scores)
+        found = flat.reshape(-1, plan.heads, Q, K)  # (B, H, Q, K)
+        if "bend" in self.names:
+            bent = plan.bend(plan, found)
+            found = [found, *bent.values()][-1]
+            self.bent = {name: X.reshape(BH, Q, K).astype(flat.dtype) for name, X in bent.items()}
+        if "softmax" in self.names:
+            weights = plan.softmax(plan, found, plan.visible())
+        else:
+            scores = self.own(found.reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
+            weights = self.numpy(self.right["visible_softmax"](scores, visible)).reshape(found.shape)  # (B, H, Q, K)
+        return self.own(plan.after(weights).reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
+
+    def blank(self, queries, keys, values, visible):
+        """As `blank_unused`; but where hidden keys have weights, their values are needed."""
+        plan = self.plan
+        if plan.blanked and plan.softmax is pipeline.softmax and plan.after is pipeline.as_it_is:
+            queries, keys, values = self.right["blank_unused"](queries, keys, values, visible)
+        if "into_product" in self.names:
+            queries, keys, values = (self.own(self.rough(self.numpy(X))) for X in (queries, keys, values))
+        return queries, keys, values
+
+    def dropped(self):
+        """The pooling's method `drop`, which has weights last before they are multiplied."""
+        return lambda pooling, weights, training: self.own(self.rough(self.numpy(weights)))
+
+    def turn(self):
+        """The layer's method `turn`."""
+        return lambda layer, q, k, offset=0: self.turned(layer, {"q": q, "k": k}, offset)
+
+    def turned(self, layer, heads, offset):
+        """Heads of queries and keys, by q and k, normed and rotated; and a dict of these steps."""
+        plan, config, lesson, found = self.plan, layer.config, self.lesson, {}
+        numbers = {"q": config.num_heads, "k": config.num_key_value_heads}
+        for change in ("norm", "rotate") if plan.norm_first else ("rotate", "norm"):
+            for role, X in heads.items():
+                if change == "norm" and config.qk_norm and role in plan.normed:
+                    X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)
+                elif change == "rotate" and config.rotary:
+                    places = lesson.positions(X, offset if role == "q" else 0)  # (B or 1, T)
+                    if plan.rotary_offsets is not None:
+                        right = self.numpy(places)
+                        places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))
+                    X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
+                else:
+                    continue
+                heads = heads | {role: X}
+                found[f"{change}_{role}"] = X
+        return heads["q"], heads["k"], found
+
+
+PLACES_OF = {"scale": "scale", "softcap": "softcap", "qk_norm": "norm", "qk_norm_eps": "eps"}

@@ -1,0 +1,79 @@
+"""docs/mistakes.md: known mistakes in the lesson of each backend are noticed and named, and nothing is without them."""
+
+import dataclasses
+
+import make_mistakes
+import numpy as np
+import pages
+import planted
+import planted_in_lessons
+import pytest
+
+from mha import dispatch
+from mha.parity import pipeline
+from mha.parity.problem import problem
+
+ROWS = {(row.name, row.how): row for row in make_mistakes.rows()}
+# One for each place in which mistakes are planted, with the step that is the first to be off.
+KINDS = [
+    ("W_q.kernel is not transposed", "", "W_q"),
+    ("Q and K are swapped", "inputs", "W_q"),
+    ("the scale lacks its root", "", "scores"),
+    ("another number of heads", "1 heads", "scores"),
+    ("rotary components are paired the other way", "", "rotate_q"),
+    ("the norm comes after the rotation", "", "norm_q"),
+    ("lengths are tiled, not repeated", "", "scores"),
+    ("gates of other heads", "reversed", "head_gated"),
+    ("the heads are interleaved", "by the split and the merge", "split_q"),
+    ("heads of keys are tiled, not repeated", "", "scores"),
+    ("the cap comes after the bias", "", "capped"),
+    ("the softmax is over another axis", "over heads", "weights"),
+    ("NaN in padding comes through", "", "pooled"),
+    ("bfloat16 arithmetic", "in matrix products", "W_q"),
+]
+
+
+def test_a_lesson_is_itself_where_nothing_is_planted(backend):
+    assert make_mistakes.unlike(backend, planted.CALLS[5:8]) is None
+
+
+def test_a_mistake_in_each_place_is_noticed_and_named_first(backend):
+    for name, how, step in KINDS:
+        answer = ROWS[name, how].asked(backend)
+        sure = name != "NaN in padding comes through"  # of NaN alone, nothing is sure
+        assert answer.noticed == f"`{step}`", name
+        assert answer.output.removeprefix("" if sure else "perhaps ").split()[0] == "1", (name, answer)
+        assert answer.steps.split()[0] == "1", (name, answer)
+
+
+def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
+    lesson = dispatch.lesson(backend)
+    owners = lesson, lesson.AttentionPooling, lesson.MultiHeadAttention
+    before = [dict(vars(owner)) for owner in owners]
+    make_mistakes.unlike(backend, planted.CALLS[:1])
+    for owner, names in zip(owners, before, strict=True):
+        assert all(vars(owner)[name] is X for name, X in names.items() if callable(X))
+
+
+def test_the_page_has_every_form_of_every_mistake():
+    page = pages.text("docs/mistakes.md")
+    known = list(dict.fromkeys(name for name, _ in ROWS))
+    shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert shown[-len(known) :] == known, "python docs/make_mistakes.py"
+    assert page.startswith(make_mistakes.HEAD), "python docs/make_mistakes.py"
+    for backend in dispatch.FRAMEWORKS:
+        assert f"| {backend} | {len(ROWS)} | {len(ROWS)} |" in page
+
+
+def test_what_no_lesson_has_a_place_for_is_refused():
+    layer, inputs, arguments = planted.CALLS[0].made()
+    right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+    with pytest.raises(NotImplementedError, match="no lesson has a place for rounded"):
+        planted_in_lessons.places(right, dataclasses.replace(right, rounded=np.round))
+
+
+def test_a_cell_says_once_what_is_the_same():
+    texts = {(form, backend): "1" for form in ("a", "b") for backend in ("numpy", "jax")}
+    assert make_mistakes.cell(texts) == "1"
+    assert make_mistakes.cell(texts | {("b", "jax"): "2"}) == "1; 2 (b on jax)"
+    assert make_mistakes.cell(texts | {("b", "jax"): "2", ("b", "numpy"): "2"}) == "1; 2 (b)"
