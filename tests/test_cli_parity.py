@@ -175,6 +175,19 @@ def test_nothing_is_left_running(monkeypatch, python, tmp_path):
 
 
 @pytest.mark.backends("numpy")
+@pytest.mark.parametrize(("said", "threads"), [(None, "3"), ("5", "5")])
+def test_processes_share_the_processors(monkeypatch, python, said, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(workers, "available", lambda: 1e6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    there = python("""echo '{"broken": "'$OMP_NUM_THREADS'"}'""")
+    outcomes = workers.Runner(pythons={"torch": there, "jax": there}).run(["torch", "jax"])
+    assert [one.results[0].where for one in outcomes] == [threads] * 2
+
+
+@pytest.mark.backends("numpy")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

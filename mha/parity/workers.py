@@ -60,11 +60,13 @@ class Runner:
     def run(self, backends: Collection[BackendName]) -> list[Outcome]:
         """What came of each backend, in the order given: as many at a time as there are processors and memory."""
         at_once = max(1, min(len(backends), os.cpu_count() or 1, int(available() // NEEDED)))
+        # Else each would have a thread for every processor, and these wait for one another.
+        threads = {"OMP_NUM_THREADS": str((os.cpu_count() or 1) // at_once)}
         found: dict[BackendName, Outcome] = {}
         running: list[subprocess.Popen] = []
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             ordered = sorted(backends, key=SLOWEST_FIRST.index)
-            waiting = {name: pool.submit(self._run_one, name, running) for name in ordered}
+            waiting = {name: pool.submit(self._run_one, name, running, threads | os.environ) for name in ordered}
             try:
                 for name, future in waiting.items():
                     found[name] = future.result()
@@ -74,7 +76,7 @@ class Runner:
                     _end(process, running)
         return [found[name] for name in backends]
 
-    def _run_one(self, backend: BackendName, running: list[subprocess.Popen]) -> Outcome:
+    def _run_one(self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]) -> Outcome:
         outcome = Outcome(backend)
         command = [self.pythons.get(backend, sys.executable), "-m", "mha.parity.worker"]
         arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes}
@@ -84,7 +86,7 @@ class Runner:
                 process = subprocess.Popen(
                     [*command, json.dumps(arguments)],
                     stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
-                    start_new_session=True,
+                    start_new_session=True, env=environment,
                 )  # fmt: skip
             except OSError as error:
                 outcome.fail("starts", f"{error.strerror}: {command[0]}")
