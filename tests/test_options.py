@@ -53,9 +53,11 @@ def test_the_formula(backend, rng, number):
 
 @pytest.mark.backends("numpy")
 @pytest.mark.parametrize("number", range(24))
-def test_gradients_are_slopes_of_the_formula(backend, rng, number):
+@pytest.mark.parametrize("readable", [False, True], ids=["fast", "lesson"])
+def test_gradients_are_slopes_of_the_formula(backend, rng, readable, number):
     case = drawn.options(number)
-    attention, arrays, cotangent = layer(backend, **case.options), inputs(rng), rng.normal(size=(B, Q, 11))
+    attention, arrays = layer(backend, **case.options, readable=readable), inputs(rng)
+    cotangent = rng.normal(size=(B, Q, 11))
     call = case.call("float64")
     given = dict(zip(("queries", "keys", "values"), arrays, strict=True)) | attention.weights
     given |= {name: call[name] for name in ("score_bias", "head_gates") if name in call}

@@ -10,7 +10,7 @@ import mha
 from mha import dispatch, parity
 
 STEPS = ("visible_keys", "blank_unused", "transpose_qkv", "repeat_heads", "visible_softmax", "transpose_output")
-CASES = [case for case in parity.CASES if case.name in ("lengths, mask, causal", "additive")]
+CASES = [case for case in parity.CASES if case.name in ("lengths, mask, causal", "additive", "all options")]
 
 
 @pytest.fixture
