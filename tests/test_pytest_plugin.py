@@ -63,7 +63,7 @@ def test_a_test_runs_on_each_backend_that_is_asked_for(elsewhere):
     assert "test_each[numpy] PASSED" in found
     assert "test_the_one_that_is_told[1-numpy] PASSED" in found
     assert "test_told_with_another[1-numpy] PASSED" in found
-    assert "3 passed, " in found
+    assert "3 passed" in found
 
 
 def test_mha_is_not_imported_without_need(elsewhere):

@@ -106,6 +106,7 @@ class Adapter(adapters.Adapter):
         return layer(*inputs), adapters.attention_weights(layer)
 
     def compile_book(self, layer):
+        torch.compiler.reset()
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         return lambda *inputs: (compiled(*inputs), adapters.attention_weights(layer))
 
