@@ -74,6 +74,7 @@ def test_the_quick_suite_has_what_is_exact_too():
     assert found == CHECKS | {"transposes", "sync", "save and load", "answer by hand"}
 
 
+@pytest.mark.backends("numpy", "torch")
 def test_one_dtype_of_one_case_in_another_python(backend):
     options = ("--backends", backend, *FEW, "--dtype", "float64", "--python", f"{backend}={sys.executable}")
     result = run("parity", *options, "--json", "-")

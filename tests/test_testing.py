@@ -88,7 +88,7 @@ def test_the_quick_suite_in_numpy():
     assert all([row.name for row in report.rows] == ["weights", "output"] for report in outcome.reports.values())
     assert outcome.left_out["float64, score bias"] == "it takes no score_bias"
     assert f"{len(names)} cases the same, the largest ratio 0." in str(outcome)
-    assert "left out, it takes no head_gates: float64, gates, scale, cap" in str(outcome)
+    assert "left out, it takes no score_bias: float64, score bias" in str(outcome)
 
 
 def test_the_layers_of_the_suite():

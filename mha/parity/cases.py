@@ -132,13 +132,16 @@ CASES = (
     Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
     Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),
     Case("score bias", WIDTHS, [4, 3], score_bias=(2, 3, 5), offset=1, causal=True),
-    Case("gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES),
+    Case(
+        "gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES,
+        quick=FULL,
+    ),
     Case("rotary", WIDTHS | {"rotary": Rotary(10)}, offset=131072, dtypes=DTYPES, quick=("float32",)),
     Case(
         "rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99],
         quick=FULL,
     ),
-    Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES),
+    Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
     Case(
         "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,
         quick=("float64",),
