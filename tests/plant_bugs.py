@@ -4,6 +4,7 @@ Each bug of `bugs.py` is planted in a copy of the checkout, where its tests run;
 So is a pattern that is not found, lest the lists go stale: all are looked for first, with `--check` no more than that.
 """
 
+import ast
 import concurrent.futures
 import dataclasses
 import multiprocessing
@@ -157,8 +158,9 @@ def main(
     """Plant every bug in every backend, and those of mha itself; exit code 1 if one goes unnoticed."""
     chosen = names.split(",")
     planned = [*(bug for name in chosen for bug in bugs_of(name)), *package_bugs()]
-    for bug in planned:
-        bug.planted(ROOT)  # each can be: that is seen now, not in a minute
+    for bug in planned:  # each can be, and is Python: that is seen now, not in a minute
+        for name, source in bug.planted(ROOT).items():
+            ast.parse(source, f"{name}, {bug.name}")
     print(f"each of {len(planned)} bugs can be planted")
     planned = [bug for bug in planned if re.search(only, bug.name)]
     if check:
