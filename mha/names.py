@@ -7,6 +7,7 @@ import numpy as np
 BackendName = Literal["numpy", "torch", "tensorflow", "jax", "mxnet"]
 PoolingName = Literal["dot", "additive"]
 NormName = Literal["rms", "layer"]
+LanguageName = Literal["en", "zh", "ja", "id", "vi"]
 FloatName = Literal["float32", "float64", "float16", "bfloat16"]
 IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 # Naming schemes of weights, `mha.weights.SCHEMES`.
