@@ -47,6 +47,7 @@ EXTRA = {
     },
     "tensorflow/arrays.py": {
         "refuse_masks": "Keras hangs masks of its own on arrays",
+        "shape_of": "a size may be learnt only in a call",
         "must_fit": "a size may be learnt only in a call",
         "row": "Keras' own call takes no more axes of an argument than a user gives",
     },

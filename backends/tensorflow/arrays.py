@@ -72,11 +72,25 @@ def row(offset):
     return offset[0, 0] if offset.shape[0] == 1 else offset[:, 0]
 
 
-def must_fit(name, X, *sizes, or_one=False):
+def shape_of(X):
+    """The sizes of X: numbers where they are known, else tensors; one question for all of them, as each is traced."""
+    known = tuple(X.shape)
+    if None not in known:
+        return known
+    asked = tf.unstack(tf.shape(X))
+    return tuple(late if size is None else size for size, late in zip(known, asked, strict=True))
+
+
+def must_fit(name, X, *expected, or_one=False):
     """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
     if tf.executing_eagerly():
         return  # they were known, and checked
-    for axis, size in enumerate(sizes):
-        given = tf.shape(X)[axis]
-        fits = tf.logical_or(tf.equal(given, size), tf.logical_and(or_one, tf.equal(given, 1)))
-        tf.debugging.Assert(fits, [f"axis {axis} of {name} has size", given, "but expected was", size])
+    for axis, (given, size) in enumerate(zip(shape_of(X), expected, strict=False)):
+        if isinstance(given, int) and isinstance(size, int):
+            continue  # they were known here too
+        fits = tf.equal(given, size)
+        if or_one:
+            fits |= tf.equal(given, 1)
+        # `tf.debugging.Assert` would trace two functions around this one operation.
+        message = [tf.constant(f"axis {axis} of {name} has size"), given, tf.constant("but expected was"), size]
+        tf.raw_ops.Assert(condition=fits, data=message)

@@ -15,7 +15,7 @@ from mha.config import shapes
 
 from . import compiled, pieces
 from . import layer as lesson
-from .arrays import must_fit, refuse_masks
+from .arrays import must_fit, refuse_masks, shape_of
 from .compiled import telling, told
 from .heads import positions
 from .layer import blank, four_axes, repeat_heads, transpose_output, transpose_qkv, visible_keys
@@ -36,7 +36,7 @@ def used(queries, keys, hiding):
         visible = tf.reduce_any(visible_keys(queries, keys, *hiding), 1)  # (B, Q, K)
         return tf.reduce_any(visible, 2), tf.reduce_any(visible, 1)
     each_query, each_key = positions(queries, hiding.offset), positions(keys)  # (B or 1, Q), (1, K)
-    K = tf.shape(keys, tf.int64)[1]
+    K = tf.cast(shape_of(keys)[1], tf.int64)
     first, last = tf.zeros_like(each_query), tf.fill(tf.shape(each_query), K)  # (B or 1, Q)
     if left is not None:
         first = tf.maximum(first, each_query - left)
@@ -69,7 +69,7 @@ class AttentionPooling(lesson.AttentionPooling):
         their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window
         hide from all of it.
         """
-        (BH, Q, d), (BG, K, _), dv = keras.ops.shape(queries), keras.ops.shape(keys), values.shape[2]
+        (BH, Q, d), (BG, K, _), dv = shape_of(queries), shape_of(keys), values.shape[2]
         if fits(self.scores_of_pair(queries) * Q * K):
             return self.pool_block(queries, keys, values, num_heads, hiding, training)
         # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
@@ -144,14 +144,14 @@ class AttentionPooling(lesson.AttentionPooling):
     def pool_block(self, queries, keys, values, num_heads, hiding, training):
         """As `pool`, for the queries of one block."""
         visible, score_bias = by_group(queries, keys, num_heads, hiding)
-        (BH, Q, d), BG, dv = keras.ops.shape(queries), keras.ops.shape(keys)[0], values.shape[2]
+        (BH, Q, d), BG, dv = shape_of(queries), shape_of(keys)[0], values.shape[2]
         folded = tf.reshape(queries, (BG, shared(queries, keys) * Q, d))  # (B*G, H/G*Q, d)
         pooled = self.weigh(folded, keys, values, visible, score_bias, training)["pooled"]  # (B*G, H/G*Q, dv)
         return tf.reshape(pooled, (BH, Q, dv))  # (B*H, Q, dv)
 
     def scores_of_pair(self, queries):
         """How many numbers the scores of one query and one key take, over all heads (B*H)."""
-        return keras.ops.shape(queries)[0]
+        return shape_of(queries)[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -175,18 +175,19 @@ def by_group(queries, keys, num_heads, hiding):
 
     Both broadcast against (B*G, H/G*Q, K), or are None.
     """
-    n, BG, Q = shared(queries, keys), keras.ops.shape(keys)[0], keras.ops.shape(queries)[1]
+    n, BG, Q = shared(queries, keys), shape_of(keys)[0], shape_of(queries)[1]
     G = num_heads // n
     B = BG // G
 
     def folded(pairs):
         if pairs is None or pairs.shape[1] == pairs.shape[2] == 1:
             return repeat_heads(pairs, B, G)  # (B*G, 1, K)
-        pairs = tf.broadcast_to(pairs, (B, num_heads, Q, keras.ops.shape(pairs)[3]))  # (B, H, Q, K or 1)
-        return tf.reshape(pairs, (BG, n * Q, keras.ops.shape(pairs)[3]))  # (B*G, H/G*Q, K or 1)
+        pairs = tf.broadcast_to(pairs, (B, num_heads, Q, shape_of(pairs)[3]))  # (B, H, Q, K or 1)
+        return tf.reshape(pairs, (BG, n * Q, shape_of(pairs)[3]))  # (B*G, H/G*Q, K or 1)
 
     score_bias = None if hiding.score_bias is None else four_axes(hiding.score_bias)
     one_head = queries[::num_heads]  # of each sample: sizes that are learnt late are compared
+    one_head = tf.ensure_shape(one_head, (None, *queries.shape[1:]))  # which a late stride has lost
     return folded(visible_keys(one_head, keys, *hiding)), folded(score_bias)
 
 
@@ -234,14 +235,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
         The steps are those of `steps`, and the pooling works on blocks.
         """
-        (B, Q, _), K, config = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config
+        (B, Q, _), K, config = shape_of(queries), shape_of(keys)[1], self.config
         H, G = config.num_heads, config.num_key_value_heads
         must_fit("keys", keys, B)
         must_fit("values", values, B, K)
         hiding = pieces.whole(hiding, B, H, Q, K)
         span = pieces.span(hiding, Q, K)
         keys, values, hiding = keys[:, span], values[:, span], blocks.part(hiding, keys=span)
-        K = keras.ops.shape(keys)[1]
+        K = shape_of(keys)[1]
         if not pieces.all_used(hiding, Q, K):
             sees, seen = used(queries, keys, hiding)  # (B, Q), (B, K)
             queries, keys, values = blank(queries, keys, values, sees, seen)

@@ -9,6 +9,8 @@ al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), secti
 import keras
 import tensorflow as tf
 
+from .arrays import shape_of
+
 
 class HeadNorm(keras.layers.Layer):
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
@@ -30,7 +32,7 @@ class HeadNorm(keras.layers.Layer):
 
 def positions(X, offset=0):
     """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    return tf.cast(offset, tf.int64) + tf.range(tf.shape(X, tf.int64)[1])[None]  # (B or 1, T)
+    return tf.cast(offset, tf.int64) + tf.range(tf.cast(shape_of(X)[1], tf.int64))[None]  # (B or 1, T)
 
 
 def rotate(X, places, rotary, num_heads):
@@ -39,7 +41,7 @@ def rotate(X, places, rotary, num_heads):
     places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
     or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
     """
-    (BH, T, _), n, wide = keras.ops.shape(X), rotary.dim // 2, widen(X)
+    (BH, T, _), n, wide = shape_of(X), rotary.dim // 2, widen(X)
     cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
     sizes = BH // num_heads, num_heads, T, n
     cos, sin = (tf.reshape(tf.broadcast_to(part[:, None], sizes), (BH, T, n)) for part in (cos, sin))  # (B*H, T, n)

@@ -3,7 +3,7 @@
 Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless
 they are grouped), D num_hiddens, d width of a query or key head, dv width of a value head.
 
-Inside `tf.function` a size may be unknown until the call: `tf.shape(X)` is asked where the others ask `X.shape`.
+Inside `tf.function` a size may be unknown until the call: `shape_of(X)` is asked where the others ask `X.shape`.
 Keras hands `training` down from the outermost layer that was told; None stays None. Kernels are (in, out).
 
 Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
@@ -24,7 +24,7 @@ from mha.arguments import Hiding
 from mha.config import Config, shapes
 from mha.positions import Rotary
 
-from .arrays import must_fit, refuse_masks, row
+from .arrays import must_fit, refuse_masks, row, shape_of
 from .heads import HeadNorm, positions, rotate, widen
 
 # 1. Masked softmax
@@ -43,7 +43,7 @@ def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, cau
     if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
         right = 0
     conditions = []
-    B, Q, K = tf.shape(queries)[0], tf.shape(queries)[1], tf.shape(keys)[1]
+    (B, Q, _), K = shape_of(queries), shape_of(keys)[1]
     each_query = positions(queries, offset)  # (B or 1, Q)
     if each_query.shape[0] != 1:
         must_fit("offset", each_query, B)
@@ -78,8 +78,8 @@ def blank_unused(queries, keys, values, visible):
     queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
     alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
     """
-    must_fit("keys", keys, tf.shape(queries)[0])
-    must_fit("values", values, *tf.unstack(tf.shape(keys))[:2])
+    must_fit("keys", keys, shape_of(queries)[0])
+    must_fit("values", values, *shape_of(keys)[:2])
     if visible is None:
         return queries, keys, values
     return blank(queries, keys, values, tf.reduce_any(visible, 2), tf.reduce_any(visible, 1))
@@ -201,7 +201,7 @@ def cap(scores, softcap, visible=None):
 
 def transpose_qkv(X, num_heads):
     """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
-    B, T, width = keras.ops.shape(X)
+    B, T, width = shape_of(X)
     X = tf.reshape(X, (B, T, num_heads, width // num_heads))  # (B, T, H, d)
     X = tf.transpose(X, (0, 2, 1, 3))  # (B, H, T, d)
     return tf.reshape(X, (B * num_heads, T, width // num_heads))  # (B*H, T, d)
@@ -209,7 +209,7 @@ def transpose_qkv(X, num_heads):
 
 def transpose_output(X, num_heads):
     """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
-    BH, T, d = keras.ops.shape(X)
+    BH, T, d = shape_of(X)
     X = tf.reshape(X, (BH // num_heads, num_heads, T, d))  # (B, H, T, d)
     X = tf.transpose(X, (0, 2, 1, 3))  # (B, T, H, d)
     return tf.reshape(X, (BH // num_heads, T, num_heads * d))  # (B, T, H*d)
@@ -222,7 +222,7 @@ def repeat_heads(visible, batch_size, num_heads):
     """
     if visible is None:
         return None
-    _, _, Q, K = keras.ops.shape(visible)
+    _, _, Q, K = shape_of(visible)
     visible = tf.broadcast_to(visible, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
     return tf.reshape(visible, (batch_size * num_heads, Q, K))  # (B*H, Q, K)
 
@@ -292,7 +292,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
         """As a call, of arguments that are checked; all attention weights are kept."""
-        (B, Q, _), K, H = keras.ops.shape(queries), keras.ops.shape(keys)[1], self.config.num_heads
+        (B, Q, _), K, H = shape_of(queries), shape_of(keys)[1], self.config.num_heads
         visible = visible_keys(queries, keys, *hiding)  # (B or 1, H or 1, Q or 1, K)
         in_any_head = None if visible is None else tf.reduce_any(visible, 1)  # (B, Q, K)
         queries, keys, values = blank_unused(queries, keys, values, in_any_head)
@@ -302,7 +302,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def steps(self, queries, keys, values, visible=None, score_bias=None, offset=0, head_gates=None, training=None):
         """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
-        B, H, G = keras.ops.shape(queries)[0], self.config.num_heads, self.config.num_key_value_heads
+        B, H, G = shape_of(queries)[0], self.config.num_heads, self.config.num_key_value_heads
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
         steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}

@@ -4,13 +4,12 @@ Letters as in layer.py; n stands for H/G, the heads of queries that share a head
 heads of keys, or of whole samples, that are attended together. What is known when the code is traced stays an int.
 """
 
-import keras
 import tensorflow as tf
 
 from mha import blocks
 
 from . import layer as lesson
-from .arrays import must_fit
+from .arrays import must_fit, shape_of
 from .compiled import told
 from .layer import four_axes
 
@@ -30,7 +29,7 @@ def limited(size, least, most=None):
 
 def shared(queries, keys):
     """How many heads of queries (B*H, Q, d) share a head of keys (B*G, K, d); 1 where there are none."""
-    return limited(keras.ops.shape(queries)[0], 1) // limited(keras.ops.shape(keys)[0], 1)
+    return limited(shape_of(queries)[0], 1) // limited(shape_of(keys)[0], 1)
 
 
 def whole(hiding, *sizes):
@@ -127,7 +126,7 @@ def chunked(X, groups, heads, size):
     size: of a chunk; all chunks that have some of these keys are given, (heads, chunks*size, d), and gradients add up
     chunk by chunk, in proportion to what was given. None = all keys are given, not as a copy.
     """
-    (_, K, _), d = keras.ops.shape(X), X.shape[2]
+    (_, K, _), d = shape_of(X), X.shape[2]
     length = K if size is None else size
     count = limited(-(-K // limited(length, 1)), 1)
     X = padded(X, 0, count * length - K)  # (groups*heads, count*size, d)
@@ -164,7 +163,7 @@ def listed(pairs, sizes, counts):
         return [value if is_own else 1 for value, is_own in zip(values, own, strict=True)]
 
     (m, heads, q), (S, P, C) = if_own(sizes), if_own(counts)
-    B, _, Q, K = keras.ops.shape(pairs)
+    B, _, Q, K = shape_of(pairs)
     pairs = padded(pairs, S * m - B, 0, C * q - Q)  # (S*m, P*heads, C*q, K)
     pairs = tf.reshape(pairs, (S, m, P, heads, C, q, K))  # (S, m, P, heads, C, q, K)
     pairs = tf.transpose(pairs, (0, 2, 4, 1, 3, 5, 6))  # (S, P, C, m, heads, q, K)
