@@ -28,7 +28,8 @@ class Case:
     name: in the table; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset: of the call; mask, score_bias,
     head_gates: None, or the shapes of these random arrays of the call; scale: standard deviation of queries, keys and
     values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, where the backend has them;
-    quick: those of them of the quick suite; lesson: those of these in which it compares the lesson's own layer too.
+    quick: those of them of the quick suite; lesson: those in which the full suite compares the lesson's own layer too,
+    whose operations JAX compiles one by one; quick_lesson: whether the quick suite does so.
     """
 
     name: str
@@ -45,7 +46,8 @@ class Case:
     num_keys: int = 5
     dtypes: tuple[FloatName, ...] = ("float32", "float64")
     quick: tuple[FloatName, ...] = ("float64",)
-    lesson: tuple[FloatName, ...] = ()
+    lesson: tuple[FloatName, ...] = ("float64",)
+    quick_lesson: bool = False
 
     def layer(self, backend: BackendName, dtype: FloatName, **options: Any) -> MultiHeadAttention:
         """The layer on a backend, with random biases and scales; the same weights on each. options: instead of its."""
@@ -110,7 +112,7 @@ FULL: tuple[FloatName, ...] = ()  # nothing: the case is left to the full suite
 # The layers share shapes where they can: JAX compiles each anew.
 CASES = (
     Case("no lengths", WIDTHS, quick=FULL),
-    Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES, quick=DTYPES),
+    Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES, quick=DTYPES, lesson=DTYPES),
     Case("length zero", WIDTHS, [0, 4]),
     Case("length above K", WIDTHS, [9, 2], quick=FULL),
     Case("scale 0.01", WIDTHS, [3, 2], scale=1e-2, dtypes=DTYPES, quick=PRECISE),
@@ -127,7 +129,7 @@ CASES = (
     Case("equal widths, no bias", {"num_hiddens": 77, "num_heads": 7}, [3, 2]),
     Case("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2], quick=FULL),
     Case("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2], quick=FULL),
-    Case("grouped heads", GROUPED, [3, 2], dtypes=DTYPES, lesson=("float64",)),
+    Case("grouped heads", GROUPED, [3, 2], dtypes=DTYPES, quick_lesson=True),
     Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True, quick=FULL),
     Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
     Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),

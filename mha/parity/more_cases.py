@@ -41,5 +41,5 @@ LARGE = tuple(
     )
 )  # fmt: skip
 
-DRAWN = (*map(drawn.sizes, range(12)), *map(drawn.options, range(24)))
+DRAWN = (*map(drawn.sizes, range(6)), *map(drawn.options, range(12)))
 MORE = (*SMALL, *LARGE, *DRAWN)

@@ -84,7 +84,7 @@ def plan(
         quick = suite == "quick" and cases is None
         for dtype in known:
             if dtype in (case.quick if quick else case.dtypes):
-                lesson = dtype in (case.lesson if quick else case.dtypes)
+                lesson = dtype in case.lesson and (case.quick_lesson or not quick)
                 checks.append(Check(f"{dtype}, {case.name}", partial(check_case, backend, case, dtype, lesson)))
     if cases is None:
         checks += [Check(f"{dtype}, exact", partial(check_exact, backend, dtype)) for dtype in known]
