@@ -50,7 +50,7 @@ def test_bert_in_ones_own_tests(capsys):
     exec(block, names)
     compared, *left_out = capsys.readouterr().out.splitlines()
     assert compared.startswith("9 cases the same, the largest ratio 0.")
-    assert "left out, it takes no head_gates: float32, gates, scale, cap" in left_out
+    assert "left out, it takes no score_bias: float32, score bias" in left_out
 
     names["theirs"].self.scaling = 1.0
     with pytest.raises(AssertionError, match="why: no scale: dot products are not scaled"):
