@@ -98,11 +98,13 @@ def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
     if D % H:
         near = min((n for n in range(1, min(D, 2 * H) + 1) if D % n == 0), key=lambda n: abs(n - H))
         terminal.fail(f"--hiddens is {D}, expected a multiple of --heads = {H}; choose --heads {near}")
+    if H % (G := given["--kv-heads"] or H):
+        terminal.fail(f"--kv-heads is {G}, expected a divisor of --heads = {H}: each serves as many heads")
     if (largest := max(D * D, B * Q * D, B * K * D, B * H * Q * K)) > LARGEST:
-        terminal.fail(f"{largest:,} numbers in one step, expected at most {LARGEST:,}; choose smaller sizes")
+        terminal.fail(f"a step has {largest:,} numbers, expected at most {LARGEST:,}; choose smaller sizes")
     sizes = {"batch": B, "queries": Q, "keys": K, "num_hiddens": D, "num_heads": H}
     lengths = _lengths(given["--lens"] or ("3,2" if B == 2 else None), B)
-    return sizes | {"num_key_value_heads": given["--kv-heads"], "valid_lens": lengths}
+    return sizes | {"num_key_value_heads": G, "valid_lens": lengths}
 
 
 def _lengths(lens: str | None, batch: int) -> list[int] | None:
@@ -113,9 +115,7 @@ def _lengths(lens: str | None, batch: int) -> list[int] | None:
     if not all(part.isascii() and part.isdigit() for part in parts):
         terminal.fail(f"--lens is {lens}, expected whole numbers of at least 0, joined by commas, such as 3,2")
     if len(parts) != batch:
-        terminal.fail(
-            f"--lens is {lens}, expected {batch} lengths, as many as samples; --batch says how many these are"
-        )
+        terminal.fail(f"--lens is {lens}, expected {batch} lengths, one for each sample; --batch says how many")
     return [min(int(part), 2**31 - 1) for part in parts]
 
 
