@@ -3,6 +3,7 @@
 import json
 import re
 
+import pages
 import pytest
 from commands import narrow, run, run_installed
 from rich.cells import cell_len
@@ -61,6 +62,20 @@ def test_another_backend():
     result = run("explain", "--backend", "torch")
     assert "torch/layer.py:" in result.stdout
     assert "X.permute(0, 2, 1, 3)" in result.stdout
+
+
+@pytest.mark.backends("torch")
+def test_the_page_shows_what_is_printed():
+    told, numbers = re.findall(r"```text\n(.*?)```", pages.text("docs/explain.md"), re.DOTALL)
+    terminal = run("explain", "--backend", "torch").stdout, run("explain", "--backend", "torch", "--values").stdout
+    assert told in terminal[0]
+    assert numbers in terminal[1]
+
+
+def test_the_page_s_code_runs(monkeypatch, capsys):
+    monkeypatch.setenv("MHA_BACKEND", "numpy")
+    exec(*pages.code("docs/explain.md"), {})
+    assert "'rotate_q', 'rotate_k', 'repeat_k', 'repeat_v', 'scores'" in capsys.readouterr().out
 
 
 def test_the_example_in_numbers():
