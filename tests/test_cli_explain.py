@@ -41,9 +41,8 @@ def test_every_step_is_shown():
     assert text.count("transpose_qkv\n") == 3  # one line is told once for queries, keys and values
     numbers = re.findall(r"^ *(\d+)\. ", text, re.MULTILINE)
     assert numbers == [str(number) for number in range(1, 15)]
-    assert "B = 2 samples in the batch, Q = 4 queries, K = 6 keys and values, D = 100 hidden units, H = 5 heads." in (
-        " ".join(text.split())
-    )
+    told = "Sizes: batch B = 2, queries Q = 4, keys and values K = 6, hidden units D = 100, heads H = 5."
+    assert told in " ".join(text.split())
 
 
 def test_sizes_are_those_that_were_asked_for():
@@ -51,7 +50,7 @@ def test_sizes_are_those_that_were_asked_for():
     text = shown(*sizes, "--lens", "1, 9,4")
     assert re.search(r"repeat_k +\(B\*H, K, d\) +\(12, 7, 6\)", text)
     assert re.search(r"visible +\(B, 1, 1, K\) +\(3, 1, 1, 7\)", text)
-    assert "G = 2 heads of keys and values: each of them serves 2 heads of queries." in text
+    assert "Heads of keys and values: G = 2. Each of them serves 2 heads of queries." in text
     assert "Valid lengths: 1, 9, 4." in text
     assert "Valid lengths:" not in shown(*sizes)
     assert "visible_keys(" not in shown(*sizes)
@@ -118,10 +117,13 @@ def test_every_language_fits_a_usual_terminal(monkeypatch, language, arguments):
     text = shown("--lang", language, *arguments)
     assert max(map(cell_len, text.splitlines())) <= 80
     texts = catalogue(language)["explain"]
-    told = texts["example"]["scale"] if arguments else texts["steps"]["weights"]
-    assert joined(told) in joined(text)
+    told = texts["example"] if arguments else {name: texts[name] for name in ("title", "run")}
+    for name, note in told.items():
+        assert joined(note.format(backend="numpy")) in joined(text) or name == "heads", note  # where there is colour
     if arguments:
         assert texts["axes"]["K"].format(number=1) in text
+    else:
+        assert joined(texts["steps"]["weights"]) in joined(text)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--values",)])

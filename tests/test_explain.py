@@ -142,6 +142,15 @@ def test_the_worked_example(backend):
     assert np.array_equal(steps["output"], steps["merged"])
 
 
+def test_arrays_of_the_framework_are_explained_as_numpy_s(backend):
+    attention, X = mha.MultiHeadAttention(4, 2, seed=0, backend=backend), np.ones((2, 2, 4), "float32")
+    own = mha.tensor(X, backend=backend)
+    for found, expected in zip(explain.call(attention, own, own, own), explain.call(attention, X, X, X), strict=True):
+        assert found == expected
+        assert type(found.value) is np.ndarray
+        assert np.array_equal(found.value, expected.value)
+
+
 def test_a_plain_call_has_the_steps_of_the_lesson_alone():
     steps = explain.steps("numpy", batch=3, queries=2, keys=4, num_hiddens=6, num_heads=2)
     sizes = {"B": 3, "Q": 2, "K": 4, "H": 2, "D": 6, "d": 3, "dv": 3}
