@@ -33,6 +33,7 @@ from mha.sources import from_native, load, sync
 
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
+    from mha import explain as explain
     from mha import names as names
     from mha import parity as parity
     from mha import testing as testing
@@ -70,7 +71,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """`mha.parity` and `mha.testing` without imports of their own, which would make `import mha` slower."""
-        if name in ("parity", "testing"):
+        """`mha.explain`, `mha.parity`, `mha.testing`, imported only where they are used: `import mha` is quicker."""
+        if name in ("explain", "parity", "testing"):
             return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

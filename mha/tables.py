@@ -1,5 +1,6 @@
 """The plain tables that commands print."""
 
+import re
 import textwrap
 
 from rich import box
@@ -7,6 +8,14 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
+
+# Chinese and Japanese have no spaces: a line may end after any of their characters, but none begins with a closing mark
+# or a small letter, or ends with an opening mark. A formula, `B = 2`, stays on one line.
+WIDE = "\u3040-\u30ff\u3400-\u9fff"
+OPENING = "\u300c\u300e\uff08"  # brackets
+CLOSING = "\u3001\u3002\u300d\u300f\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1fーっゃゅょッャュョ々"
+NARROW = f"[^\\s{WIDE}{OPENING}{CLOSING}]+"
+CHUNK = re.compile(rf"[{OPENING}]*(?:{NARROW}(?: [=*+/] {NARROW})*|[{WIDE}])[{CLOSING}]*\s*|.")
 
 
 class PlainTable(Table):
@@ -52,3 +61,13 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+
+
+def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
+    """As `wrapped`, of a text in any language, whose wide characters take two columns and have no spaces between."""
+    lines = [indent]
+    for chunk in CHUNK.findall(text):
+        if cell_len(lines[-1] + chunk.rstrip()) > width and lines[-1] != indent:
+            lines.append(indent)
+        lines[-1] += chunk
+    return [line.rstrip() for line in lines]

@@ -5,6 +5,7 @@ else by backend; a replacement's words in capitals are written each backend's wa
 """
 
 from bugs_of_cases import CASE_BUGS, CASE_TESTS
+from bugs_of_explain import EXPLAIN_BUGS, EXPLAIN_TESTS, LANGUAGE_BUGS, LANGUAGE_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
 from bugs_of_parity import (
     COMPARE_BUGS,
@@ -396,6 +397,8 @@ PACKAGE_GROUPS = {
     "two layers and two files": (TWO_BUGS, TWO_TESTS),
     "diagnoses": (DIAGNOSE_BUGS, DIAGNOSE_TESTS),
     "tests elsewhere": (TESTING_BUGS, TESTING_TESTS),
+    "mha explain": (EXPLAIN_BUGS, EXPLAIN_TESTS),
+    "languages": (LANGUAGE_BUGS, LANGUAGE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),

@@ -17,11 +17,11 @@ def test_without_a_command_the_help_is_shown():
     result = run()
     assert result.exit_code == 0
     assert result.stdout == run("--help").stdout
-    commands = ("demo", "backends", "parity", "bench", "weights", "convert", "compare", "case")
+    commands = ("demo", "explain", "backends", "parity", "bench", "weights", "convert", "compare", "case")
     assert all(named in result.stdout for named in (*commands, "MHA_BACKEND", "Exit code"))
 
 
-COMMANDS = ["demo", "backends", "parity", "weights show", "convert", "compare", "case write", "case check"]
+COMMANDS = ["demo", "explain", "backends", "parity", "weights show", "convert", "compare", "case write", "case check"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

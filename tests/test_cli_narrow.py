@@ -14,7 +14,7 @@ from mha.bench.run import Report, Row
 from mha.cli import bench
 
 PREFIX = "model.text_encoder.layers.0.attention."
-COMMANDS = ["demo", "backends", "parity", "bench", "weights", "weights show", "convert"]
+COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert"]
 CALL = "attention(...), NumPy arrays"
 ROW = Row("numpy", "inference", "S", CALL, "NumPy call", 0.262, 9, [1.54, 1.61, 1.86], 36.0, 0.04)
 MACHINE = {

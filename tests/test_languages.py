@@ -1,5 +1,6 @@
 """Catalogues of languages: the same keys in all, the same places to fill in, and none of them empty."""
 
+import re
 import string
 
 import pytest
@@ -34,3 +35,51 @@ def fields(text):
 def test_an_unknown_language_lists_the_known():
     with pytest.raises(ValueError, match="language is 'de', expected one of en, zh, ja, id, vi"):
         catalogue("de")
+
+
+# The tables whose texts are held to the terms.
+HELD = ("explain",)
+# Of each language, the texts by the paths of their keys.
+TEXTS = {
+    language: {name: text for table in HELD for name, text in texts(catalogue(language)[table], f"{table}.")}
+    for language in LANGUAGES
+}
+
+
+def used(text):
+    """The terms in an English text, by their keys; of "attention weights", not "attention" too."""
+    terms, found = catalogue("en")["terms"], []
+    for key, term in sorted(terms.items(), key=lambda item: -len(item[1])):
+        one = re.sub("ies$", "y", term) if term.endswith("ies") else term.removesuffix("s")
+        word = rf"\b({term}|{one})\b"
+        if re.search(word, text, re.IGNORECASE):
+            found.append(key)
+            text = re.sub(word, "", text, flags=re.IGNORECASE)
+    return found
+
+
+def test_terms_are_found_in_an_english_text():
+    assert used("A query has attention weights.") == ["attention_weights", "queries"]
+    assert used("Attention pooling; the heads; head_gates; whatever is masked") == ["attention_pooling", "heads"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES[1:])
+def test_texts_use_the_terms_of_their_language(language):
+    terms, held = catalogue(language)["terms"], TEXTS[language]
+    for name, text in TEXTS["en"].items():
+        missing = [terms[key] for key in used(text) if terms[key].lower() not in held[name].lower()]
+        assert not missing, (name, held[name])
+    assert sum(len(used(text)) for text in TEXTS["en"].values()) > 50
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_texts_have_the_same_numbers_and_names_of_options(language):
+    told = re.compile(r"\d+(?:\.\d+)?|\w*_\w+|\b(?:True|softcap|rotary)\b", re.ASCII)
+    for name, text in TEXTS["en"].items():
+        assert sorted(told.findall(TEXTS[language][name])) == sorted(told.findall(text)), name
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_no_text_is_left_in_english(language):
+    same = [name for name, text in TEXTS["en"].items() if TEXTS[language][name] == text]
+    assert (same == []) is (language != "en")

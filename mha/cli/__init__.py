@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case`, `weights show`, `convert`, `compare`."""
+"""The command line: `mha demo`, `explain`, `backends`, `parity`, `bench`, `case`, `weights`, `convert`, `compare`."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, compare, demo, options, parity, weights
+from mha.cli import backends, bench, case, compare, demo, explain, options, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -36,6 +36,7 @@ def main(
     Examples:
       mha demo
       MHA_BACKEND=torch mha demo
+      mha explain --values
       mha parity --backends torch,jax
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
@@ -53,6 +54,7 @@ def main(
 
 
 app.command()(options.command(demo.demo))
+app.command(name="explain")(options.command(explain.show))
 app.command(name="backends")(options.command(backends.show))
 app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))

@@ -1,11 +1,9 @@
 """`mha demo`: the book's example, its steps from input to output, and what each head attends to."""
 
-import ast
 import inspect
 import os
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +18,8 @@ from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import chosen
 from mha.config import Config
+from mha.explain.lines import place
+from mha.explain.path import INPUTS, letters
 from mha.layer import restore
 from mha.names import BackendName
 from mha.tables import plain_table, wrapped
@@ -108,43 +108,15 @@ def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> 
     module: Any = dispatch.load(backend)
     scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
     whole, pool = module.Lesson.steps, module.AttentionPooling.weigh
-    known: dict[str, tuple[str, Callable | None]] = {
-        "queries": ("(B, Q, D)", None),
-        "keys": ("(B, K, D)", None),
-        "values": ("(B, K, D)", None),
-        "W_q": ("(B, Q, H*d)", whole),
-        "W_k": ("(B, K, H*d)", whole),
-        "W_v": ("(B, K, H*dv)", whole),
-        "split_q": ("(B*H, Q, d)", whole),
-        "split_k": ("(B*H, K, d)", whole),
-        "split_v": ("(B*H, K, dv)", whole),
-        "scores": ("(B*H, Q, K)", scores.scores),
-        "weights": ("(B*H, Q, K)", pool),
-        "pooled": ("(B*H, Q, dv)", pool),
-        "merged": ("(B, Q, H*dv)", whole),
-        "output": ("(B, Q, D)", whole),
-    }
+    computed: dict[str, Callable] = dict.fromkeys(steps, whole) | {"scores": scores.scores}
+    computed |= dict.fromkeys(("weights", "pooled"), pool)
+    shapes = letters(config)
     table = plain_table("step", "shape", "here", "code, in mha/backends/")
     for name, step in steps.items():
-        letters, function = known[name]
-        table.add_row(name, letters, str(checks.shape(step)), "" if function is None else place(function, name))
+        where = None if name in INPUTS else place(computed[name], name)
+        code = f"{where.file}:{where.line} {where.function}" if where else ""
+        table.add_row(name, shapes[name], str(checks.shape(step)), code)
     return table
-
-
-def place(function: Callable, step: str) -> str:
-    """Where a function of a backend computes a step, or else returns it, from FOLDER: torch/layer.py:241 steps."""
-    function = inspect.unwrap(function)
-    lines, first = inspect.getsourcelines(function)
-    statements = list(ast.walk(ast.parse(textwrap.dedent("".join(lines)))))
-    assigned = [one.lineno for one in statements if isinstance(one, ast.Assign) and step in _names(one.targets[0])]
-    returned = [one.lineno for one in statements if isinstance(one, ast.Return)]
-    line = first + (assigned or returned)[-1] - 1
-    file = Path(inspect.getfile(function)).relative_to(dispatch.FOLDER).as_posix()
-    return f"{file}:{line} {function.__name__}"
-
-
-def _names(target: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def heat_map(weights: np.ndarray, marks: str) -> str:

@@ -1,0 +1,233 @@
+"""`mha explain`: every step of a call, with its shape, its line of code and what it means; or in numbers."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+import mha
+from mha import checks, explain
+from mha.cli import terminal
+from mha.cli.backends import chosen
+from mha.explain import Step
+from mha.languages import LANGUAGES, catalogue
+from mha.names import BackendName, LanguageName
+from mha.tables import wrapped, wrapped_anywhere
+
+LARGEST = 10**7  # numbers of one step: more would take long, and show nothing else
+# Of the example: the steps that are shown (queries and keys are split as values are), and a colour for each head.
+SHOWN = (
+    "queries", "keys", "values", "reshape_v", "permute_v", "split_v", "split_q", "split_k", "scores", "visible",
+    "weights", "pooled", "merged", "output",
+)  # fmt: skip
+COLOURS = "cyan", "magenta"
+
+
+def show(
+    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Samples in the batch; default: 2.")] = None,
+    queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries of a sample; default: 4.")] = None,
+    keys: Annotated[int | None, typer.Option(min=1, metavar="K", help="Its keys and values; default: 6.")] = None,
+    num_hiddens: Annotated[
+        int | None, typer.Option("--hiddens", min=1, metavar="D", help="Hidden units; default: 100.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option("--heads", min=1, metavar="H", help="Heads; default: 5.")] = None,
+    num_key_value_heads: Annotated[
+        int | None,
+        typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: as --heads."),
+    ] = None,
+    lens: Annotated[
+        str | None, typer.Option(metavar="L,L", help="A valid length for each sample; default: 3,2 for 2 samples.")
+    ] = None,
+    values: Annotated[
+        bool, typer.Option("--values", help="A small example in numbers instead, with sizes of its own.")
+    ] = False,
+    lang: Annotated[str, typer.Option(metavar="NAME", help=f"The language: {', '.join(LANGUAGES)}.")] = "en",
+    to: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Also write every step to FILE; - is stdout.")
+    ] = None,
+) -> None:
+    """Explain the path of a tensor through the layer.
+
+    Every step from inputs to output: its shape in letters and in numbers, the line of the backend's own code that
+    computes it, and what it means. With --values a small example instead, whose numbers can be followed by eye.
+
+    \b
+    Examples:
+      mha explain --backend jax
+      mha explain --queries 3 --keys 3 --hiddens 8 --heads 4 --kv-heads 2
+      mha explain --values --lang ja
+
+    Exit code 0 if it is explained, 2 if the command is wrong or the backend's framework is not installed.
+    """
+    name = chosen(backend)
+    given = {
+        "--batch": batch, "--queries": queries, "--keys": keys, "--hiddens": num_hiddens, "--heads": num_heads,
+        "--kv-heads": num_key_value_heads, "--lens": lens,
+    }  # fmt: skip
+    try:
+        language = checks.choice("--lang", lang, LANGUAGES)
+        file = terminal.json_file(to)
+        sizes = _sizes(given, values)
+        steps = explain.example(name, language=language) if values else explain.steps(name, language=language, **sizes)
+    except (ModuleNotFoundError, TypeError, ValueError) as error:
+        terminal.fail(error)
+    console = terminal.console(stderr=to == "-")
+    if values:
+        _show_example(console, name, language, steps)
+    else:
+        _show_steps(console, name, language, steps, sizes["valid_lens"])
+    if to is not None:
+        terminal.write_json(file, _report(name, language, steps, values))
+
+
+def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
+    """What `explain.steps` takes, of the options as they were typed; what does not go together ends the command."""
+    typed = [option for option, size in given.items() if size is not None]
+    if values and typed:
+        terminal.fail(f"--values has sizes of its own, expected no {typed[0]}; leave out one of the two")
+    defaults = {"--batch": 2, "--queries": 4, "--keys": 6, "--hiddens": 100, "--heads": 5}
+    B, Q, K, D, H = (given[option] or default for option, default in defaults.items())
+    if D % H:
+        near = min((n for n in range(1, min(D, 2 * H) + 1) if D % n == 0), key=lambda n: abs(n - H))
+        terminal.fail(f"--hiddens is {D}, expected a multiple of --heads = {H}; choose --heads {near}")
+    if H % (G := given["--kv-heads"] or H):
+        terminal.fail(f"--kv-heads is {G}, expected a divisor of --heads = {H}: each serves as many heads")
+    if (largest := max(D * D, B * Q * D, B * K * D, B * H * Q * K)) > LARGEST:
+        terminal.fail(f"a step has {largest:,} numbers, expected at most {LARGEST:,}; choose smaller sizes")
+    sizes = {"batch": B, "queries": Q, "keys": K, "num_hiddens": D, "num_heads": H}
+    lengths = _lengths(given["--lens"] or ("3,2" if B == 2 else None), B)
+    return sizes | {"num_key_value_heads": G, "valid_lens": lengths}
+
+
+def _lengths(lens: str | None, batch: int) -> list[int] | None:
+    """The valid lengths as they were typed, 3,2."""
+    if lens is None:
+        return None
+    parts = [part.strip() for part in lens.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        terminal.fail(f"--lens is {lens}, expected whole numbers of at least 0, joined by commas, such as 3,2")
+    if len(parts) != batch:
+        terminal.fail(f"--lens is {lens}, expected {batch} lengths, one for each sample; --batch says how many")
+    return [min(int(part), 2**31 - 1) for part in parts]
+
+
+def _show_steps(
+    console: Console, backend: BackendName, language: LanguageName, steps: list[Step], valid_lens: list[int] | None
+) -> None:
+    """Print every stage: its arrays, what it means and the lines that compute it."""
+    texts, shapes = catalogue(language)["explain"], {step.name: step.shape for step in steps}
+    (B, Q, D), K = shapes["output"], shapes["keys"][1]
+    H, d, G = shapes["reshape_q"][2], shapes["split_q"][2], shapes["reshape_k"][2]
+    console.print(*_lines(console, texts["title"].format(backend=backend), indent=""), "", sep="\n", style="bold")
+    _print(console, texts["sizes"].format(B=B, Q=Q, K=K, D=D, H=H, d=d, dv=shapes["split_v"][2]))
+    if G != H:
+        _print(console, texts["groups"].format(G=G, times=H // G))
+    if valid_lens is not None:
+        _print(console, texts["valid_lens"].format(lengths=", ".join(map(str, valid_lens))))
+    widths = [max(len(text) for text in column) for column in zip(*((s.name, s.letters) for s in steps), strict=True)]
+    for number, (_, group) in enumerate(itertools.groupby(steps, lambda step: step.stage), 1):
+        stage = list(group)
+        console.print()
+        for mark, step in zip([f"{number}.", *[""] * (len(stage) - 1)], stage, strict=True):
+            row = f"{mark:>3} {step.name:{widths[0]}}  {step.letters:{widths[1]}}  {step.shape}"
+            console.print(row, style="bold")
+        _print(console, stage[0].meaning)
+        for file, line, function, source in dict.fromkeys((s.file, s.line, s.function, s.source) for s in stage):
+            if file is not None:
+                console.print(f"    {file}:{line} {function}", style="dim")
+                _print_source(console, source)
+    console.print()
+    _print(console, texts["run"])
+
+
+def _show_example(console: Console, backend: BackendName, language: LanguageName, steps: list[Step]) -> None:
+    """Print the arrays of the worked example, matrix by matrix, with a note on each stage."""
+    words, axes = catalogue(language)["explain"]["example"], catalogue(language)["explain"]["axes"]
+    console.print(*_lines(console, words["title"].format(backend=backend), indent=""), "", sep="\n", style="bold")
+    for note in ("values", "scale", "padding"):
+        _print(console, words[note])
+    if console.color_system and not console.no_color:
+        heads = (Text("  ").append(axes["H"].format(number=head), colour) for head, colour in enumerate(COLOURS))
+        console.print(Text.assemble("    ", words["heads"], *heads))
+    named = {step.name: step for step in steps}
+    H = named["reshape_q"].shape[2]
+    told = set()
+    for step in (named[name] for name in SHOWN):
+        console.print()
+        console.print(f"    {step.name}  {step.letters}  {step.shape}", style="bold")
+        _print_source(console, step.source)
+        _print_in_rows(console, list(_matrices(step, H, axes)))
+        if step.stage in words and step.stage not in told:
+            told.add(step.stage)
+            _print(console, words[step.stage])
+
+
+def _matrices(step: Step, H: int, axes: dict[str, str]) -> Iterator[Panel]:
+    """The matrices of an array's last two axes, each with a title that says which it is, and heads in colours."""
+    *before, rows, columns = step.letters.strip("()").split(", ")
+    for index in np.ndindex(step.shape[:-2]):
+        at: dict[str, int] = {}
+        for letter, number in zip(before, index, strict=True):
+            at |= dict(zip("BH", divmod(number, H), strict=True)) if letter == "B*H" else {letter: number}
+        title = ", ".join(axes[letter].format(number=number) for letter, number in at.items() if letter in axes)
+        title = f"{index[0]}: {title}" if "B*H" in before else title
+        matrix = [[_number(number) for number in row] for row in step.value[index].tolist()]
+        width = max(len(text) for row in matrix for text in row)
+        lines = Text()
+        for i, row in enumerate(matrix):
+            named = {rows: i, **at}
+            lines.append(f"{axes[rows].format(number=i)}  " if rows in axes else "", "dim")
+            for j, text in enumerate(row):
+                head = j * H // len(row) if columns.startswith(("H*", "D")) else named.get("H")
+                lines.append(f"{text:>{width}} ", COLOURS[head] if head is not None else "")
+            lines.rstrip()
+            lines.append("\n" if i < len(matrix) - 1 else "")
+        yield Panel(lines, title=title, padding=(0, 1), expand=False)
+
+
+def _print_in_rows(console: Console, matrices: list[Panel]) -> None:
+    """Print matrices side by side, as many in each row, as the terminal is wide enough for."""
+    widest = max(console.measure(matrix).maximum for matrix in matrices)
+    number = next((n for n in (4, 2) if n <= len(matrices) and n * widest <= console.width), 1)
+    for first in range(0, len(matrices), number):
+        console.print(Columns(matrices[first : first + number], padding=0))
+
+
+def _number(value: float | bool) -> str:
+    """A number of the example, which has whole ones, quarters and ln 3."""
+    if isinstance(value, bool):
+        return str(value)
+    return str(round(value)) if math.isclose(value, round(value), abs_tol=1e-5) else f"{value:.2f}"
+
+
+def _print_source(console: Console, source: str | None) -> None:
+    """Print the lines that compute a step, if any do."""
+    for text in (source or "").splitlines():
+        console.print("\n".join(wrapped(text, console.width, "      ")), style="cyan")
+
+
+def _print(console: Console, text: str) -> None:
+    console.print("\n".join(_lines(console, text)))
+
+
+def _lines(console: Console, text: str, indent: str = "    ") -> list[str]:
+    """A text in any language as lines, which are no longer than in a usual terminal."""
+    return wrapped_anywhere(text, min(console.width, 80), indent)
+
+
+def _report(backend: BackendName, language: LanguageName, steps: list[Step], values: bool) -> dict[str, Any]:
+    """What --json writes: every field of every step, its array only of the example."""
+
+    def row(step: Step) -> dict[str, Any]:
+        fields = {name: field for name, field in vars(step).items() if name != "value"}
+        return fields | ({"values": step.value.tolist()} if values else {})
+
+    return {"mha": mha.__version__, "backend": backend, "language": language, "steps": list(map(row, steps))}
