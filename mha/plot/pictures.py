@@ -1,5 +1,6 @@
 """Attention weights as a picture: a heat map for each head, all with one scale of colours."""
 
+import io
 import math
 import os
 from collections.abc import Sequence
@@ -8,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, checks, dispatch
+from mha.weights import files
 
 ENDINGS = (".png", ".svg")
-CELL = 0.13  # inches that a key takes where all are named, enough for the smallest letters
+CELL = 0.1  # inches that a key takes where all are named, enough for the smallest letters
 SIDES = 1.6, 9.0  # the shortest and the longest side of a heat map, in inches
 LETTERS = 6.0, 9.0  # the smallest and the largest letters of names, in points
 ACROSS = 4  # heat maps side by side at most
@@ -69,6 +71,7 @@ def heatmaps(
     width, height = (min(max(CELL * length, SIDES[0]), SIDES[1]) for length in (K, Q))
     letters = max(map(len, [*rows, *columns])) * 0.08  # inches that the names take beside the outer heat maps
     size = across * (width + 0.25) + letters + 1.4, down * (height + 0.45) + letters + 0.9
+    large = 9 + width  # letters of titles, in points
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).ravel()
     seen = np.ma.masked_where(hides, found)[shown]
@@ -77,18 +80,20 @@ def heatmaps(
         cells = np.ma.masked_where(hides[head], found[head])
         image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest")
         _hatch(panel, hides[head])
-        panel.set_title(f"head {head}", fontsize=10)
+        panel.set_title(f"head {head}", fontsize=large - 1)
         _ticks(panel.yaxis, rows if place % across == 0 else [], Q, height)
         _ticks(panel.xaxis, columns if place + across >= len(shown) else [], K, width)
     for panel in panels[len(shown) :]:
         panel.set_axis_off()
-    figure.supxlabel("keys", fontsize=11)
-    figure.supylabel("queries", fontsize=11)
+    figure.supxlabel("keys", fontsize=large)
+    figure.supylabel("queries", fontsize=large)
     figure.colorbar(image, ax=panels, label="attention weight", aspect=40, pad=0.01, shrink=min(1.0, 6 / size[1]))
     if title is not None:
-        figure.suptitle(title, fontsize=12)
+        figure.suptitle(title, fontsize=large + 2)
     if path is not None:
-        figure.savefig(path, format=ending, dpi=120)
+        picture = io.BytesIO()
+        figure.savefig(picture, format=ending, dpi=120)
+        files.write(path, picture.getvalue())
     return figure
 
 
