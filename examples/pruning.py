@@ -16,6 +16,7 @@ Source: Michel, Levy and Neubig, Are Sixteen Heads Really Better than One? (2019
 
 import ast
 import importlib.metadata
+import itertools
 import os
 import re
 import statistics
@@ -36,6 +37,7 @@ from mha.heads.encoder import Encoder, sentence_embeddings, tokenizer
 
 MEASURED, JUDGED = 64, 200  # sentences
 REPEATS = 15  # of a timed call
+NUMBERS = (0, 6, 12, 18, 24, 36, 48, 60)  # of the 72 heads, how many are pruned
 Batches = list[np.ndarray]  # token numbers (B, T), of sentences of one length, so that nothing is padded
 Head = tuple[int, int]  # layer and head
 
@@ -113,8 +115,10 @@ def milliseconds(layers: Sequence[mha.MultiHeadAttention], X: np.ndarray) -> flo
     return statistics.median(taken)
 
 
-def draw(path: str, importance: np.ndarray, shares: np.ndarray, kept: dict[str, np.ndarray], times: list[float]) -> None:
-    """The importance of each head (layers, H), the cosines kept (seeds, shares) by method, and the times, as a picture."""
+def draw(
+    path: str, importance: np.ndarray, shares: np.ndarray, kept: dict[str, np.ndarray], times: list[float]
+) -> None:
+    """A picture of the importances (layers, H), the cosines kept (seeds, shares) by method, and the times."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
@@ -138,7 +142,7 @@ def draw(path: str, importance: np.ndarray, shares: np.ndarray, kept: dict[str, 
 
 def main(
     backend: Annotated[str | None, typer.Option(help="Of the attention; default: MHA_BACKEND, else numpy.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many random orders to prune in.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="How many random orders to prune in.")] = 3,
     picture: Annotated[str | None, typer.Option(help="A file to draw to, such as pruning.png.")] = None,
 ) -> None:
     """Prune the heads of all-MiniLM-L6-v2 by importance and at random; print what is kept and what is gained."""
@@ -152,18 +156,18 @@ def main(
     for method in ("ablation", "gradient"):
         found = [mha.heads.importance(*pair, method=method) for pair in zip(layers, calls, strict=True)]  # type: ignore
         importances[method] = np.stack(found)  # (layers, H)
-    numbers, size = [0, 6, 12, 18, 24, 36, 48, 60], importances["ablation"].size
     orders = {method: [order_of(found)] for method, found in importances.items()}
-    shape = importances["ablation"].shape
+    shape, size = importances["ablation"].shape, importances["ablation"].size
     orders["random"] = [order_of(np.random.default_rng(seed).random(shape)) for seed in range(seeds)]
 
-    kept = {method: np.zeros((len(listed), len(numbers))) for method, listed in orders.items()}
-    wanted = [(method, row, column) for method in orders for row in range(len(orders[method])) for column in range(8)]
-    for method, row, column in track(wanted, "Pruning", transient=True):
-        model.attentions = pruned(layers, orders[method][row][: numbers[column]])
+    kept = {method: np.ones((len(listed), len(NUMBERS))) for method, listed in orders.items()}
+    wanted = [(method, row) for method in orders for row in range(len(orders[method]))]
+    places = range(1, len(NUMBERS))  # at 0 nothing is pruned
+    for (method, row), column in track(list(itertools.product(wanted, places)), "Pruning", transient=True):
+        model.attentions = pruned(layers, orders[method][row][: NUMBERS[column]])
         kept[method][row, column] = (embeddings(model, judged) * whole).sum(1).mean()
     X = np.random.default_rng(0).normal(size=(32, 32, layers[0].config.query_size)).astype(np.float32)
-    times = [milliseconds(pruned(layers, orders["ablation"][0][:number]), X) for number in numbers]
+    times = [milliseconds(pruned(layers, orders["ablation"][0][:number]), X) for number in NUMBERS]
 
     console = Console(markup=False, highlight=False)
     table = Table(title="Importance of each head, by ablation", title_justify="left", box=box.SIMPLE, padding=0)
@@ -177,13 +181,13 @@ def main(
     for column in ("heads pruned", "per cent", "ablation", "gradient", "random, mean", "random, best", "ms a call"):
         table.add_column(column, justify="right", min_width=8)
     chance = kept["random"]
-    for place, number in enumerate(numbers):
+    for place, number in enumerate(NUMBERS):
         cosines = (kept["ablation"][0], kept["gradient"][0], chance.mean(0), chance.max(0))
         cells = [f"{cosine[place]:.4f}" for cosine in cosines]
         table.add_row(str(number), f"{100 * number / size:.0f}", *cells, f"{times[place]:.1f}")
     console.print(table)
     if picture is not None:
-        draw(picture, importances["ablation"], 100 * np.array(numbers) / size, kept, times)
+        draw(picture, importances["ablation"], 100 * np.array(NUMBERS) / size, kept, times)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """`mha.heads`, `parity`, `plot` and `testing` without imports of their own, which would make `import mha` slower."""
+        """`heads`, `parity`, `plot` and `testing` of mha without imports of theirs, which would make its own slower."""
         if name in ("heads", "parity", "plot", "testing"):
             return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

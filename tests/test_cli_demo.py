@@ -8,7 +8,7 @@ from commands import run, run_installed
 
 import mha
 from mha import dispatch
-from mha.cli import demo, grids
+from mha.cli import grids
 
 ROOT = Path(mha.__file__).parent
 

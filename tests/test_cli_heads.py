@@ -29,7 +29,7 @@ def model(tmp_path):
 
 
 def written_out(path, numbers):
-    """Each layer's attention weights (H, T, T) of one text, and the last hidden states, by loops and float64 formulas."""
+    """Each layer's attention weights (H, T, T) of one text, and the last hidden states, by formulas in float64."""
     arrays = {name: X.astype(np.float64) for name, X in safetensors.numpy.load_file(path).items()}
 
     def dense(name, x):
@@ -147,7 +147,10 @@ def test_files_that_are_missing_are_named(model, tmp_path):
     [
         ({"model_type": "gpt2"}, "says model_type 'gpt2', expected 'bert': a BERT, such as MiniLM"),
         ({"hidden_act": "relu"}, "says hidden_act 'relu', expected 'gelu'"),
-        ({"position_embedding_type": "relative_key"}, "says position_embedding_type 'relative_key', expected 'absolute'"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "says position_embedding_type 'relative_key', expected 'absolute'",
+        ),
         ({"num_hidden_layers": 3}, "encoder.layer.2.attention"),
     ],
 )
@@ -163,7 +166,7 @@ def test_broken_files_are_refused(model, tmp_path):
     result = run("heads", model, "--text", TEXT)
     assert (result.exit_code, "lacks encoder.layer.1.output.dense.bias" in result.output) == (2, True), result.output
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="tokenizer.json is no tokenizer's file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer's file"):
         encoder.tokenizer(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for text, problem in (("{", "is no configuration of a model"), ("[]", "is no configuration of a model"),

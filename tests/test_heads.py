@@ -51,7 +51,9 @@ def expected(attention, inputs, method, by_output=lambda Y: Y, **call):
     whole, found = gated(attention, inputs, **call), []
     for head in range(attention.config.num_heads):
         change = whole - gated(attention, inputs, head, **call)  # (B, Q, D)
-        of_samples = np.sqrt((change**2).sum((1, 2))) if method == "ablation" else (by_output(whole) * change).sum((1, 2))
+        of_samples = (
+            np.sqrt((change**2).sum((1, 2))) if method == "ablation" else (by_output(whole) * change).sum((1, 2))
+        )
         found.append(np.mean([abs(value) for value in of_samples]))
     return np.array(found)
 
@@ -166,11 +168,11 @@ def test_how_samples_are_cut_into_batches_does_not_matter(rng, method):
         ("lacking", None, "ablation", ValueError, "batches.0. lacks keys, values; expected queries, keys and values"),
         ("unknown", None, "ablation", TypeError, "batches.0. has head_gates, expected some of queries, .* and targets"),
         ("dict", None, "ablation", TypeError, "batches is .*dict.*, expected a list of batches; one alone is .batch."),
-        ("own", lambda output, _: output, "ablation", ValueError, "loss gave an array of shape .*, expected one number"),
+        ("own", lambda output, _: output, "ablation", ValueError, "loss gave an array of shape"),
         ("own", lambda output, _: np.inf, "ablation", ValueError, "loss gave inf, expected a finite number"),
         ("own", lambda output, _: "much", "ablation", TypeError, "loss gave 'much' .str., expected one number"),
-        ("own", lambda output, _: (1, 2, 3), "gradient", TypeError, "loss gave 3 things, expected one number, or a pair"),
-        ("own", lambda output, _: output.sum(), "gradient", ValueError, "functions of numpy, and return the pair of it"),
+        ("own", lambda output, _: (1, 2, 3), "gradient", TypeError, "loss gave 3 things, expected one number"),
+        ("own", lambda output, _: output.sum(), "gradient", ValueError, "functions of numpy, and return the pair"),
     ],
 )  # fmt: skip
 def test_what_importance_refuses(rng, batches, loss, method, kind, text):
@@ -302,7 +304,7 @@ def test_what_prune_refuses(rng, heads, kind, text):
     attention = layer("numpy", rng, "groups")
     with pytest.raises(kind, match=text):
         mha.heads.prune(attention, heads)
-    with pytest.raises(TypeError, match="attention is a dict, expected an mha.MultiHeadAttention"):
+    with pytest.raises(TypeError, match=r"attention is a dict, expected an mha\.MultiHeadAttention"):
         mha.heads.prune(attention.weights, [0])
 
 

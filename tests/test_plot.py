@@ -1,5 +1,6 @@
 """`mha.plot`: pictures of attention weights, their cells, colours and names."""
 
+import itertools
 import sys
 import warnings
 
@@ -117,7 +118,7 @@ def test_a_figure_grows_and_names_all_of_64_tokens(rng):
     assert len(labels) == 64
     large.draw_without_rendering()  # but laid out
     boxes = [label.get_window_extent() for label in labels]
-    assert all(one.x1 <= other.x0 for one, other in zip(boxes, boxes[1:], strict=False))  # none covers the next
+    assert all(one.x1 <= other.x0 for one, other in itertools.pairwise(boxes))  # none covers the next
     assert min(label.get_fontsize() for label in labels) >= 6
 
 
@@ -166,8 +167,16 @@ def test_arrays_of_every_backend(rng, name):
 
 REFUSED = [
     ({"weights": [[[1.0]]]}, TypeError, "X is a list, expected an array of numpy"),
-    ({"weights": np.ones((2, 3))}, ValueError, r"weights has shape \(2, 3\), expected \(batch, heads, queries, keys\) or"),
-    ({"weights": np.ones((2, 0, 3))}, ValueError, r"weights has shape \(2, 0, 3\), expected at least one query and one"),
+    (
+        {"weights": np.ones((2, 3))},
+        ValueError,
+        r"weights has shape \(2, 3\), expected \(batch, heads, queries, keys\) or",
+    ),
+    (
+        {"weights": np.ones((2, 0, 3))},
+        ValueError,
+        r"weights has shape \(2, 0, 3\), expected at least one query and one",
+    ),
     ({"weights": np.ones((2, 2, 3), int)}, TypeError, "weights has dtype int64, expected floats"),
     ({"weights": np.full((2, 2, 3), np.nan)}, ValueError, "weights holds NaN, infinity or numbers below 0"),
     ({"weights": np.full((2, 2, 3), -0.1)}, ValueError, "weights holds NaN, infinity or numbers below 0"),

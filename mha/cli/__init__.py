@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `heads`, `backends`, `parity`, `bench`, `case`, `weights show`, `convert`, `compare`."""
+"""The command line: `mha demo`, `heads`, `backends`, `parity`, `bench`, `case`, `weights`, `convert`, `compare`."""
 
 import io
 import os

@@ -84,7 +84,7 @@ def attention_weights(model: Encoder, tokens: list[int], layer: int) -> np.ndarr
 
 
 def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens: list[str]) -> None:
-    """A grid of marks for each of these heads of weights (H, T, T), if the terminal is wide enough, and what they say."""
+    """A grid of marks for each of these heads of weights (H, T, T), if the terminal is wide enough; and a legend."""
     marks = grids.marks(console)
     left = len(grids.heat_map(weights[0, :, :0], marks, tokens).split("\n")[0]) + 2  # and the frame
     width = next((columns for columns in (2, 1) if left + columns * len(tokens) <= console.width), None)

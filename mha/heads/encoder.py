@@ -78,7 +78,9 @@ class Encoder:
     def embedded(self, tokens: np.ndarray) -> np.ndarray:
         """The input of the first layer (B, T, D), of token numbers (B, T)."""
         if tokens.shape[1] > self.longest:
-            raise ValueError(f"{tokens.shape[1]} tokens came, expected at most {self.longest}, as many as have a position")
+            raise ValueError(
+                f"{tokens.shape[1]} tokens came, expected at most {self.longest}, as many as have a position"
+            )
         X = self.arrays["embeddings.word_embeddings.weight"][tokens]  # (B, T, D)
         X = X + self.arrays["embeddings.position_embeddings.weight"][: tokens.shape[1]]
         X = X + self.arrays["embeddings.token_type_embeddings.weight"][0]
@@ -135,15 +137,15 @@ def tokenizer(folder: str | os.PathLike[str]) -> Any:
 def gelu(X: np.ndarray) -> np.ndarray:
     """X times the normal distribution function of X, in X's dtype.
 
-    NumPy has no error function: between the numbers of a table, which Python's math knows, a cubic with the exact
-    slopes at both ends is within 1e-13.
+    NumPy has no error function: from the nearest number of a table, which Python's math knows, three terms of the
+    Taylor series are within 1e-13.
     """
-    x = np.clip(X.astype(np.float64) / math.sqrt(2), -END, END)
-    places = np.minimum(((x + END) / STEP).astype(np.int64), len(ERF) - 2)
-    t = (x + END) / STEP - places
-    slopes = STEP * SLOPES
-    a, b, m, n = ERF[places], ERF[places + 1], slopes[places], slopes[places + 1]
-    erf = a + t * (m + t * (3 * (b - a) - 2 * m - n + t * (2 * (a - b) + m + n)))
+    x = np.clip(X / math.sqrt(2), -END, END).astype(np.float64)
+    places = np.rint(x / STEP)
+    d = x - places * STEP
+    x -= d  # the nearest number of the table
+    places = (places + END / STEP).astype(np.int32)
+    erf = ERF[places] + SLOPES[places] * d * (1 - d * (x - d * (2 * x * x - 1) / 3))
     return (X * (1 + erf) / 2).astype(X.dtype)
 
 

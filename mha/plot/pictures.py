@@ -121,7 +121,9 @@ def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[
         if hides.dtype != bool:
             raise TypeError(f"hidden has dtype {hides.dtype}, expected bool: True where the key is hidden")
         if hides.shape not in (shape[-2:], (number, *shape[-2:]), shape):
-            raise ValueError(f"hidden has shape {hides.shape}, expected {shape[-2:]}, {(number, *shape[-2:])} or {shape}")
+            raise ValueError(
+                f"hidden has shape {hides.shape}, expected {shape[-2:]}, {(number, *shape[-2:])} or {shape}"
+            )
     found = found.reshape(four)  # (B, H, Q, K)
     hides = np.broadcast_to(hides.reshape(four) if hides.shape == shape else hides, found.shape)  # (B, H, Q, K)
     if not 0 <= checks.whole("sample", sample) < len(found):
@@ -171,7 +173,9 @@ def _ticks(axis: Any, names: Sequence[str], number: int, side: float) -> None:
     places = list(range(0, number, step)) if names else []
     points = 72 * 0.75 * step * side / number
     turned = {"rotation": 90} if axis.axis_name == "x" and any(len(name) > 2 for name in names) else {}
-    axis.set_ticks(places, [names[place] for place in places], fontsize=min(max(points, LETTERS[0]), LETTERS[1]), **turned)
+    axis.set_ticks(
+        places, [names[place] for place in places], fontsize=min(max(points, LETTERS[0]), LETTERS[1]), **turned
+    )
     axis.set_tick_params(length=0)
 
 
@@ -184,5 +188,5 @@ def _hatch(panel: Any, hidden: np.ndarray) -> None:
         starts, ends = np.flatnonzero(np.diff(np.pad(line.astype(int), 1))).reshape(-1, 2).T - 0.5  # (runs,) each
         top, bottom = row - 0.5, row + 0.5
         corners += [((a, top), (b, top), (b, bottom), (a, bottom)) for a, b in zip(starts, ends, strict=True)]
-    style = {"facecolor": "0.94", "edgecolor": "0.65", "hatch": "////", "linewidth": 0, "antialiased": False}
+    style: Any = {"facecolor": "0.94", "edgecolor": "0.65", "hatch": "////", "linewidth": 0, "antialiased": False}
     panel.add_collection(PolyCollection(corners, **style), autolim=False)
