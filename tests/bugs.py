@@ -6,6 +6,7 @@ else by backend; a replacement's words in capitals are written each backend's wa
 
 from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_explain import EXPLAIN_BUGS, EXPLAIN_TESTS, LANGUAGE_BUGS, LANGUAGE_TESTS
+from bugs_of_heads import HEADS_BUGS, HEADS_TESTS, SHOWN_BUGS, SHOWN_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
 from bugs_of_parity import (
     COMPARE_BUGS,
@@ -401,5 +402,7 @@ PACKAGE_GROUPS = {
     "languages": (LANGUAGE_BUGS, LANGUAGE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
+    "heads": (HEADS_BUGS, HEADS_TESTS),
+    "heads that are shown": (SHOWN_BUGS, SHOWN_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
 }

@@ -8,7 +8,7 @@ from commands import run, run_installed
 
 import mha
 from mha import dispatch
-from mha.cli import demo
+from mha.cli import grids
 
 ROOT = Path(mha.__file__).parent
 
@@ -71,8 +71,8 @@ def test_demo_shows_every_head(monkeypatch, backend):
 
 def test_heat_map():
     weights = np.array([[0.0, 1e-9, 0.2], [0.5, 0.7, 1.0]])
-    assert demo.heat_map(weights, demo.ASCII) == "   0 1 2\n0   ..--\n1 ++##@@"
-    assert demo.heat_map(weights, demo.BLOCKS) == "   0 1 2\n0   ··░░\n1 ▒▒▓▓██"
+    assert grids.heat_map(weights, grids.ASCII) == "   0 1 2\n0   ..--\n1 ++##@@"
+    assert grids.heat_map(weights, grids.BLOCKS) == "   0 1 2\n0   ··░░\n1 ▒▒▓▓██"
 
 
 def test_installed_demo_in_a_pipe_is_plain_text():

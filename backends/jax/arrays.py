@@ -36,6 +36,17 @@ def copied(X):
     return jnp.array(X)
 
 
+def value_and_gradient(function, X):
+    """What a function gives for an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    found, pull_back = jax.vjp(function, jnp.asarray(X))
+    if isinstance(found, tuple):
+        return found
+    return found, pull_back(jnp.ones_like(found))[0] if is_own(found) else None
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()

@@ -5,7 +5,7 @@ import copy
 import threading
 
 import mxnet as mx
-from mxnet import gluon, np, npx
+from mxnet import autograd, gluon, np, npx
 from mxnet.gluon import nn
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
@@ -36,6 +36,20 @@ def known(X):
 def copied(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
     return X.copy()
+
+
+def value_and_gradient(function, X):
+    """What a function gives for an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    X = X.copy()
+    X.attach_grad()
+    with autograd.record():
+        found = function(X)
+    if isinstance(found, tuple):
+        return found
+    return found, autograd.grad([found], [X])[0].as_np_ndarray() if is_own(found) else None
 
 
 @contextlib.contextmanager

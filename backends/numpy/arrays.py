@@ -33,6 +33,15 @@ def copied(X):
     return X.copy()
 
 
+def value_and_gradient(function, X):
+    """What a function gives for an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    found = function(X)
+    return found if isinstance(found, tuple) else (found, None)
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     # The other frameworks compute NaN and infinity without a word; NumPy would warn.

@@ -1,7 +1,7 @@
 """The TensorFlow backend: what `mha` calls, handed on from the files here."""
 
 from . import start
-from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy
+from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
 from .fast import MultiHeadAttention, build, gradients, trace, vjp
 from .layer import (
     AdditiveAttention,

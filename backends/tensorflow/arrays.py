@@ -43,6 +43,20 @@ def copied(X):
     return tf.constant(np.array(X)) if isinstance(X, np.ndarray) else tf.identity(X)
 
 
+def value_and_gradient(function, X):
+    """What a function gives for an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    X = tf.convert_to_tensor(X)
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        found = function(X)
+    if isinstance(found, tuple):
+        return found
+    return found, tape.gradient(found, X) if tf.is_tensor(found) else None
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     return contextlib.nullcontext()

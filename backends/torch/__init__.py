@@ -1,6 +1,6 @@
 """The PyTorch backend: what `mha` calls, handed on from the files here."""
 
-from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy
+from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
 from .fast import MultiHeadAttention, build
 from .layer import (
     AdditiveAttention,

@@ -43,6 +43,21 @@ def copied(X):
     return X.detach().clone()
 
 
+def value_and_gradient(function, X):
+    """What a function gives for an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    X = X.detach().requires_grad_()
+    with torch.enable_grad():
+        found = function(X)
+    if isinstance(found, tuple):
+        return found
+    if not (is_own(found) and found.requires_grad):
+        return found, None
+    return found, torch.autograd.grad(found, X, allow_unused=True)[0]
+
+
 def context(dtype, tracked=True):
     """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
     inside = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `explain`, `backends`, `parity`, `bench`, `case`, `weights`, `convert`, `compare`."""
+"""The command line: `mha demo`, `explain`, `heads`, `parity`, `bench`, `convert`, `compare` and the others."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, compare, demo, explain, options, parity, weights
+from mha.cli import backends, bench, case, compare, demo, explain, heads, options, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -40,6 +40,7 @@ def main(
       mha parity --backends torch,jax
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
+      mha heads model.safetensors --text "The cat sat down"
 
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
@@ -55,6 +56,7 @@ def main(
 
 app.command()(options.command(demo.demo))
 app.command(name="explain")(options.command(explain.show))
+app.command()(options.command(heads.heads))
 app.command(name="backends")(options.command(backends.show))
 app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.columns import Columns
 from rich.console import Console
@@ -15,7 +14,7 @@ from rich.table import Table
 
 import mha
 from mha import checks, dispatch
-from mha.cli import terminal
+from mha.cli import grids, terminal
 from mha.cli.backends import chosen
 from mha.config import Config
 from mha.explain.lines import place
@@ -23,9 +22,6 @@ from mha.explain.path import INPUTS, letters
 from mha.layer import restore
 from mha.names import BackendName
 from mha.tables import plain_table, wrapped
-
-# A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
-BLOCKS, ASCII = "·░▒▓█", ".-+#@"
 
 
 def demo(
@@ -86,10 +82,10 @@ def show(console: Console) -> None:
     _paragraphs(console, run, "")
 
     console.print("3. What each head of sample 0 attends to, in random queries and keys", style="bold")
-    marks = BLOCKS if console.encoding.startswith("utf") else ASCII
+    marks = grids.marks(console)
     rows = "Rows are queries, columns are keys. How much of a query's weight a key gets:"
-    _paragraphs(console, rows, _legend(marks))
-    heads = (Panel(heat_map(head, marks), title=f"head {h}", padding=0) for h, head in enumerate(weights[0]))
+    _paragraphs(console, rows, grids.legend(marks))
+    heads = (Panel(grids.heat_map(head, marks), title=f"head {h}", padding=0) for h, head in enumerate(weights[0]))
     console.print(Columns(heads, padding=0, expand=False))
     _paragraphs(console, f"Sample 0 has {valid_lens[0]} keys that may be seen; the others are padding.", "")
 
@@ -117,23 +113,6 @@ def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> 
         code = f"{where.file}:{where.line} {where.function}" if where else ""
         table.add_row(name, shapes[name], str(checks.shape(step)), code)
     return table
-
-
-def heat_map(weights: np.ndarray, marks: str) -> str:
-    """One head's weights (Q, K) as a grid of marks, two columns each; queries and keys are numbered."""
-    numbers = "  " + "".join(f"{key:2}" for key in range(weights.shape[1]))
-    rows = (f"{query} " + "".join(2 * _mark(weight, marks) for weight in row) for query, row in enumerate(weights))
-    return "\n".join([numbers, *rows])
-
-
-def _mark(weight: float, marks: str) -> str:
-    return " " if weight == 0 else marks[min(int(weight * len(marks)), len(marks) - 1)]
-
-
-def _legend(marks: str) -> str:
-    ends = [level / len(marks) for level in range(1, len(marks) + 1)]
-    shades = (f"{2 * mark} to {end:.1f}" for mark, end in zip(marks, ends, strict=True))
-    return f"blank hidden, {', '.join(shades)}"
 
 
 def _next(backend: BackendName) -> list[str]:

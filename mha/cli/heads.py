@@ -1,0 +1,103 @@
+"""`mha heads`: what the heads of a trained model attend to in a text, in the terminal and as a picture."""
+
+import os
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.panel import Panel
+
+import mha
+from mha import dispatch
+from mha.cli import grids, terminal
+from mha.cli.backends import chosen
+from mha.heads.encoder import Encoder, tokenizer
+from mha.tables import wrapped
+
+
+def heads(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The model.safetensors of a BERT, such as MiniLM.")],
+    text: Annotated[str, typer.Option(metavar="TEXT", help="What the model reads.")],
+    layer: Annotated[int, typer.Option(metavar="N", help="The layer, from 0.")] = 0,
+    head: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="A head to show, from 0; may come again. Default: all.")
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="PICTURE", help="Also write a picture: a .png or .svg file.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+) -> None:
+    """Show what the heads of a trained model attend to.
+
+    The attention weights of one layer for a text, a grid for each head: rows are the tokens that look, columns those
+    that are looked at. The attention runs on one backend, the rest of the model in NumPy.
+
+    FILE needs its config.json beside it, and its tokenizer.json or vocab.txt.
+
+    \b
+    Examples:
+      mha heads model.safetensors --text "The cat sat down because it was tired"
+      mha heads model.safetensors --text "Bi Sheng set pages" --layer 3 --head 1 --head 4 -o heads.svg
+
+    Exit code 0 if the heads were shown, 2 if a file is not what it should be, or if the command is wrong.
+    """
+    name = chosen(backend)
+    picture = None if path is None else terminal.writable("--output", path)
+    try:
+        dispatch.load(name)
+        if not os.path.isfile(file):
+            raise FileNotFoundError(f"{file} is not there, or is no file")
+        model, words = Encoder(file, name), tokenizer(os.path.dirname(os.path.realpath(file)))
+        encoded = words.encode(text)
+        if not text.strip():
+            raise ValueError(f"text is {text!r}, expected some words")
+        if not 0 <= layer < len(model.attentions):
+            raise ValueError(f"layer is {layer}, expected 0 to {len(model.attentions) - 1}")
+        number = model.attentions[layer].config.num_heads
+        shown = list(range(number)) if not head else list(dict.fromkeys(head))
+        if wrong := [one for one in shown if not 0 <= one < number]:
+            raise ValueError(f"--head is {wrong[0]}, expected 0 to {number - 1}")
+        weights = attention_weights(model, encoded.ids, layer)  # (H, T, T)
+        if picture is not None:
+            titled: dict[str, Any] = {"title": f"Layer {layer} of {os.path.basename(file)}", "path": picture}
+            mha.plot.heatmaps(weights, encoded.tokens, encoded.tokens, heads=shown, **titled)
+    except (OSError, ModuleNotFoundError, TypeError, ValueError) as error:
+        terminal.fail(error)
+
+    console = terminal.console()
+    layers = f"Layer {layer} of 0 to {len(model.attentions) - 1}, {number} heads, {len(encoded.ids)} tokens, on {name}"
+    console.print(layers, style="bold")
+    print_grids(console, weights, shown, encoded.tokens)
+    if path is not None:
+        console.print(f"{path} is written")
+
+
+def attention_weights(model: Encoder, tokens: list[int], layer: int) -> np.ndarray:
+    """The weights (H, T, T) of a layer for one text, of T token numbers."""
+    X = model.embedded(np.array([tokens]))  # (1, T, D)
+    for number, attention in enumerate(model.attentions[:layer]):
+        X = model.after(number, X, attention(X, X, X))
+    _, weights = model.attentions[layer](X, X, X, return_weights=True)
+    return weights[0]
+
+
+def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens: list[str]) -> None:
+    """A grid of marks for each of these heads of weights (H, T, T), if the terminal is wide enough; and a legend."""
+    marks = grids.marks(console)
+    left = len(grids.heat_map(weights[0, :, :0], marks, tokens).split("\n")[0]) + 2  # and the frame
+    width = next((columns for columns in (2, 1) if left + columns * len(tokens) <= console.width), None)
+    if width is None:
+        console.print(
+            f"{len(tokens)} tokens do not fit in {console.width} columns: take a wider terminal, or -o for a picture"
+        )
+        return
+    keys = "  ".join(f"{number} {token}" for number, token in enumerate(tokens))
+    console.print("\n".join(["Columns:", *wrapped(keys, min(console.width, 100), "  ")]))
+    frames = (
+        Panel(grids.heat_map(weights[one], marks, tokens, width), title=f"head {one}", padding=0, expand=False)
+        for one in shown
+    )
+    console.print(Columns(frames, padding=0, expand=False))
+    console.print(f"How much of a row's weight a column gets: {grids.legend(marks)}")

@@ -1,0 +1,175 @@
+"""How much each head of a layer matters, by leaving it out or by the gradient of a loss by its gate."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from mha import arguments, arrays, checks, dispatch
+from mha.config import numpy_dtype
+from mha.layer import MultiHeadAttention
+
+Method = Literal["ablation", "gradient"]
+Loss = Callable[[Any, Any], Any]
+INPUTS = ("queries", "keys", "values", "valid_lens")
+CALL = (*INPUTS, "mask", "score_bias", "causal", "offset")
+
+
+def importance(
+    attention: MultiHeadAttention, batches: Iterable[Any], loss: Loss | None = None, method: Method = "ablation"
+) -> np.ndarray:
+    """How much each head matters on some data, without dropout; the layer stays as it is.
+
+    Method "ablation" leaves out one head after the other: H + 1 calls a batch. The importance of head h is
+
+    - without a loss, the mean over samples of ||Y - Y_h||, with Y the output (Q, D) of a sample and Y_h that without
+      the head;
+    - with a loss, how much it grows without the head, divided by the number of samples; below 0 if it shrinks.
+
+    Method "gradient" asks how fast the loss changes with the heads' gates, all of them at 1, in one call a batch and
+    its gradient: the mean over samples of |d loss / d gate of h in this sample|. Without a loss it is ||Y||^2 / 2 of
+    each sample, since the change of the output has no gradient where nothing has changed.
+
+    Every row of the output counts, also one of a query that is padding; a loss may leave these out.
+
+    Args:
+        attention: the layer, with any options, on any backend.
+        batches: calls of the layer, read once: tuples (queries, keys, values) or (queries, keys, values, valid_lens),
+            or dicts of a call's arguments: these, mask, score_bias, causal, offset. A dict may hold "targets" besides,
+            whatever the loss needs. Arrays as for a call.
+        loss: None, or a function `loss(output, batch)` of the output (B, Q, D), an array of the backend's framework,
+            and of the batch as it came. It gives one number, the sum of the losses of the samples, computed by that
+            framework; or a pair of it and its gradient by the output (B, Q, D). With method "gradient" NumPy needs the
+            pair, as it finds no gradients itself.
+        method: "ablation" or "gradient".
+
+    Returns:
+        The importance of each head (H,), a float64 NumPy array.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as above, if there is no sample, or if the loss gives anything but
+            a finite number; the message says what was expected.
+
+    Source: Michel, Levy and Neubig, Are Sixteen Heads Really Better than One? (2019), sections 3 and 4.1.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss is {checks.brief(loss)}, expected a function of the output and the batch, or None")
+    of_batch = _ablation if checks.choice("method", method, get_args(Method)) == "ablation" else _gradient
+    if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches is {checks.brief(batches)}, expected a list of batches; one alone is [batch]")
+    total, samples = np.zeros(attention.config.num_heads), 0
+    for number, batch in enumerate(batches):
+        call = _call(f"batches[{number}]", batch)
+        found, size = of_batch(attention, call, loss and _of_batch(loss, batch))
+        total, samples = total + found, samples + size
+    if not samples:
+        raise ValueError("batches holds no sample, expected at least one")
+    return total / samples
+
+
+def _call(name: str, batch: Any) -> dict[str, Any]:
+    """The arguments of the layer's call in a batch, by name."""
+    if isinstance(batch, (tuple, list)):
+        if not 3 <= len(batch) <= 4:
+            raise ValueError(f"{name} holds {len(batch)} things, expected queries, keys, values and maybe valid_lens")
+        return dict(zip(INPUTS, batch, strict=False))
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            f"{name} is a {type(batch).__name__}, expected a tuple (queries, keys, values) or a dict of a call's "
+            "arguments; one batch alone is [batch]"
+        )
+    if lacking := [one for one in INPUTS[:3] if one not in batch]:
+        raise ValueError(f"{name} lacks {', '.join(lacking)}; expected queries, keys and values")
+    if unknown := [str(one) for one in batch if one not in (*CALL, "targets")]:
+        raise TypeError(f"{name} has {', '.join(unknown)}, expected some of {', '.join(CALL)} and targets")
+    return {one: X for one, X in batch.items() if one != "targets"}
+
+
+def _of_batch(loss: Loss, batch: Any) -> Callable[[Any], Any]:
+    """The loss of a batch as a function of the output alone; what it gives is one number, or a tuple of two things."""
+
+    def of_output(output: Any) -> Any:
+        found = loss(output, batch)
+        if isinstance(found, (tuple, list)):
+            if len(found) != 2:
+                raise TypeError(f"loss gave {len(found)} things, expected one number, or a pair of it and its gradient")
+            found = tuple(found)
+        value = found[0] if isinstance(found, tuple) else found
+        if shape := tuple(getattr(value, "shape", ())):
+            raise ValueError(f"loss gave an array of shape {shape}, expected one number: the sum over the samples")
+        return found
+
+    return of_output
+
+
+def _ablation(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) -> tuple[np.ndarray, int]:
+    """The importance of each head (H,), summed over the samples of a batch, and how many these are."""
+    config = attention.config
+    whole = attention(**call)  # (B, Q, D)
+    found = np.zeros(config.num_heads)
+    value = loss and _value(attention, loss, whole)
+    for head in range(config.num_heads):
+        gates = np.ones(config.num_heads, numpy_dtype(config.dtype))
+        gates[head] = 0
+        output = attention(**call, head_gates=gates)
+        if loss:
+            found[head] = _value(attention, loss, output) - value
+        else:
+            change = _float64(whole) - _float64(output)
+            found[head] = np.linalg.norm(change, axis=(1, 2)).sum()
+    return found, len(whole)
+
+
+def _gradient(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) -> tuple[np.ndarray, int]:
+    """As `_ablation`, by the gradients of the loss by the gates of each sample."""
+    config = attention.config
+    gates = np.ones((len(call["queries"]), config.num_heads), numpy_dtype(config.dtype))
+    output, pull_back = attention.vjp(**call, head_gates=gates)
+    cotangent = _slope(attention, loss, output) if loss else output  # the gradient of ||Y||^2 / 2 is Y
+    return np.abs(_float64(pull_back(cotangent)["head_gates"])).sum(0), len(gates)  # (H,)
+
+
+def _value(attention: MultiHeadAttention, loss: Callable[[Any], Any], output: Any) -> float:
+    """The number that a loss gives for an output."""
+    module: Any = dispatch.load(attention.backend)
+    with module.context(attention.config.dtype):
+        found = loss(_native(attention, output))
+        return _number(found[0] if isinstance(found, tuple) else found)
+
+
+def _slope(attention: MultiHeadAttention, loss: Callable[[Any], Any], output: Any) -> Any:
+    """The gradient of a loss by the output (B, Q, D): the loss's own, or the framework's."""
+    module: Any = dispatch.load(attention.backend)
+    with module.context(attention.config.dtype):
+        value, gradient = module.value_and_gradient(loss, _native(attention, output))
+    _number(value)
+    if gradient is None:
+        raise ValueError(
+            "loss gave a number without its gradient by the output; compute it from the output by functions of "
+            f"{dispatch.FRAMEWORKS[attention.backend].needs[-1]}"
+            + (", and return the pair of it and the gradient, (B, Q, D)" if attention.backend == "numpy" else "")
+        )
+    return gradient
+
+
+def _number(value: Any) -> float:
+    """What a loss gives as a float; it must be one finite number."""
+    plain = isinstance(value, (int, float, np.generic)) or dispatch.backend_of(value) is None
+    array = np.asarray(value) if plain else arrays.to_numpy(value)
+    if array.dtype.kind not in "fiu" and checks.dtype_name(array.dtype) != "bfloat16":
+        raise TypeError(f"loss gave {checks.brief(value)}, expected one number: the sum over the samples")
+    if not np.isfinite(number := float(array)):
+        raise ValueError(f"loss gave {number}, expected a finite number")
+    return number
+
+
+def _native(attention: MultiHeadAttention, output: Any) -> Any:
+    """An output as an array of the layer's backend."""
+    module: Any = dispatch.load(attention.backend)
+    return arguments.native(module, module.place(attention.layer), output)
+
+
+def _float64(X: Any) -> np.ndarray:
+    return arrays.to_numpy(X).astype(np.float64)
