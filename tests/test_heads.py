@@ -314,3 +314,12 @@ def test_none_or_a_whole_group_may_go(rng):
     assert_same_weights(mha.heads.prune(attention, []).weights, attention.weights)
     smaller = mha.heads.prune(attention, np.array([2, 3]))
     assert (smaller.config.num_heads, smaller.config.num_key_value_heads) == (4, 2)
+
+
+@pytest.mark.backends("numpy")
+@METHODS
+def test_queries_that_are_no_array_are_refused(method):
+    attention = mha.MultiHeadAttention(4, 2, backend="numpy")
+    X = np.ones((1, 3, 4), "float32")
+    with pytest.raises(TypeError, match="queries is a int, expected a NumPy array"):
+        mha.heads.importance(attention, [(3, X, X)], method=method)

@@ -208,3 +208,9 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ModuleNotFoundError, match=r'mha.plot needs matplotlib.*: pip install "matplotlib>=3.8"'):
         mha.plot.heatmaps(np.ones((1, 2, 3)))
+
+
+def test_a_dollar_in_a_title_is_no_formula():
+    figure = mha.plot.heatmaps(np.ones((2, 3, 3)), title=r"costs $\foo$")
+    figure.canvas.draw()
+    assert figure.get_suptitle() == r"costs $\foo$"

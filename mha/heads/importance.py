@@ -125,7 +125,8 @@ def _ablation(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) ->
 def _gradient(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) -> tuple[np.ndarray, int]:
     """As `_ablation`, by the gradients of the loss by the gates of each sample."""
     config = attention.config
-    gates = np.ones((len(call["queries"]), config.num_heads), numpy_dtype(config.dtype))
+    samples = len(call["queries"]) if hasattr(call["queries"], "__len__") else 1  # the layer refuses what is no array
+    gates = np.ones((samples, config.num_heads), numpy_dtype(config.dtype))
     output, pull_back = attention.vjp(**call, head_gates=gates)
     cotangent = _slope(attention, loss, output) if loss else output  # the gradient of ||Y||^2 / 2 is Y
     return np.abs(_float64(pull_back(cotangent)["head_gates"])).sum(0), len(gates)  # (H,)

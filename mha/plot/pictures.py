@@ -12,8 +12,8 @@ from mha import arrays, checks, dispatch
 from mha.weights import files
 
 ENDINGS = (".png", ".svg")
-CELL = 0.1  # inches that a key takes where all are named, enough for the smallest letters
-SIDES = 1.6, 9.0  # the shortest and the longest side of a heat map, in inches
+CELL = 0.125  # inches that a key takes where all are named, enough for the smallest letters
+SIDES = 1.6, 11.25  # the shortest and the longest side of a heat map, in inches
 LETTERS = 6.0, 9.0  # the smallest and the largest letters of names, in points
 ACROSS = 4  # heat maps side by side at most
 
@@ -89,7 +89,7 @@ def heatmaps(
     figure.supylabel("queries", fontsize=large)
     figure.colorbar(image, ax=panels, label="attention weight", aspect=40, pad=0.01, shrink=min(1.0, 6 / size[1]))
     if title is not None:
-        figure.suptitle(title, fontsize=large + 2)
+        figure.suptitle(title, fontsize=large + 2, parse_math=False)
     if path is not None:
         picture = io.BytesIO()
         figure.savefig(picture, format=ending, dpi=120)
