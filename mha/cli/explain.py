@@ -62,7 +62,7 @@ def show(
     \b
     Examples:
       mha explain --backend jax
-      mha explain --queries 3 --keys 3 --hiddens 8 --heads 4 --kv-heads 2
+      mha explain --keys 3 --heads 4 --kv-heads 2
       mha explain --values --lang ja
 
     Exit code 0 if it is explained, 2 if the command is wrong or the backend's framework is not installed.
