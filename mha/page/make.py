@@ -34,7 +34,7 @@ def make(measured: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
         "measured": dict(measured),
         "facts": NAMES,
         "parity": {"backends": parity["backends"], "rows": worst(parity["results"])},
-        "texts": {language: catalogue(language)["page"] for language in LANGUAGES},
+        "texts": {language: catalogue(language)["terms"] | catalogue(language)["page"] for language in LANGUAGES},
     }
     parts = {"style": style, "script": script, "data": embedded(data)}
     text = re.sub(r"<!-- (style|script|data) -->", lambda found: parts[found[1]], template)
