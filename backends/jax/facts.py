@@ -42,7 +42,7 @@ def lazy():
     made = _layer()
     ((before, _),) = measures.outcome(lambda: made.variables and None)  # which a module has once it is bound to them
     after = len(flatten_dict(_variables(made)))
-    return [("lazy" if before == "error" else "eager", f"layer.init(key, X): {after}")]
+    return [("lazy" if before == "error" else "eager", f"len(layer.init(key, X)): 0 → {after}")]
 
 
 def training():
@@ -86,7 +86,9 @@ def dtype():
 def random():
     """What makes random numbers repeat, and whether a second draw is another."""
     key = jax.random.key(0)
-    return [(measures.repeats(lambda: None, lambda: np.array(jax.random.normal(key, (3,)))), "jax.random.normal(key, ...)")]
+    return [
+        (measures.repeats(lambda: None, lambda: np.array(jax.random.normal(key, (3,)))), "jax.random.normal(key, ...)")
+    ]
 
 
 def heads():

@@ -45,7 +45,7 @@ def lazy():
     made = _dense(5)
     before = made.weight.shape
     made(mx_np.ones((1, 3)))
-    return [("of_dense", ""), ("eager" if min(before) > 0 else "lazy", f"weight.shape: {before}, {made.weight.shape}")]
+    return [("of_dense", ""), ("eager" if min(before) > 0 else "lazy", f"weight.shape: {before} → {made.weight.shape}")]
 
 
 def training():
@@ -80,7 +80,12 @@ def dtype():
 
 def random():
     """What makes random numbers repeat, and whether a second draw is another."""
-    return [(measures.repeats(lambda: mx.random.seed(0), lambda: to_numpy(mx_np.random.normal(size=3))), "mx.random.seed(0)")]
+    return [
+        (
+            measures.repeats(lambda: mx.random.seed(0), lambda: to_numpy(mx_np.random.normal(size=3))),
+            "mx.random.seed(0)",
+        )
+    ]
 
 
 def heads():

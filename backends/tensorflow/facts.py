@@ -41,7 +41,9 @@ def initial():
 def lazy():
     """Whether a fresh layer has its weights before it is called."""
     made = _layer()
-    return [("eager" if made.weights else "lazy", f"layer.weights: {len(made.weights)}, {len(_called(made).weights)}")]
+    return [
+        ("eager" if made.weights else "lazy", f"len(layer.weights): {len(made.weights)} → {len(_called(made).weights)}")
+    ]
 
 
 def training():

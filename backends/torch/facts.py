@@ -13,7 +13,7 @@ IMPORTED = "torch"
 
 def layer():
     """The framework's own attention layer."""
-    return [("", f"{torch.nn.MultiheadAttention.__module__}.{torch.nn.MultiheadAttention.__name__}")]
+    return [("", f"torch.nn.{torch.nn.MultiheadAttention.__name__}")]
 
 
 def kernel():
@@ -35,7 +35,10 @@ def initial():
 
 def lazy():
     """Whether a fresh layer has its weights before it is called."""
-    return [("eager" if _layer().in_proj_weight.numel() else "lazy", "nn.MultiheadAttention"), (_lazy(), "nn.LazyLinear")]
+    return [
+        ("eager" if _layer().in_proj_weight.numel() else "lazy", "nn.MultiheadAttention"),
+        (_lazy(), "nn.LazyLinear"),
+    ]
 
 
 def training():

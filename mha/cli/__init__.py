@@ -1,4 +1,6 @@
-"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case`, `weights show`, `convert`, `compare`."""
+"""The command line: `mha demo`, `backends`, `parity`, `bench`, `case`, `weights show`, `convert`, `compare`,
+`page`.
+"""
 
 import io
 import os
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, compare, demo, options, parity, weights
+from mha.cli import backends, bench, case, compare, demo, options, page, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -39,6 +41,7 @@ def main(
       mha parity --backends torch,jax
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
+      mha page -o page.html
 
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
@@ -58,6 +61,7 @@ app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))
 app.command()(options.command(weights.convert))
 app.command()(options.command(compare.compare))
+app.command(name="page")(options.command(page.write))
 
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))

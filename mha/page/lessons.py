@@ -41,7 +41,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A function, the head of a class, or the imports of one lesson: name as all lessons have it, lines from `first`."""
+    """A function, the head of a class, or the imports of one lesson: its name as all have it, lines from `first`."""
 
     name: str
     first: int

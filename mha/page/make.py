@@ -17,7 +17,7 @@ SCRIPTS = ("random.js", "attention.js", "texts.js", "code.js", "player.js", "tab
 TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
 
 
-def make(measured: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
+def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
     """The page as HTML.
 
     Args:
@@ -62,13 +62,13 @@ def code() -> dict[str, Any]:
     return {"sections": sections, "lines": {one.backend: one.lines for one in read}, "steps": list(lessons.STEPS)}
 
 
-def marks(text: str, backend: str, found: Mapping[str, lessons.Piece]) -> dict[str, list[tuple[int, int]]]:
+def marks(text: str, backend: str, found: Mapping[Any, lessons.Piece]) -> dict[str, list[tuple[int, int]]]:
     """Where a text differs from that of each other framework."""
     return {other: lessons.differing(text, piece.text) for other, piece in found.items() if other != backend}
 
 
 def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each backend and check how many results there are, how many failed, and the largest ratio; null = no number."""
+    """For each backend and check: how many results, how many failed, and the largest ratio, None = not finite."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for one in results:
         row = {"backend": one["backend"], "check": one["check"], "count": 0, "failed": 0, "ratio": 0.0}

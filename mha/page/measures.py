@@ -27,7 +27,9 @@ def shapes(arrays: Mapping[str, tuple[int, ...]]) -> Fact:
 
 
 def spread(array: np.ndarray) -> str:
-    """Mean and standard deviation of all numbers."""
+    """Mean and standard deviation of all numbers; 0 if all are."""
+    if not array.any():
+        return "0"
     return f"mean {abs(round(float(array.mean()), 2)):.2f}, std {array.std():.3f}"
 
 

@@ -101,7 +101,7 @@ function drawSteps() {
   const samples = Array.from({ length: play.sizes.B }, (_, one) => make("option", { value: one }, String(one)));
   byId("sample").replaceChildren(...samples);
   byId("sample").value = play.sample;
-  byId("values").replaceChildren(...slicesOf(X, LETTERS[chosen.step], play.sample, play.sizes).map(valueTable));
+  byId("values").replaceChildren(...slicesOf(chosen.step, X, play.sample, play.sizes).map(valueTable));
   byId("sources").replaceChildren(sourceTable(DATA.lessons, DATA.frameworks, chosen.step));
   const heads = Array.from({ length: play.sizes.H }, (_, head) => head);
   byId("heat").replaceChildren(...heads.map((head) => heatTable(play.steps.weights, play.steps.visible, play.sample, head, play.sizes, texts())));

@@ -34,8 +34,9 @@ function sizesFrom(fields) {
   return { ...found, lengths };
 }
 
-/** The tables of one sample of a step: {title, rows, columns, cells: [row][column] of {value, head}}. */
-function slicesOf(X, letters, sample, { H, D }) {
+/** The tables of one sample of a step: {title, cells: [row][column] of {value, head}}. */
+function slicesOf(name, X, sample, { H, D }) {
+  const letters = LETTERS[name];
   const leading = X.shape.slice(0, -2);
   const [rows, columns] = X.shape.slice(-2);
   const found = [];
@@ -52,7 +53,7 @@ function slicesOf(X, letters, sample, { H, D }) {
     const cells = Array.from({ length: rows }, (_, row) =>
       Array.from({ length: columns }, (_, column) => ({ value: X.data[(at * rows + row) * columns + column], head: headOf(row, column) })),
     );
-    found.push({ title: `[${index.join(", ")}]`, cells });
+    found.push({ title: `${name}[${index.join(", ")}]`, cells });
   }
   return found;
 }
