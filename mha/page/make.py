@@ -27,7 +27,7 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
     files = resources.files(__name__.rpartition(".")[0])
     style, template = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     script = "\n".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    data = {
+    data: dict[str, Any] = {
         "version": mha.__version__,
         "frameworks": [{"name": name, "title": TITLES.get(name, name)} for name in dispatch.FRAMEWORKS],
         "lessons": code(),

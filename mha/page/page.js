@@ -90,6 +90,8 @@ function drawSteps() {
     if (button.dataset.step === chosen.step) button.setAttribute("aria-current", "step");
     else button.removeAttribute("aria-current");
   }
+  const list = byId("steps");
+  list.scrollLeft = list.querySelector("[aria-current]").offsetLeft - list.offsetLeft - 40; // where it is a row
   byId("previous").disabled = at === 0;
   byId("next").disabled = at === CHOICES.step.length - 1;
   byId("place").textContent = `${at + 1} / ${CHOICES.step.length}`;
@@ -111,9 +113,7 @@ function drawSteps() {
 function goToStep(step, focus) {
   choose({ step });
   drawSteps();
-  const button = byId("steps").querySelector("[aria-current]");
-  button.parentElement.parentElement.scrollLeft = button.offsetLeft - button.parentElement.parentElement.offsetLeft - 40;
-  if (focus) button.focus({ preventScroll: true });
+  if (focus) byId("steps").querySelector("[aria-current]").focus({ preventScroll: true });
 }
 
 function drawAll() {

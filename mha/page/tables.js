@@ -11,7 +11,7 @@ function factElement([word, detail], texts) {
 
 /** A framework's name with what was measured: versions, or why nothing was. */
 function columnHead({ name, title }, found) {
-  const versions = Object.entries(found).filter(([key]) => key !== "device");
+  const versions = Object.entries(found).filter(([key]) => !["mha", "python", "device"].includes(key));
   return make("th", { scope: "col", "data-column": name }, title, make("small", {}, versions.map((one) => one.join(" ")).join(", ")));
 }
 
@@ -30,7 +30,7 @@ function factsTable(data, texts) {
 /** The largest ratio of a check, with a bar that is full at the bound. */
 function ratioCell(row, texts) {
   if (!row) return make("td", { class: "remark" }, "–");
-  const ratio = row.ratio === null ? "∞" : row.ratio === 0 ? "0" : row.ratio.toFixed(2);
+  const ratio = row.ratio === null ? "∞" : row.ratio === 0 ? "0" : row.ratio < 0.01 ? "< 0.01" : row.ratio.toFixed(2);
   const parts = [make("span", { class: "number" }, ratio), make("small", {}, textOf(texts, "parity_count", { count: row.count }))];
   const full = Math.min(1, row.ratio === null ? 1 : row.ratio);
   const bar = make("span", { class: "meter", "aria-hidden": "true" }, make("span", { style: { width: `${100 * full}%` } }));
