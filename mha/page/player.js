@@ -19,6 +19,9 @@ const LETTERS = {
   output: ["B", "Q", "D"],
 };
 
+// The weight from which white on its colour is read better than black: both then have a contrast of 4.5 at least.
+const DARK = 0.651;
+
 /** Sizes {B, Q, K, D, H, lengths, causal}, or {wrong, values}: the key of a text that says what is wrong. */
 function sizesFrom(fields) {
   const found = { lengths: [], causal: fields.causal };
@@ -78,7 +81,7 @@ function heatTable(weights, visible, sample, head, { Q, K, H }, texts) {
   const cell = (q, k) => {
     const weight = weights.data[((sample * H + head) * Q + q) * K + k];
     if (!visible.data[(sample * Q + q) * K + k]) return make("td", { class: "hidden-key" }, make("span", { class: "out-of-sight" }, textOf(texts, "hidden")));
-    return make("td", { class: weight > 0.63 ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, shown(weight));
+    return make("td", { class: weight > DARK ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, shown(weight));
   };
   const numbers = Array.from({ length: K }, (_, k) => k);
   const rows = Array.from({ length: Q }, (_, q) => make("tr", {}, make("th", { scope: "row" }, `q${q}`), ...numbers.map((k) => cell(q, k))));
