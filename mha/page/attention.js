@@ -58,6 +58,25 @@ function visibleKeys(B, Q, K, lengths, causal) {
   });
 }
 
+/** Whether each query sees a key (B, Q), or each key is seen by a query (B, K), of visible (B, 1, Q, K). */
+function used(visible, axis) {
+  const [B, , Q, K] = visible.shape;
+  const found = Array.from({ length: B }, () => Array(axis === "queries" ? Q : K).fill(false));
+  visible.data.forEach((seen, at) => {
+    const place = axis === "queries" ? Math.floor(at / K) % Q : at % K;
+    if (seen) found[Math.floor(at / (K * Q))][place] = true;
+  });
+  return found;
+}
+
+/** Heads (B*H, T, d) with zeros for queries or keys that are not used (B, T): padding reaches no number. */
+function blank(X, isUsed) {
+  const [BH, T, d] = X.shape;
+  const H = BH / isUsed.length;
+  const data = X.data.map((one, at) => (isUsed[Math.floor(at / (T * d * H))][Math.floor(at / d) % T] ? one : 0));
+  return { shape: X.shape, data };
+}
+
 /** Softmax of scores (B*H, Q, K) over the visible keys (B, 1, Q, K): a row without keys is zeros. */
 function visibleSoftmax(scores, visible) {
   const [BH, Q, K] = scores.shape;
@@ -108,10 +127,11 @@ function computeSteps(drawn, { B, Q, K, D, H, lengths, causal }) {
   const split_k = splitStages(W_k, H)[2];
   const split_v = splitStages(W_v, H)[2];
   const visible = visibleKeys(B, Q, K, lengths, causal);
-  const products = matmul(split_q, transpose(split_k));
+  const [sees, seen] = [used(visible, "queries"), used(visible, "keys")];
+  const products = matmul(blank(split_q, sees), transpose(blank(split_k, seen)));
   const scores = { shape: products.shape, data: products.data.map((one) => one / Math.sqrt(D / H)) };
   const weights = visibleSoftmax(scores, visible);
-  const pooled = matmul(weights, split_v);
+  const pooled = matmul(weights, blank(split_v, seen));
   const [merged_reshape, merged_permute, merged] = mergeStages(pooled, H);
   const output = matmul(merged, drawn.W_o);
   return {
