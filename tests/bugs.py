@@ -6,6 +6,7 @@ else by backend; a replacement's words in capitals are written each backend's wa
 
 from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
+from bugs_of_page import PAGE_BUGS, PAGE_TESTS
 from bugs_of_parity import (
     COMPARE_BUGS,
     COMPARE_TESTS,
@@ -397,6 +398,7 @@ PACKAGE_GROUPS = {
     "diagnoses": (DIAGNOSE_BUGS, DIAGNOSE_TESTS),
     "tests elsewhere": (TESTING_BUGS, TESTING_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
+    "mha page": (PAGE_BUGS, PAGE_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
 }

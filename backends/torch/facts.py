@@ -3,7 +3,6 @@
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
 
-import numpy as np
 import torch
 
 from mha.page import measures
@@ -89,7 +88,7 @@ def dtype():
 
 def random():
     """What makes random numbers repeat, and whether a second draw is another."""
-    return [(measures.repeats(lambda: torch.manual_seed(0), lambda: np.array(torch.rand(3))), "torch.manual_seed(0)")]
+    return [(measures.repeats(lambda: torch.manual_seed(0), lambda: torch.rand(3).numpy()), "torch.manual_seed(0)")]
 
 
 def heads():
