@@ -8,6 +8,7 @@ from bugs_of_cases import CASE_BUGS, CASE_TESTS
 from bugs_of_explain import EXPLAIN_BUGS, EXPLAIN_TESTS, LANGUAGE_BUGS, LANGUAGE_TESTS
 from bugs_of_heads import HEADS_BUGS, HEADS_TESTS, SHOWN_BUGS, SHOWN_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
+from bugs_of_page import PAGE_BUGS, PAGE_TESTS
 from bugs_of_parity import (
     COMPARE_BUGS,
     COMPARE_TESTS,
@@ -401,6 +402,7 @@ PACKAGE_GROUPS = {
     "mha explain": (EXPLAIN_BUGS, EXPLAIN_TESTS),
     "languages": (LANGUAGE_BUGS, LANGUAGE_TESTS),
     "the rest of mha": (OTHER_BUGS, OTHER_TESTS),
+    "mha page": (PAGE_BUGS, PAGE_TESTS),
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "heads": (HEADS_BUGS, HEADS_TESTS),
     "heads that are shown": (SHOWN_BUGS, SHOWN_TESTS),

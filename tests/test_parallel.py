@@ -14,7 +14,7 @@ from mha import backends, dispatch
 FOLDER = Path(backends.__path__[0]).resolve()
 NAMES = tuple(dispatch.FRAMEWORKS)
 REFERENCE = "torch"
-FILES = ("layer.py", "heads.py", "fast.py", "arrays.py", "native.py", "book.py", "bench.py")
+FILES = ("layer.py", "heads.py", "fast.py", "arrays.py", "native.py", "book.py", "bench.py", "facts.py")
 PAIRS = [(file, name) for file in FILES for name in NAMES if name != REFERENCE and (FOLDER / name / file).exists()]
 
 # How a framework names the methods that every layer has.
@@ -146,7 +146,7 @@ def pairs(*files):
     return [pair for pair in PAIRS if pair[0] in files]
 
 
-@pytest.mark.parametrize(("file", "name"), pairs("layer.py", "heads.py", "arrays.py"))
+@pytest.mark.parametrize(("file", "name"), pairs("layer.py", "heads.py", "arrays.py", "facts.py"))
 def test_names_order_signatures_and_docstrings_are_the_same(file, name):
     assert outline(name, file) == outline(REFERENCE, file)
     assert all(docstring for known, _, docstring in outline(name, file) if not known.endswith(".__init__"))

@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `explain`, `heads`, `parity`, `bench`, `convert`, `compare` and the others."""
+"""The command line: `mha demo`, `explain`, `heads`, `page`, `parity`, `bench`, `compare` and the others."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, compare, demo, explain, heads, options, parity, weights
+from mha.cli import backends, bench, case, compare, demo, explain, heads, options, page, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -41,6 +41,7 @@ def main(
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
       mha heads model.safetensors --text "The cat sat down"
+      mha page -o page.html
 
     Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
     or what it asks for is not installed, or a file is not what it should be.
@@ -62,6 +63,7 @@ app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))
 app.command()(options.command(weights.convert))
 app.command()(options.command(compare.compare))
+app.command(name="page")(options.command(page.write))
 
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))

@@ -126,6 +126,12 @@ def _pythons(given: list[str]) -> dict[BackendName, str]:
     return found
 
 
+def finish(runner: Runner, names: list[BackendName]) -> dict[str, Any]:
+    """The report of a run, as --json writes it."""
+    outcomes = _run(runner, names)
+    return _report(outcomes, [result for outcome in outcomes for result in outcome.results])
+
+
 def _run(runner: Runner, names: list[BackendName]) -> list[Outcome]:
     """What came of each backend, with a progress bar for each where stderr is a terminal."""
     with terminal.progress() as bar:

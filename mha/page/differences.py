@@ -1,0 +1,41 @@
+"""What the frameworks make different, measured by running them, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+from mha.names import BackendName
+from mha.processes import why_it_ended
+
+LIMIT = 300.0  # seconds that one framework may take
+
+
+def measure(
+    backends: Collection[BackendName], done: Callable[[BackendName], object] = lambda backend: None
+) -> dict[BackendName, dict[str, Any]]:
+    """Versions and facts of each backend, as its worker prints them; of one that fails, {"problem": why}.
+
+    done(backend): is told of each that is finished.
+    """
+    found = {}
+    for backend in backends:
+        found[backend] = _measure_one(backend)
+        done(backend)
+    return found
+
+
+def _measure_one(backend: BackendName) -> dict[str, Any]:
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "mha.page.worker", backend],
+            capture_output=True, encoding="utf-8", errors="replace", timeout=LIMIT, check=False,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3"} | os.environ,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"problem": f"gave nothing for {LIMIT:g} seconds"}
+    if ended.returncode:
+        return {"problem": why_it_ended(ended.returncode, ended.stderr)}
+    return json.loads(ended.stdout)

@@ -1,0 +1,91 @@
+"""Make the page: put the template, the style, the scripts and all data into one file that asks for no other."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import mha
+from mha import dispatch
+from mha.languages import LANGUAGES, catalogue
+from mha.page import lessons
+from mha.page.measures import NAMES
+
+SCRIPTS = ("random.js", "attention.js", "texts.js", "code.js", "player.js", "tables.js", "page.js")
+TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
+
+
+def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
+    """The page as HTML.
+
+    Args:
+        measured: as `measure` gives it; a backend that is not there is shown as not installed.
+        parity: a report of `mha parity --json`, or what has its "backends" and "results".
+    """
+    files = resources.files(__name__.rpartition(".")[0])
+    style, template = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
+    script = "\n".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    data: dict[str, Any] = {
+        "version": mha.__version__,
+        "frameworks": [{"name": name, "title": TITLES.get(name, name)} for name in dispatch.FRAMEWORKS],
+        "lessons": code(),
+        "measured": dict(measured),
+        "facts": NAMES,
+        "parity": {"backends": parity["backends"], "rows": worst(parity["results"])},
+        "texts": {language: catalogue(language)["terms"] | catalogue(language)["page"] for language in LANGUAGES},
+    }
+    parts = {"style": style, "script": script, "data": embedded(data)}
+    text = re.sub(r"<!-- (style|script|data) -->", lambda found: parts[found[1]], template)
+    english = data["texts"]["en"]
+    return re.sub(r'(data-text="(\w+)"[^>]*>)(?=</)', lambda found: found[1] + escaped(english[found[2]]), text)
+
+
+def code() -> dict[str, Any]:
+    """The lessons' sections, in each the functions as aligned pieces: text, first line and differences by framework.
+
+    marks: of each framework, by reference, as (start, end) of characters.
+    """
+    read = [lessons.read(name) for name in dispatch.FRAMEWORKS]
+    sections = []
+    for title, names in lessons.order(read).items():
+        pieces = []
+        for name in names:
+            found = {one.backend: piece for one in read if (piece := one.piece(name)) is not None}
+            shown = {
+                backend: {"first": piece.first, "text": piece.text, "marks": marks(piece.text, backend, found)}
+                for backend, piece in found.items()
+            }
+            pieces.append({"name": name, "by": shown})
+        sections.append({"title": title, "pieces": pieces})
+    return {"sections": sections, "lines": {one.backend: one.lines for one in read}, "steps": list(lessons.STEPS)}
+
+
+def marks(text: str, backend: str, found: Mapping[Any, lessons.Piece]) -> dict[str, list[tuple[int, int]]]:
+    """Where a text differs from that of each other framework."""
+    return {other: lessons.differing(text, piece.text) for other, piece in found.items() if other != backend}
+
+
+def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For each backend and check: how many results, how many failed, and the largest ratio, None = not finite."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in results:
+        row = {"backend": one["backend"], "check": one["check"], "count": 0, "failed": 0, "ratio": 0.0}
+        row = rows.setdefault((one["backend"], one["check"]), row)
+        ratio = math.inf if one["ratio"] is None else one["ratio"]
+        row["count"] += 1
+        row["failed"] += not one["passed"]
+        row["ratio"] = max(math.inf if row["ratio"] is None else row["ratio"], ratio)
+        row["ratio"] = None if row["ratio"] == math.inf else row["ratio"]
+    return list(rows.values())
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """Data as JSON that may stand in a script element: "<" would end it."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def escaped(text: str) -> str:
+    """A text as HTML has it."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

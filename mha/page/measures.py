@@ -1,0 +1,81 @@
+"""What the measurements of all frameworks share: how an observation becomes a word and a detail.
+
+A word is a key of the table [page.words] of the languages, "" = none; a detail is code or numbers, the same in all.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Fact = list[tuple[str, str]]
+
+# The rows of the table of differences, in order: the functions that every `facts.py` has.
+NAMES = (
+    "layer", "kernel", "names", "initial", "lazy", "training", "weights", "mask", "no_keys", "dtype", "random", "heads",
+    "compiled",
+)  # fmt: skip
+
+
+def orientation(shape: tuple[int, ...], in_size: int) -> str:
+    """Which way round the kernel (in, out) or (out, in) of a dense layer with other sizes in and out is stored."""
+    return "(in, out)" if shape[0] == in_size else "(out, in)"
+
+
+def shapes(arrays: Mapping[str, tuple[int, ...]]) -> Fact:
+    """Arrays by name with their shapes, one in a line."""
+    return [("", f"{name} {shape}") for name, shape in arrays.items()]
+
+
+def spread(array: np.ndarray) -> str:
+    """Mean and standard deviation of all numbers; 0 if all are."""
+    if not array.any():
+        return "0"
+    return f"mean {abs(round(float(array.mean()), 2)):.2f}, std {array.std():.3f}"
+
+
+def polarity(weights: np.ndarray, marked: int) -> str:
+    """What True means where a mask is True for one key alone; weights: of a query for its keys (K,)."""
+    if weights[marked] == 0 and weights.sum() > 0:
+        return "hides"
+    if weights[marked] == weights.sum():
+        return "attends"
+    raise ValueError(f"weights are {weights}, expected key {marked} to have none or all of them")
+
+
+def alone(weights: np.ndarray) -> str:
+    """What a query weighs its keys (K,) by if all of them are hidden."""
+    if np.isnan(weights).all():
+        return "nan"
+    if not weights.any():
+        return "zeros"
+    if np.allclose(weights, 1 / len(weights)):
+        return "uniform"
+    raise ValueError(f"weights are {weights}, expected NaN, zeros, or the same for each key")
+
+
+def drops(call: Callable[[], np.ndarray]) -> str:
+    """Whether two equal calls differ, as they do where something is dropped."""
+    return "keeps" if np.array_equal(call(), call()) else "drops"
+
+
+def repeats(seed: Callable[[], object], draw: Callable[[], np.ndarray]) -> str:
+    """Whether seeding makes numbers repeat, and whether a second draw is another."""
+    seed()
+    first, second = draw(), draw()
+    seed()
+    if not np.array_equal(first, draw()):
+        return "no_repeat"
+    return "same_draw" if np.array_equal(first, second) else "next_draw"
+
+
+def outcome(make: Callable[[], object]) -> Fact:
+    """What making or calling something comes to: accepted, or an error and the first line of its text."""
+    try:
+        return [("accepted", str(made) if (made := make()) is not None else "")]
+    except Exception as error:  # each framework has errors of its own
+        return [("error", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")]
+
+
+def programs(count: int, calls: int) -> str:
+    """Whether a compiler took a program of its own for each of several sizes."""
+    return "one_program" if count == 1 else "each_size" if count == calls else "some_programs"

@@ -1,0 +1,101 @@
+// The step player: sizes from a form, steps computed from them, and each step shown as tables.
+
+const LETTERS = {
+  W_q: ["B", "Q", "H*d"],
+  W_k: ["B", "K", "H*d"],
+  W_v: ["B", "K", "H*d"],
+  split_q_reshape: ["B", "Q", "H", "d"],
+  split_q_permute: ["B", "H", "Q", "d"],
+  split_q: ["B*H", "Q", "d"],
+  split_k: ["B*H", "K", "d"],
+  split_v: ["B*H", "K", "d"],
+  visible: ["B", "1", "Q", "K"],
+  scores: ["B*H", "Q", "K"],
+  weights: ["B*H", "Q", "K"],
+  pooled: ["B*H", "Q", "d"],
+  merged_reshape: ["B", "H", "Q", "d"],
+  merged_permute: ["B", "Q", "H", "d"],
+  merged: ["B", "Q", "H*d"],
+  output: ["B", "Q", "D"],
+};
+
+// The weight from which white on its colour is read better than black: both then have a contrast of 4.5 at least.
+const DARK = 0.651;
+
+/** Sizes {B, Q, K, D, H, lengths, causal}, or {wrong, values}: the key of a text that says what is wrong. */
+function sizesFrom(fields) {
+  const found = { lengths: [], causal: fields.causal };
+  for (const { name, value, min, max, label } of fields.numbers) {
+    const number = Number(value);
+    if (value === "" || !Number.isInteger(number) || number < min || number > max) return { wrong: "bad_size", values: { name: label, least: min, most: max } };
+    found[name] = number;
+  }
+  if (found.D % found.H) return { wrong: "bad_heads", values: { hiddens: found.D, heads: found.H } };
+  const lengths = fields.lengths.trim() === "" ? Array(found.B).fill(found.K) : fields.lengths.split(/[\s,;、，]+/).filter(Boolean).map(Number);
+  const fits = (one) => Number.isInteger(one) && one >= 0 && one <= found.K;
+  if (lengths.length !== found.B || !lengths.every(fits)) return { wrong: "bad_lengths", values: { batch: found.B, keys: found.K } };
+  return { ...found, lengths };
+}
+
+/** The tables of one sample of a step: {title, cells: [row][column] of {value, head}}. */
+function slicesOf(name, X, sample, { H, D }) {
+  const letters = LETTERS[name];
+  const leading = X.shape.slice(0, -2);
+  const [rows, columns] = X.shape.slice(-2);
+  const found = [];
+  for (let at = 0; at < size(leading); at++) {
+    const index = leading.map((_, axis) => Math.floor(at / size(leading.slice(axis + 1))) % leading[axis]);
+    const both = letters[0] === "B*H";
+    if ((both ? Math.floor(index[0] / H) : index[0]) !== sample) continue;
+    const headOf = (row, column) => {
+      if (both) return index[0] % H;
+      if (letters.at(-1) === "H*d") return Math.floor((column * H) / D);
+      const axis = letters.indexOf("H");
+      return axis < 0 ? null : axis === letters.length - 2 ? row : index[axis];
+    };
+    const cells = Array.from({ length: rows }, (_, row) =>
+      Array.from({ length: columns }, (_, column) => ({ value: X.data[(at * rows + row) * columns + column], head: headOf(row, column) })),
+    );
+    found.push({ title: `${name}[${index.join(", ")}]`, cells });
+  }
+  return found;
+}
+
+/** A number in few characters; a boolean as Python has it. */
+function shown(value) {
+  return typeof value === "boolean" ? (value ? "True" : "False") : value.toFixed(2).replace(/^-(0\.00)$/, "$1");
+}
+
+/** A table in a box that scrolls. */
+function valueTable({ title, cells }) {
+  const tint = (head) => (head === null ? {} : { "--hue": (head * 137 + 210) % 360, "--tint": "18%" });
+  const head = make("tr", {}, make("td", { style: { border: "0", background: "none" } }), ...cells[0].map((_, at) => make("th", { scope: "col" }, String(at))));
+  const rows = cells.map((row, at) =>
+    make("tr", {}, make("th", { scope: "row" }, String(at)), ...row.map((cell) => make("td", { style: tint(cell.head) }, shown(cell.value)))),
+  );
+  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...rows)));
+}
+
+/** One head's weights as a table: the darker, the more; hidden keys are hatched. Its numbers are its text. */
+function heatTable(weights, visible, sample, head, { Q, K, H }, texts) {
+  const cell = (q, k) => {
+    const weight = weights.data[((sample * H + head) * Q + q) * K + k];
+    if (!visible.data[(sample * Q + q) * K + k]) return make("td", { class: "hidden-key" }, make("span", { class: "out-of-sight" }, textOf(texts, "hidden")));
+    return make("td", { class: weight > DARK ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, shown(weight));
+  };
+  const numbers = Array.from({ length: K }, (_, k) => k);
+  const rows = Array.from({ length: Q }, (_, q) => make("tr", {}, make("th", { scope: "row" }, `q${q}`), ...numbers.map((k) => cell(q, k))));
+  const top = make("tr", {}, make("th", {}, ""), ...numbers.map((k) => make("th", { scope: "col" }, `k${k}`)));
+  const title = `${textOf(texts, "head")} ${head}`;
+  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", { class: "heat" }, make("caption", {}, title), make("thead", {}, top), make("tbody", {}, ...rows)));
+}
+
+/** Each framework's line for a step. */
+function sourceTable(lessons, frameworks, step) {
+  const rows = frameworks.map(({ name, title }) => {
+    const number = lessons.lines[name][step];
+    const place = make("td", { class: "at" }, `layer.py:${number}`);
+    return make("tr", { translate: "no", "data-source": name }, make("th", { scope: "row" }, title), make("td", {}, sourceLine(lessons.sections, name, number)), place);
+  });
+  return make("table", {}, make("tbody", {}, ...rows));
+}
