@@ -31,7 +31,7 @@ def run(notebook: nbformat.NotebookNode, backend: str) -> nbformat.NotebookNode:
     solutions = [code for cell in markdown(done) for code, _ in SOLUTION.findall(cell.source)]
     whole = nbformat.from_dict(done | {"cells": done.cells + [nbformat.v4.new_code_cell(code) for code in solutions]})
     with tempfile.TemporaryDirectory() as folder:
-        client = NotebookClient(whole, timeout=600, kernel_name="python3", record_timing=False)
+        client = NotebookClient(whole, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True)
         client.extra_arguments = ["--IPKernelApp.log_level=ERROR"]
         client.resources = {"metadata": {"path": folder}}
         client.execute(env=os.environ | QUIET | {"MHA_BACKEND": backend})
