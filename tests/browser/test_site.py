@@ -169,15 +169,18 @@ def test_no_page_is_wider_than_a_phone(opened, address, paths):
 
 def test_the_navigation_opens_on_a_phone(opened):
     page = opened(viewport=PHONE)
+    link = page.locator(".md-nav--primary").get_by_role("link", name="Course", exact=True)
+    expect(link).not_to_be_in_viewport()
     page.locator(".md-header label[for=__drawer]").click()
-    page.locator(".md-nav--primary label", has_text="Course").first.click()
-    page.get_by_role("link", name="2. Masks and lengths").first.click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Masks and lengths")
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("The course")
 
 
-def test_every_picture_is_shown_and_described(opened, address, paths):
+def test_every_picture_is_shown_and_described(opened, address, folder, paths):
     page = opened()
-    for path in paths:
+    illustrated = [path for path in paths if "<img" in (folder / path).read_text(encoding="utf-8")]
+    assert len(illustrated) >= 3
+    for path in illustrated:
         page.goto(address + path)
         pictures = page.locator("article img")
         for number in range(pictures.count()):
