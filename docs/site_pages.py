@@ -59,7 +59,8 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     read = nbformat.read(path, as_version=4)
     resources = {"output_files_dir": f"{path.stem}_files"}
     text, made = MarkdownExporter().from_notebook_node(read, resources)
-    return text.replace("<details>", '<details markdown="1">'), made["outputs"]
+    text = text.replace("<details>", '<details markdown="1">').replace("![png]", "![What the code above draws]")
+    return text, made["outputs"]
 
 
 def in_repository(page: str, link: str) -> str:
