@@ -23,4 +23,4 @@ def test_every_public_name_is_in_the_reference():
     shown = set(re.findall(r"^(?:::: | +heading: )(\S+)$", reference, re.MULTILINE))
     assert {f"mha.{name}" for name in mha.__all__} <= shown
     assert {f"mha.heads.{name}" for name in heads.__all__} | {f"mha.plot.{name}" for name in plot.__all__} <= shown
-    assert {"mha.parity", "mha.testing"} <= shown
+    assert {"mha.explain", "mha.parity", "mha.testing"} <= shown

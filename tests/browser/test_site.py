@@ -15,7 +15,7 @@ import pages
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from mha import parity, testing
+from mha import explain, parity, testing
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -140,7 +140,7 @@ def test_the_reference_has_arguments_and_types(opened):
         expect(article).to_contain_text(name)
 
 
-@pytest.mark.parametrize("module", [parity, testing])
+@pytest.mark.parametrize("module", [explain, parity, testing])
 def test_the_reference_has_every_function_and_class_of_a_module(opened, module):
     name = module.__name__
     page = opened(f"reference/{name.removeprefix('mha.')}.html")
