@@ -1,26 +1,21 @@
 """The site in a browser: pages, search, links, both colour schemes, a phone's width; nothing is loaded from elsewhere.
 
-Needs what the tox environment `browser` installs, and Chromium.
+Needs what the tox environment `browser` installs.
 """
 
 import functools
 import http.server
 import inspect
-import shutil
 import subprocess
 import sys
 import threading
 
 import pages
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from mha import explain, parity, testing
 
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 
 
@@ -51,24 +46,13 @@ def address(folder):
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    """The browser that the system has."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert path, "no Chromium is installed: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def opened(chromium, address):
+def opened(browser, address):
     """A function that opens a page of the site; at the end, nothing was amiss and nothing came from elsewhere."""
     amiss, contexts = [], []
 
     def page(path="index.html", viewport=DESK, **options):
-        context = chromium.new_context(viewport=viewport, **options)
+        context = browser.new_context(viewport=viewport, **options)
         contexts.append(context)
         shown = context.new_page()
         shown.on(
