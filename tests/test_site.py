@@ -5,7 +5,7 @@ import re
 import pages
 
 import mha
-from mha import heads, plot
+from mha import explain, heads, plot
 
 DOCS = pages.ROOT / "docs"
 
@@ -22,5 +22,6 @@ def test_every_public_name_is_in_the_reference():
     reference = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^(?:::: | +heading: )(\S+)$", reference, re.MULTILINE))
     assert {f"mha.{name}" for name in mha.__all__} <= shown
-    assert {f"mha.heads.{name}" for name in heads.__all__} | {f"mha.plot.{name}" for name in plot.__all__} <= shown
-    assert {"mha.explain", "mha.parity", "mha.testing"} <= shown
+    for module in (explain, heads, plot):
+        assert {f"{module.__name__}.{name}" for name in module.__all__} <= shown
+    assert {"mha.parity", "mha.testing"} <= shown
