@@ -21,6 +21,7 @@ PAGES = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     *(f"docs/{path.name}" for path in pages.ROOT.glob("docs/*.md")),
+    "docs/course/README.md",
 ]
 
 

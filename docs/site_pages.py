@@ -1,0 +1,88 @@
+"""What `mkdocs build` makes pages of beside docs/*.md: the course, the changes, and files that pages link to.
+
+mkdocs calls the functions whose names begin with `on_`. Links lead where they lead on a code host.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+
+ROOT = Path(__file__).parents[1]
+# Pages of the site, by the files outside of docs/ that they show.
+MOVED = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md": "contributing.md"}
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+FENCES = re.compile(r"(```.*?```)", re.DOTALL)
+LANGUAGES = {".py": "python", ".ini": "ini"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made here."""
+    for path in sorted((ROOT / "docs" / "course").glob("*.ipynb")):
+        text, pictures = notebook(path)
+        add(files, config, f"course/{path.stem}.md", text)
+        for name, content in pictures.items():
+            add(files, config, f"course/{name}", content)
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
+        add(files, config, MOVED[name], (ROOT / name).read_text(encoding="utf-8"))
+    for file in list(files.documentation_pages()):
+        for link, _ in LINK.findall(FENCES.sub("", file.content_string)):
+            path = in_repository(file.src_uri, link)
+            if in_site(path).startswith("source/") and not files.get_file_from_path(in_site(path)):
+                add(files, config, in_site(path), source(path))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let the links of a page lead to pages of the site; what is code stays as it is."""
+
+    def led(found: re.Match) -> str:
+        here = posixpath.dirname(page.file.src_uri)
+        path = in_site(in_repository(page.file.src_uri, found[1]))
+        return f"]({posixpath.relpath(path, here)}{found[2] or ''})"
+
+    return "".join(part if part.startswith("```") else LINK.sub(led, part) for part in FENCES.split(markdown))
+
+
+def add(files: Files, config: MkDocsConfig, name: str, content: str | bytes) -> None:
+    """Add a file to the site."""
+    files.append(File.generated(config, name, content=content))
+
+
+def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by their names."""
+    read = nbformat.read(path, as_version=4)
+    resources = {"output_files_dir": f"{path.stem}_files"}
+    text, made = MarkdownExporter().from_notebook_node(read, resources)
+    text = text.replace("<details>", '<details markdown="1">').replace("![png]", "![What the code above draws]")
+    return text, made["outputs"]
+
+
+def in_repository(page: str, link: str) -> str:
+    """The path in the repository of what a page of the site links to."""
+    shown = next((name for name, moved in MOVED.items() if moved == page and name != "README.md"), f"docs/{page}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(shown), link))
+
+
+def in_site(path: str) -> str:
+    """The path in the site of what is in the repository."""
+    if path in MOVED:
+        return MOVED[path]
+    if path.startswith("docs/") and not path.endswith(".py"):
+        return re.sub(r"\.ipynb$", ".md", path.removeprefix("docs/"))
+    return f"source/{path}.md"
+
+
+def source(path: str) -> str:
+    """A page with the code of a file, or of the Python files in a folder."""
+    place = ROOT / path
+    parts = ["---\nsearch:\n  exclude: true\n---", f"# {path}"]
+    for file in sorted(place.glob("*.py")) if place.is_dir() else [place]:
+        parts += [f"## {file.name}"] * place.is_dir()
+        parts.append(f"````{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8')}````")
+    return "\n\n".join(parts) + "\n"

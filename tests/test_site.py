@@ -1,0 +1,27 @@
+"""What the site shows: each page of docs/ is in its navigation, each public name in its reference."""
+
+import re
+
+import pages
+
+import mha
+from mha import explain, heads, plot
+
+DOCS = pages.ROOT / "docs"
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = pages.text("mkdocs.yml").partition("nav:")[2].partition("theme:")[0]
+    found = re.findall(r"(\S+\.md)$", navigation, re.MULTILINE)
+    written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    notebooks = {path.relative_to(DOCS).with_suffix(".md").as_posix() for path in DOCS.rglob("*.ipynb")}
+    assert sorted(found) == sorted({*written, *notebooks, "changes.md", "contributing.md"})
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(r"^(?:::: | +heading: )(\S+)$", reference, re.MULTILINE))
+    assert {f"mha.{name}" for name in mha.__all__} <= shown
+    for module in (explain, heads, plot):
+        assert {f"{module.__name__}.{name}" for name in module.__all__} <= shown
+    assert {"mha.parity", "mha.testing"} <= shown
