@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from importlib import resources
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from commands import run
 from mha import dispatch, page
 from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons, measures, worker
-from mha.page.make import embedded, marks, worst
+from mha.page.make import SCRIPTS, embedded, marks, worst
 
 NAMES = tuple(dispatch.FRAMEWORKS)
 RESULTS = [
@@ -148,6 +149,11 @@ def test_data_cannot_end_its_element(made, data):
     assert "<" not in embedded({"a": "<b>"})
     with pytest.raises(ValueError, match="JSON"):
         embedded({"a": np.nan})
+
+
+def test_every_script_is_in_the_page():
+    folder = resources.files("mha.page")
+    assert {file.name for file in folder.iterdir() if file.name.endswith(".js")} == set(SCRIPTS)
 
 
 def test_the_page_has_all_lessons(data):

@@ -68,7 +68,6 @@ def read(backend: BackendName) -> Lesson:
     titles = {number: line[2:] for number, line in enumerate(lines, 1) if re.match(r"# \d\. ", line)}
     sections: dict[str, list[Piece]] = {"": [], **{title: [] for title in titles.values()}}
     for name, first, last in _spans(tree):
-        first = _with_comments(lines, first)
         title = ([""] + [title for number, title in titles.items() if number < first])[-1]
         sections[title].append(Piece(name, first, "\n".join(lines[first - 1 : last])))
     return Lesson(backend, sections, {step: _line(tree, *place) for step, place in STEPS.items()})
@@ -97,7 +96,7 @@ def differing(text: str, reference: str) -> list[tuple[int, int]]:
     matcher = difflib.SequenceMatcher(None, [word for word, _ in ours], [word for word, _ in theirs], autojunk=False)
     marked: list[tuple[int, int]] = []
     for change, first, last, _, _ in matcher.get_opcodes():
-        if change in ("equal", "insert"):
+        if change == "equal":
             continue
         for word, start in ours[first:last]:
             joins = marked and text[marked[-1][1] : start].strip(" ") == ""  # words in a row are one mark
@@ -137,15 +136,8 @@ def _first(node: ast.stmt) -> int:
     return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
 
 
-def _with_comments(lines: list[str], first: int) -> int:
-    """The first line of a piece with the comments right above it."""
-    while first > 1 and lines[first - 2].lstrip().startswith("#"):
-        first -= 1
-    return first
-
-
 def _line(tree: ast.Module, function: str, statement: str | int) -> int:
-    """The line of a statement in a function: the last that assigns a name, or the one of this number."""
+    """The line of a statement in a function: the one that assigns a name, or the one of this number."""
     *owner, name = function.split(".")
     body = tree.body
     if owner:
@@ -153,8 +145,9 @@ def _line(tree: ast.Module, function: str, statement: str | int) -> int:
     (found,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
     if isinstance(statement, int):
         return found.body[statement if statement < 0 else statement + 1].lineno
-    assigned = [one for one in ast.walk(found) if isinstance(one, ast.Assign) and statement in _names(one.targets[0])]
-    return max(one.lineno for one in assigned)
+    assignments = [one for one in ast.walk(found) if isinstance(one, ast.Assign)]
+    (line,) = {one.lineno for one in assignments if statement in _names(one.targets[0])}
+    return line
 
 
 def _names(target: ast.expr) -> set[str]:

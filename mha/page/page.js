@@ -132,6 +132,7 @@ function moved(names, name, key) {
 }
 
 function listen() {
+  addEventListener("hashchange", () => { Object.assign(chosen, choicesFrom(location.hash, innerWidth >= 1000)); drawAll(); });
   byId("language").addEventListener("change", (event) => { choose({ lang: event.target.value }); drawAll(); });
   byId("theme").addEventListener("change", (event) => { choose({ theme: event.target.value }); drawTexts(); });
   byId("reference").addEventListener("change", (event) => { choose({ reference: event.target.value }); drawLessons(); });

@@ -1,11 +1,16 @@
 // The table of differences and the table of parity, of what was measured when the page was made.
 
+/** A text that may be broken after its dots, bars and brackets, rather than within a name. */
+function breakable(text) {
+  return text.split(/(?<=[._/(])(?=\w)/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
+}
+
 /** A fact, pairs of a word and a detail: words in the language, details as they are. */
 function factElement([word, detail], texts) {
   const parts = [];
   if (word) parts.push(textOf(texts, `words.${word}`));
   if (word && detail) parts.push(": ");
-  if (detail) parts.push(make("code", { translate: "no" }, detail));
+  if (detail) parts.push(make("code", { translate: "no" }, ...breakable(detail)));
   return make("span", { class: word === "failed" ? "fact problem" : "fact" }, ...parts);
 }
 
@@ -16,8 +21,11 @@ function columnHead({ name, title }, found) {
 }
 
 function factsTable(data, texts) {
-  const known = data.frameworks.map((one) => data.measured[one.name] || {});
-  const head = data.frameworks.map((one, at) => columnHead(one, known[at].versions || {}));
+  const found = (one) => data.measured[one.name] || {};
+  const without = (one) => Boolean(found(one).facts) && found(one).facts.layer[0][0] === "none";
+  const frameworks = [...data.frameworks].sort((one, other) => without(one) - without(other)); // those with a layer first
+  const known = frameworks.map(found);
+  const head = frameworks.map((one, at) => columnHead(one, known[at].versions || {}));
   const cell = (found, fact) => {
     if (found.problem) return make("td", { class: "problem" }, found.problem);
     if (!found.facts) return make("td", { class: "remark" }, textOf(texts, "not_installed"));

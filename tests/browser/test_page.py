@@ -264,6 +264,9 @@ def test_choices_are_in_the_address(visit):
     expect(opened.locator("#tab-jax")).to_have_attribute("aria-selected", "true")
     expect(opened.locator("#step-name")).to_have_text("scores")
     assert opened.locator("#reference").input_value() == "torch"
+    opened.evaluate("location.hash = 'lang=ja&step=output'")
+    expect(opened.locator("#step-name")).to_have_text("output")
+    assert opened.locator("html").get_attribute("lang") == "ja"
     visit("lang=xx&step=nothing&view=%3Cb%3E")  # unknown choices are left at their defaults
 
 
