@@ -35,7 +35,7 @@ import mha
 from mha.heads.encoder import Encoder, sentence_embeddings, tokenizer
 
 MEASURED, JUDGED = 64, 200  # sentences
-REPEATS = 30  # of a timed call
+REPEATS = 60  # of a timed call
 NUMBERS = (0, 6, 12, 18, 24, 36, 48, 60)  # of the 72 heads, how many are pruned
 Batches = list[np.ndarray]  # token numbers (B, T), of sentences of one length, so that nothing is padded
 Head = tuple[int, int]  # layer and head
@@ -102,16 +102,18 @@ def pruned(layers: Sequence[mha.MultiHeadAttention], heads: Sequence[Head]) -> l
     ]
 
 
-def milliseconds(layers: Sequence[mha.MultiHeadAttention], X: np.ndarray) -> float:
-    """The time that all attention layers take for an input (B, T, D), the shortest of several calls."""
-    taken = []
-    for repeat in range(REPEATS + 2):
+def milliseconds(models: Sequence[Sequence[mha.MultiHeadAttention]], X: np.ndarray) -> list[float]:
+    """The time that all attention layers of each model take for an input (B, T, D): the shortest of several calls.
+
+    The models take turns, so that what else the machine does slows none of them alone.
+    """
+    taken: list[list[float]] = [[] for _ in models]
+    for _, (layers, times) in itertools.product(range(REPEATS), list(zip(models, taken, strict=True))):
         start = time.perf_counter()
         for attention in layers:
             attention(X, X, X)
-        if repeat >= 2:  # the first ones compile
-            taken.append(1000 * (time.perf_counter() - start))
-    return min(taken)
+        times.append(1000 * (time.perf_counter() - start))
+    return [min(times) for times in taken]
 
 
 def draw(
@@ -166,7 +168,7 @@ def main(
         model.attentions = pruned(layers, orders[method][row][: NUMBERS[column]])
         kept[method][row, column] = (embeddings(model, judged) * whole).sum(1).mean()
     X = np.random.default_rng(0).normal(size=(8, 32, layers[0].config.query_size)).astype(np.float32)
-    times = [milliseconds(pruned(layers, orders["ablation"][0][:number]), X) for number in NUMBERS]
+    times = milliseconds([pruned(layers, orders["ablation"][0][:number]) for number in NUMBERS], X)
 
     console = Console(markup=False, highlight=False)
     table = Table(title="Importance of each head, by ablation", title_justify="left", box=box.SIMPLE, padding=0)
