@@ -24,6 +24,8 @@ LAYERS = {
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", LAYERS)
+COMPILED = ("tensorflow", "jax")  # which take seconds for each kind of call
+EAGER = pytest.mark.backends("numpy", "torch", "mxnet")
 METHODS = pytest.mark.parametrize("method", ["ablation", "gradient"])
 
 
@@ -65,8 +67,15 @@ def close(found, oracle, base=None, dtype="float64", scale=0.0):
     return parity.error(found, oracle) <= limit
 
 
-@METHODS
-@NAMES
+def everywhere(others, *chosen):
+    """Every layer of LAYERS with each of the others; on backends that compile, the chosen pairs alone."""
+    pairs = [(name, other) for name in LAYERS for other in others]
+    return [pytest.param(*pair, marks=() if pair in chosen else EAGER) for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), everywhere(("ablation", "gradient"), ("groups", "ablation"), ("all options", "gradient"))
+)
 def test_importance_is_that_of_the_formula(backend, rng, name, method):
     attention, inputs = layer(backend, rng, name), draw(rng, "float64")
     found = mha.heads.importance(attention, [(*inputs, LENS)], method=method)
@@ -75,7 +84,7 @@ def test_importance_is_that_of_the_formula(backend, rng, name, method):
 
 @METHODS
 def test_importance_agrees_in_every_dtype(backend, rng, method):
-    for dtype in dispatch.load(backend).DTYPES:
+    for dtype in ("bfloat16",) if backend in COMPILED else dispatch.load(backend).DTYPES:
         attention, inputs = layer(backend, rng, dtype=dtype), draw(rng, dtype)
         wide = [X.astype(np.float64) for X in inputs]
         oracle = expected(attention, wide, method)
@@ -136,6 +145,7 @@ def test_a_loss_may_bring_its_gradient(backend, rng):
     assert close(found, 3 * expected(attention, inputs, "gradient"))
 
 
+@EAGER
 @METHODS
 def test_importance_takes_the_frameworks_own_arrays(backend, rng, method):
     attention, inputs = layer(backend, rng), draw(rng, "float64")
@@ -191,8 +201,7 @@ def test_a_loss_without_gradients_is_refused(backend, rng):
         mha.heads.importance(layer(backend, rng), [draw(rng, "float64")], lambda output, batch: 3.0, "gradient")
 
 
-@NAMES
-@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize(("name", "readable"), everywhere((False, True), ("additive", True), ("all options", False)))
 def test_a_pruned_layer_computes_what_gates_of_0_do(backend, rng, name, readable):
     attention, heads = layer(backend, rng, name, readable=readable), LAYERS[name][1]
     inputs, gates = draw(rng, "float64"), np.ones(HEADS)
@@ -207,7 +216,9 @@ def test_a_pruned_layer_computes_what_gates_of_0_do(backend, rng, name, readable
     assert agrees(found, weights[:, kept])
 
 
-@NAMES
+@pytest.mark.parametrize(
+    "name", [name if name == "all options" else pytest.param(name, marks=EAGER) for name in LAYERS]
+)
 def test_a_pruned_layer_has_the_gradients_of_what_is_kept(backend, rng, name):
     attention, heads = layer(backend, rng, name), LAYERS[name][1]
     inputs, gates = draw(rng, "float64"), np.ones(HEADS)

@@ -147,13 +147,14 @@ def test_a_name_that_is_near_to_none_says_no_other(written):
         dispatch.backend_name(written)
 
 
-def test_parity_weights_and_testing_need_no_import_of_their_own(python):
+def test_parity_weights_testing_heads_and_plot_need_no_import_of_their_own(python):
     code = (
         "import sys, mha\n"
         "print('mha.parity' in sys.modules, mha.parity.UNIT['float32'], 'bert' in mha.weights.SCHEMES)\n"
-        "print(callable(mha.testing.assert_parity), 'pytest' in sys.modules)"
+        "print(callable(mha.testing.assert_parity), 'pytest' in sys.modules, 'mha.heads' in sys.modules)\n"
+        "print(callable(mha.heads.prune), callable(mha.plot.heatmaps), 'matplotlib' in sys.modules)"
     )
-    assert python(code).split() == ["False", str(2**-24), "True", "True", "False"]
+    assert python(code).split() == ["False", str(2**-24), "True", "True", "False", "False", "True", "True", "False"]
     with pytest.raises(AttributeError, match="module 'mha' has no attribute 'party'"):
         mha.party  # noqa: B018
 

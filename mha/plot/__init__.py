@@ -1,4 +1,4 @@
-"""Pictures of attention weights, drawn by matplotlib: `pip install "mha[plots]"` brings it."""
+"""Pictures of attention weights, drawn by matplotlib, which the extra `plots` brings."""
 
 from mha.plot.pictures import heatmaps
 
