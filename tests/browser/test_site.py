@@ -134,6 +134,13 @@ def test_the_reference_has_every_function_and_class_of_a_module(opened, module):
     assert [one for one, X in things if shown.isdisjoint((f"{name}.{one}", f"{X.__module__}.{one}"))] == []
 
 
+def test_the_comparison_page_is_there(opened):
+    page = opened("page.html")
+    page.get_by_role("link", name="The page itself").first.click()
+    page.wait_for_url("**/comparison.html*")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+
+
 def test_the_dark_scheme_is_chosen_by_the_system_and_by_hand(opened):
     page = opened(color_scheme="dark")
     expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
