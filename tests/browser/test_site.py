@@ -81,10 +81,13 @@ def paths(folder):
 
 def test_the_search_finds_an_argument(opened):
     page = opened()
-    page.keyboard.press("/")
-    page.get_by_role("textbox", name="Search").fill("valid_lens")
+    page.get_by_role("textbox", name="Search").click()
+    expect(page.locator(".md-search-result__meta")).to_have_text(
+        "Type to start searching", timeout=30_000
+    )  # it is read
+    page.keyboard.type("valid_lens")
     results = page.locator(".md-search-result__link")
-    expect(results.first).to_be_visible()
+    expect(results.first).to_be_visible(timeout=30_000)
     results.first.click()
     page.wait_for_url("**/*valid_lens*")  # what is marked on the page that is found
     expect(page.locator("article mark").first).to_have_text("valid_lens")
