@@ -1,10 +1,14 @@
-"""What `mkdocs build` makes pages of beside docs/*.md: the course, the changes, and files that pages link to.
+"""What `mkdocs build` makes pages of beside docs/*.md: the course, the comparison page, files that pages link to.
 
 mkdocs calls the functions whose names begin with `on_`. Links lead where they lead on a code host.
 """
 
+import functools
 import posixpath
 import re
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -28,6 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         add(files, config, f"course/{path.stem}.md", text)
         for name, content in pictures.items():
             add(files, config, f"course/{name}", content)
+    add(files, config, "comparison.html", comparison())
     for name in ("CHANGELOG.md", "CONTRIBUTING.md"):
         add(files, config, MOVED[name], (ROOT / name).read_text(encoding="utf-8"))
     for file in list(files.documentation_pages()):
@@ -61,6 +66,15 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     text, made = MarkdownExporter().from_notebook_node(read, resources)
     text = text.replace("<details>", '<details markdown="1">').replace("![png]", "![What the code above draws]")
     return text, made["outputs"]
+
+
+@functools.cache
+def comparison() -> bytes:
+    """What `mha page` writes here: it measures the frameworks that are installed, and shows the code of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "page.html"
+        subprocess.run([sys.executable, "-m", "mha", "page", "--output", path], cwd=ROOT, check=True)
+        return path.read_bytes()
 
 
 def in_repository(page: str, link: str) -> str:

@@ -42,10 +42,10 @@ HEADS_BUGS = {
     ),
     "gates are shared by the samples": (
         "heads/importance",
-        r"np\.ones\(\(len\(call\[\"queries\"\]\), config\.num_heads\),",
+        r"np\.ones\(\(samples, config\.num_heads\),",
         "np.ones((config.num_heads,),",
     ),
-    "gates are 0 where gradients are taken": ("heads/importance", r"gates = np\.ones\(\(len", "gates = np.zeros((len"),
+    "gates are 0 where gradients are taken": ("heads/importance", r"gates = np\.ones\(\(samples", "gates = np.zeros((samples"),
     "the sum over samples for the mean": ("heads/importance", r"return total / samples", "return total"),
     "batches count as much, whatever their size": (
         "heads/importance",

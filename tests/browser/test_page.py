@@ -1,42 +1,22 @@
-"""The comparison page in a browser: what is clicked, typed and seen, in Chromium, driven with Playwright.
+"""The comparison page in a browser: what is clicked, typed and seen, in Chromium, driven with Playwright."""
 
-`apt-get install chromium` brings the browser; MHA_CHROMIUM names one elsewhere.
-"""
-
-import os
 import re
-import shutil
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 import mha
 from mha import dispatch, page
 from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 NAMES = tuple(dispatch.FRAMEWORKS)
 STEPS = tuple(lessons.STEPS)
 RESULTS = [
     {"backend": "numpy", "check": "steps", "ratio": 0.25, "passed": True},
     {"backend": "jax", "check": "steps", "ratio": None, "passed": False},
 ]
-
-
-@pytest.fixture(scope="session")
-def browser():
-    found = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if not found:
-        pytest.fail("there is no Chromium: `apt-get install chromium`, or name one in MHA_CHROMIUM", pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

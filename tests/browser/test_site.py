@@ -81,10 +81,13 @@ def paths(folder):
 
 def test_the_search_finds_an_argument(opened):
     page = opened()
-    page.keyboard.press("/")
-    page.get_by_role("textbox", name="Search").fill("valid_lens")
+    page.get_by_role("textbox", name="Search").click()
+    expect(page.locator(".md-search-result__meta")).to_have_text(
+        "Type to start searching", timeout=30_000
+    )  # it is read
+    page.keyboard.type("valid_lens")
     results = page.locator(".md-search-result__link")
-    expect(results.first).to_be_visible()
+    expect(results.first).to_be_visible(timeout=30_000)
     results.first.click()
     page.wait_for_url("**/*valid_lens*")  # what is marked on the page that is found
     expect(page.locator("article mark").first).to_have_text("valid_lens")
@@ -132,6 +135,13 @@ def test_the_reference_has_every_function_and_class_of_a_module(opened, module):
     public = {one: getattr(module, one) for one in module.__all__}
     things = [(one, X) for one, X in public.items() if inspect.isfunction(X) or inspect.isclass(X)]
     assert [one for one, X in things if shown.isdisjoint((f"{name}.{one}", f"{X.__module__}.{one}"))] == []
+
+
+def test_the_comparison_page_is_there(opened):
+    page = opened("page.html")
+    page.get_by_role("link", name="The page itself").first.click()
+    page.wait_for_url("**/comparison.html*")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
 
 
 def test_the_dark_scheme_is_chosen_by_the_system_and_by_hand(opened):
