@@ -45,7 +45,14 @@ CASES = {
         ),
         parity.Case("many pieces, window", WINDOW, [31, 0, 17], batch=3, num_queries=29, num_keys=31, offset=-1),
         parity.Case("window of some keys", WINDOW, causal=True, num_queries=7, num_keys=17, offset=[8, 6]),
-        parity.Case("window, lengths per query", WINDOW, [[9, 4, 2], [0, 3, 9]], num_keys=7, offset=[3, 1]),
+        parity.Case(
+            "window, lengths per query",
+            WINDOW,
+            [[9, 4, 11, 0, 17, 8, 12], [5, 3, 9, 7, 6, 10, 2]],
+            num_queries=7,
+            num_keys=17,
+            offset=[8, 6],
+        ),
         dataclasses.replace(MANY, name="many pieces, all options"),
     )
 }

@@ -42,7 +42,7 @@ def lazy():
     made = _layer()
     ((before, _),) = measures.outcome(lambda: made.variables and None)  # which a module has once it is bound to them
     after = len(flatten_dict(_variables(made)))
-    return [("lazy" if before == "error" else "eager", f"len(layer.init(key, X)): 0 → {after}")]
+    return [("lazy" if before == "error" else "eager", f"len(layer.init(key, X)): {after}")]
 
 
 def training():

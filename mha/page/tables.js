@@ -2,7 +2,7 @@
 
 /** A text that may be broken after its dots, bars and brackets, rather than within a name. */
 function breakable(text) {
-  return text.split(/(?<=[._/(])(?=\w)/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
+  return text.split(/(?<=[._/(])(?=[A-Za-z])/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
 }
 
 /** A fact, pairs of a word and a detail: words in the language, details as they are. */
