@@ -45,7 +45,11 @@ HEADS_BUGS = {
         r"np\.ones\(\(samples, config\.num_heads\),",
         "np.ones((config.num_heads,),",
     ),
-    "gates are 0 where gradients are taken": ("heads/importance", r"gates = np\.ones\(\(samples", "gates = np.zeros((samples"),
+    "gates are 0 where gradients are taken": (
+        "heads/importance",
+        r"gates = np\.ones\(\(samples",
+        "gates = np.zeros((samples",
+    ),
     "the sum over samples for the mean": ("heads/importance", r"return total / samples", "return total"),
     "batches count as much, whatever their size": (
         "heads/importance",

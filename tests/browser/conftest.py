@@ -17,10 +17,10 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium; where there is none, the tests end."""
+    """Chromium; where there is none, every test fails and says so."""
     found = os.environ.get("MHA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if not found:
-        pytest.exit("there is no Chromium: `apt-get install chromium`, or name one in MHA_CHROMIUM", returncode=2)
+        pytest.fail("there is no Chromium: `apt-get install chromium`, or name one in MHA_CHROMIUM", pytrace=False)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield browser

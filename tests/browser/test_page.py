@@ -1,4 +1,7 @@
-"""The comparison page in a browser: what is clicked, typed and seen, in Chromium, driven with Playwright."""
+"""The comparison page in a browser: what is clicked, typed and seen, in Chromium, driven with Playwright.
+
+`apt-get install chromium` brings the browser; MHA_CHROMIUM names one elsewhere.
+"""
 
 import re
 
