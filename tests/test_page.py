@@ -249,6 +249,8 @@ def test_observations_become_words():
     assert [measures.alone(np.array([value] * 4)) for value in (np.nan, 0, 0.25)] == ["nan", "zeros", "uniform"]
     assert [measures.programs(count, 3) for count in (1, 2, 3)] == ["one_program", "some_programs", "each_size"]
     assert measures.spread(np.array([1.0, 3])) == "mean 2.00, std 1.000"
+    assert measures.spread(np.array([-1.0, 0])) == "mean -0.50, std 0.500"
+    assert measures.spread(np.array([-0.001, 0])) == "mean 0.00, std 0.001"
     with pytest.raises(ValueError, match="expected key 0"):
         measures.polarity(np.array([0.2, 0.8]), 0)
     with pytest.raises(ValueError, match="expected NaN, zeros"):

@@ -30,7 +30,8 @@ def spread(array: np.ndarray) -> str:
     """Mean and standard deviation of all numbers; 0 if all are."""
     if not array.any():
         return "0"
-    return f"mean {abs(round(float(array.mean()), 2)):.2f}, std {array.std():.3f}"
+    mean = round(float(array.mean()), 2) + 0.0  # and not -0.0
+    return f"mean {mean:.2f}, std {array.std():.3f}"
 
 
 def polarity(weights: np.ndarray, marked: int) -> str:
