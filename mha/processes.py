@@ -1,8 +1,9 @@
-"""What the commands that start other processes share: how much memory is free, and why a process ended."""
+"""What the commands that start other processes share: free memory, what a process says, and why it ended."""
 
 import os
 import signal
 from pathlib import Path
+from typing import TextIO
 
 
 def available() -> float:
@@ -12,6 +13,13 @@ def available() -> float:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def own_stdout() -> TextIO:
+    """Stdout for what this process has to say alone: what frameworks print goes to stderr from now on."""
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return lines
 
 
 def why_it_ended(status: int, said: str) -> str:

@@ -31,7 +31,7 @@ def place(function: Callable, name: str = "", calls: str = "") -> Place:
     calls: a function or method that the statement calls, where several statements compute the name; "" = any.
     """
     statements = list(ast.walk(_tree(function)))
-    found = [one for one in statements if isinstance(one, ast.Assign) and name in _computed(one)]
+    found = [one for one in statements if isinstance(one, ast.Assign) and name in computed(one)]
     found = [one for one in found if calls in {"", *_called(one)}]
     returned = [one for one in statements if isinstance(one, ast.Return)]
     return _place(function, max(found or returned, key=lambda one: one.lineno))
@@ -51,7 +51,7 @@ def stages(function: Callable, X: Any, *arguments: Any) -> list[tuple[Place, Any
             variables["X"] = eval(compile(ast.Expression(statement.value), file, "eval"), names, variables)
         else:
             exec(compile(ast.Module([statement], []), file, "exec"), names, variables)
-        if isinstance(statement, ast.Return) or "X" in _computed(statement):
+        if isinstance(statement, ast.Return) or "X" in computed(statement):
             found.append((_place(function, statement), variables["X"]))
     return found
 
@@ -73,7 +73,7 @@ def _place(function: Callable, statement: ast.stmt) -> Place:
     return Place(file.relative_to(dispatch.FOLDER).as_posix(), statement.lineno, function.__name__, source)
 
 
-def _computed(statement: ast.stmt) -> set[str]:
+def computed(statement: ast.stmt) -> set[str]:
     """The names that a statement assigns to; of `steps["capped"] = scores = ...` both, and "steps"."""
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     parts = [part for target in targets for part in ast.walk(target)]

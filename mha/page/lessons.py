@@ -7,9 +7,9 @@ import ast
 import dataclasses
 import difflib
 import re
-from pathlib import Path
 
 from mha import dispatch
+from mha.explain.lines import computed
 from mha.names import BackendName
 
 # How a framework names the methods that every layer has.
@@ -63,7 +63,7 @@ class Lesson:
 
 def read(backend: BackendName) -> Lesson:
     """The lesson of a backend; lines: of each step of `STEPS`, as numbered in the file."""
-    source = (Path(dispatch.FOLDER) / backend / "layer.py").read_text(encoding="utf-8")
+    source = (dispatch.FOLDER / backend / "layer.py").read_text(encoding="utf-8")
     lines, tree = source.splitlines(), ast.parse(source)
     titles = {number: line[2:] for number, line in enumerate(lines, 1) if re.match(r"# \d\. ", line)}
     sections: dict[str, list[Piece]] = {"": [], **{title: [] for title in titles.values()}}
@@ -145,10 +145,5 @@ def _line(tree: ast.Module, function: str, statement: str | int) -> int:
     (found,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
     if isinstance(statement, int):
         return found.body[statement if statement < 0 else statement + 1].lineno
-    assignments = [one for one in ast.walk(found) if isinstance(one, ast.Assign)]
-    (line,) = {one.lineno for one in assignments if statement in _names(one.targets[0])}
+    (line,) = {one.lineno for one in ast.walk(found) if isinstance(one, ast.Assign) and statement in computed(one)}
     return line
-
-
-def _names(target: ast.expr) -> set[str]:
-    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}

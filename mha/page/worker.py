@@ -5,7 +5,6 @@ Prints one line of JSON: versions, and the facts by name.
 
 import importlib
 import json
-import os
 import sys
 import warnings
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from mha import parity
 from mha.page.measures import NAMES, Fact
 from mha.parity.worker import versions
+from mha.processes import own_stdout
 
 
 def measure(backend: Any) -> dict[str, Fact]:
@@ -28,9 +28,8 @@ def measure(backend: Any) -> dict[str, Fact]:
 
 
 def main(backend: Any) -> None:
-    """Print what is found; what frameworks print goes to stderr."""
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Print what is found."""
+    lines = own_stdout()
     warnings.simplefilter("ignore")
     print(json.dumps({"versions": versions(backend), "facts": measure(backend)}), file=lines, flush=True)
 

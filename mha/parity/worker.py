@@ -7,7 +7,6 @@ and its results as it ends.
 import dataclasses
 import importlib
 import json
-import os
 import platform
 import sys
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import mha
 from mha import dispatch, parity
 from mha.names import BackendName
+from mha.processes import own_stdout
 
 
 def versions(backend: BackendName) -> dict[str, str]:
@@ -26,9 +26,7 @@ def versions(backend: BackendName) -> dict[str, str]:
 
 def main(arguments: str) -> None:
     """Run the checks that the arguments, in JSON, ask `parity.plan` for."""
-    # What frameworks print goes to stderr, so that nothing comes between the lines.
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    lines = own_stdout()
 
     def say(**known: Any) -> None:
         print(json.dumps(known), file=lines, flush=True)
