@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mha import explain as explain
     from mha import heads as heads
     from mha import names as names
+    from mha import parallel as parallel
     from mha import parity as parity
     from mha import plot as plot
     from mha import testing as testing
@@ -73,7 +74,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """`explain`, `heads`, `parity`, `plot` and `testing` of mha where they are used: `import mha` is quicker so."""
-        if name in ("explain", "heads", "parity", "plot", "testing"):
+        """What is imported where it is used: `import mha` is quicker so."""
+        if name in ("explain", "heads", "parallel", "parity", "plot", "testing"):
             return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

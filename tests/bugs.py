@@ -19,6 +19,7 @@ from bugs_of_parity import (
     TWO_BUGS,
     TWO_TESTS,
 )
+from bugs_of_parts import PARTS_BUGS, PARTS_TESTS
 from bugs_of_pieces import BLOCKS_BUGS, BLOCKS_TESTS, MEMORY_BUGS, MEMORY_TESTS, PIECES_BUGS, PIECES_TESTS
 
 from mha import dispatch
@@ -406,5 +407,6 @@ PACKAGE_GROUPS = {
     "mha bench": (BENCH_BUGS, BENCH_TESTS),
     "heads": (HEADS_BUGS, HEADS_TESTS),
     "heads that are shown": (SHOWN_BUGS, SHOWN_TESTS),
+    "parts of a layer": (PARTS_BUGS, PARTS_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
 }

@@ -5,7 +5,7 @@ import re
 import pages
 
 import mha
-from mha import explain, heads, plot
+from mha import explain, heads, parallel, plot
 
 DOCS = pages.ROOT / "docs"
 
@@ -22,6 +22,6 @@ def test_every_public_name_is_in_the_reference():
     reference = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(r"^(?:::: | +heading: )(\S+)$", reference, re.MULTILINE))
     assert {f"mha.{name}" for name in mha.__all__} <= shown
-    for module in (explain, heads, plot):
+    for module in (explain, heads, parallel, plot):
         assert {f"{module.__name__}.{name}" for name in module.__all__} <= shown
     assert {"mha.parity", "mha.testing"} <= shown

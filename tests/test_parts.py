@@ -1,0 +1,129 @@
+"""`mha.parallel.shard` and `unshard`: parts of a layer's heads, whose outputs and gradients sum to the whole's."""
+
+import numpy as np
+import pytest
+from layers import assert_same_weights, random_layer
+
+import mha
+from mha import parallel, parity
+
+SIZES = {"num_hiddens": 17, "bias": True, "query_size": 13, "key_size": 11, "value_size": 7}
+WIDTHS = SIZES | {"num_heads": 6, "key_dim": 5, "value_dim": 3}
+LAYERS = {
+    "plain": WIDTHS,
+    "groups": WIDTHS | {"num_key_value_heads": 3},
+    "additive": WIDTHS | {"pooling": "additive"},
+    "all options": WIDTHS | {"num_key_value_heads": 3, "qk_norm": "rms", "rotary": mha.Rotary(4), "softcap": 3.0},
+}
+B, Q, K, H = 2, 3, 5, 6
+FIRST = {"queries": 13, "keys": 11, "values": 7}
+# Part by part, which axis of a gradient has the heads; those of what the parts share add up.
+SPLIT = {f"{name}.{kind}": -1 for name in ("W_q", "W_k", "W_v") for kind in ("kernel", "bias")} | {"W_o.kernel": 0}
+
+
+def parts_of(attention, count, backend):
+    """The parts of a layer, each a layer of a backend."""
+    for index in range(count):
+        config, weights = parallel.shard(attention.config, attention.weights, index, count)
+        part = mha.MultiHeadAttention(**vars(config), backend=backend)
+        part.weights = weights
+        yield part
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_outputs_and_gradients_of_the_parts_make_those_of_the_whole(rng, backend, name):
+    attention, count = random_layer(rng, LAYERS[name], "float64"), 3
+    inputs = [rng.normal(size=(B, Q if name == "queries" else K, width)) for name, width in FIRST.items()]
+    mask, gates = rng.random((B, H, Q, K)) < 0.7, rng.normal(size=(B, H))
+    cotangent = rng.normal(size=(B, Q, 17))
+    whole = attention.gradients(*inputs, [5, 3], mask=mask, head_gates=gates, cotangent=cotangent)
+    whole["output"] = attention(*inputs, [5, 3], mask=mask, head_gates=gates)
+    found = []
+    for index, part in enumerate(parts_of(attention, count, backend)):
+        own = slice(index * H // count, (index + 1) * H // count)
+        call = {"mask": mask[:, own], "head_gates": gates[:, own]}
+        output, pull_back = part.vjp(*inputs, [5, 3], **call)
+        found.append({"output": output} | pull_back(cotangent))
+    for name, expected in whole.items():
+        each = [one[name] for one in found]
+        if name == "W_o.bias":  # every part sees the whole gradient of the output
+            result = each[0]
+        elif name == "head_gates" or name in SPLIT:
+            result = np.concatenate(each, SPLIT.get(name, -1))
+        else:
+            result = np.add.reduce(each)
+        limit = parity.bound("float64", expected, expected, gradient=name != "output", scale=1.0)
+        assert parity.error(result, expected) <= limit, name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_parts_are_the_whole_again(rng, name, count, dtype):
+    attention = mha.MultiHeadAttention(**LAYERS[name], dtype=dtype, backend="numpy")
+    weights = {name: rng.normal(size=X.shape).astype(X.dtype) for name, X in attention.weights.items()}
+    parts = [parallel.shard(attention.config, weights, index, count) for index in range(count)]
+    config, again = parallel.unshard(parts)
+    assert config == attention.config
+    assert_same_weights(again, weights)
+    assert not any(np.shares_memory(X, weights[name]) for name, X in again.items())
+
+
+def test_biases_of_the_output_are_added_up(rng):
+    attention = random_layer(rng, WIDTHS)
+    parts = [parallel.shard(attention.config, attention.weights, index, 2) for index in range(2)]
+    assert not parts[1][1]["W_o.bias"].any()
+    parts[1][1]["W_o.bias"] += 1  # as after training
+    assert np.array_equal(parallel.unshard(parts)[1]["W_o.bias"], attention.weights["W_o.bias"] + 1)
+
+
+def test_what_the_heads_share_must_be_the_same_in_all_parts(rng):
+    attention = random_layer(rng, LAYERS["additive"])
+    parts = [parallel.shard(attention.config, dict(attention.weights), index, 2) for index in range(2)]
+    parts[1][1]["attention.w_v.kernel"] = parts[1][1]["attention.w_v.kernel"] + 1
+    with pytest.raises(ValueError, match=r"parts\[1\] has other numbers in attention.w_v.kernel than parts\[0\]"):
+        parallel.unshard(parts)
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "problem"),
+    [
+        ({}, 4, "num_heads is 6, expected a multiple of the number of parts, 4; .* into 1 or 2 or 3 or 6"),
+        (
+            {"num_key_value_heads": 3},
+            2,
+            "num_key_value_heads is 3, expected a multiple of the number of parts, 2; .* into 1 or 3",
+        ),
+        ({}, 0, "count is 0, expected at least 1"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(options, count, problem):
+    attention = mha.MultiHeadAttention(**WIDTHS, **options, backend="numpy")
+    with pytest.raises(ValueError, match=problem):
+        parallel.shard(attention.config, attention.weights, 0, count)
+
+
+def test_wrong_arguments_are_refused():
+    attention = mha.MultiHeadAttention(**WIDTHS, backend="numpy")
+    config, weights = attention.config, attention.weights
+    for index in (-1, 2):
+        with pytest.raises(ValueError, match=f"index is {index}, expected 0 to 1, a part of 2"):
+            parallel.shard(config, weights, index, 2)
+    with pytest.raises(TypeError, match=r"expected attention\.config"):
+        parallel.shard(attention, weights, 0, 2)
+    with pytest.raises(ValueError, match=r"weights lacks W_q\.kernel"):
+        parallel.shard(config, {}, 0, 2)
+    with pytest.raises(ValueError, match="parts is empty, expected all parts of a layer"):
+        parallel.unshard([])
+    other = mha.MultiHeadAttention(**WIDTHS | {"num_hiddens": 19}, backend="numpy")
+    with pytest.raises(ValueError, match=r"parts\[1\] is a part of .*num_hiddens=19.*, expected .*num_hiddens=17"):
+        parallel.unshard([(config, weights), (other.config, other.weights)])
+
+
+def test_a_layer_of_another_kind_is_refused():
+    attention = mha.MultiHeadAttention(**WIDTHS, backend="numpy")
+    with pytest.raises(TypeError, match=r"layer is an mha\.MultiHeadAttention, .*: write attention\.layer"):
+        parallel.parallelize(attention, None)
+    for call in (parallel.plan, parallel.gather, lambda layer: parallel.attend(layer, {}, 1, 2, 3)):
+        with pytest.raises(TypeError, match=r"expected a layer of .*; mha\.parallel\.shard splits the weights of any"):
+            call(attention.layer)
