@@ -4,6 +4,8 @@ import dataclasses
 import math
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +17,8 @@ from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
 from mha.config import DTYPES
 from mha.names import BackendName
-from mha.parity import Result, pages
+from mha.parity import Result, devices, pages
+from mha.parity import groups as groups_of
 from mha.parity.suite import ALL_CASES
 from mha.parity.workers import Outcome, Runner
 from mha.tables import plain_table
@@ -33,6 +36,13 @@ def compare(
     python: Annotated[
         list[str] | None,
         typer.Option(metavar="BACKEND=FILE", help="Another Python, to run a backend in; may be repeated."),
+    ] = None,
+    distributed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BACKEND:COUNT",
+            help="A layer on several devices of this machine instead: torch, jax or tf; may be repeated.",
+        ),
     ] = None,
     limit: Annotated[
         float, typer.Option(metavar="SECONDS", help="A backend that gives nothing for so long is ended.", min=1)
@@ -58,6 +68,9 @@ def compare(
     Each backend runs in a process of its own: one that crashes or hangs is a failed result, and the others go on.
     --python runs one in another Python, where this version of mha is installed too.
 
+    --distributed splits a layer over processes or devices of this machine by batch, heads and sequence, each way that
+    the framework's engine has, and compares output and gradients in the same manner. A rank that dies ends the others.
+
     \b
     Examples:
       mha parity
@@ -65,16 +78,22 @@ def compare(
       mha parity --suite full --html parity.html
       mha parity --case "all options" --dtype float32
       mha parity --python mxnet=/opt/mxnet/bin/python
+      mha parity --distributed torch:4 --distributed jax:8
 
     Exit code 0 if every error is within its bound, 1 if one is not or a framework is broken, 2 if the command is wrong
     or a backend that it names is not installed.
     """
-    pythons = _pythons(python or [])
-    names = chosen_all(backends, elsewhere=list(pythons))
-    runner = Runner(**_chosen(suite, case, dtype), pythons=pythons, limit=limit)
+    if distributed:
+        run = _groups(distributed, backends, python, suite, case, dtype, limit)
+    else:
+        pythons = _pythons(python or [])
+        names = chosen_all(backends, elsewhere=list(pythons))
+        known = tuple(one.name for one in ALL_CASES)
+        runner = Runner(**_chosen(suite, case, dtype, known), pythons=pythons, limit=limit)
+        run = partial(_run, runner, names)
     file = terminal.json_file(to)
     xml, page = (terminal.writable(option, name) if name else None for option, name in _files(junit, html))
-    outcomes = _run(runner, names)
+    outcomes = run()
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
     console = terminal.console(stderr=to == "-")
@@ -83,7 +102,9 @@ def compare(
         wrong = ", ".join(dict.fromkeys(result.backend for result in failed))
         console.print(f"{len(failed)} of {len(results)} results failed, on {wrong}; --json FILE writes each of them")
     elif results:
-        console.print(f"{len(results)} results on {', '.join(names)}, all within their bounds")
+        console.print(
+            f"{len(results)} results on {', '.join(one.backend for one in outcomes)}, all within their bounds"
+        )
     else:
         terminal.fail("nothing was compared: no backend has such a case in such a dtype")
     if to is not None:
@@ -99,12 +120,31 @@ def _files(junit: str | None, html: str | None) -> list[tuple[str, str | None]]:
     return [("--junit", junit), ("--html", html)]
 
 
-def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None) -> dict[str, Any]:
-    """What to compare, as `Runner` takes it; a name that is not known ends the command."""
+def _groups(
+    distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
+    dtype: list[str] | None, limit: float,
+) -> Callable[[], list[Outcome]]:  # fmt: skip
+    """What runs the groups that --distributed names; what is wrong with the options ends the command."""
+    for option, value in (("--backends", backends), ("--python", python)):
+        if value:
+            terminal.fail(f"{option} came with --distributed, which names backends itself; leave one of them out")
+    try:
+        groups = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
+    except ValueError as error:
+        terminal.fail(error)
+    for one in groups:
+        chosen_all(one.backend)
+    known = tuple(dict.fromkeys(case.name for one in groups for case in devices.cases_of(one.count)))
+    runner = groups_of.GroupRunner(**_chosen(suite, case, dtype, known), limit=limit)
+    return partial(_run, runner, groups)
+
+
+def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    """What to compare, as `Runner` takes it, of the cases that are known; another name ends the command."""
     try:
         return {
             "suite": checks.choice("--suite", suite, SUITES),
-            "cases": case and [checks.choice("--case", name, tuple(one.name for one in ALL_CASES)) for name in case],
+            "cases": case and [checks.choice("--case", name, known) for name in case],
             "dtypes": dtype and [checks.choice("--dtype", name, DTYPES) for name in dtype],
         }
     except ValueError as error:
@@ -132,15 +172,16 @@ def finish(runner: Runner, names: list[BackendName]) -> dict[str, Any]:
     return _report(outcomes, [result for outcome in outcomes for result in outcome.results])
 
 
-def _run(runner: Runner, names: list[BackendName]) -> list[Outcome]:
-    """What came of each backend, with a progress bar for each where stderr is a terminal."""
+def _run(runner: Any, what: list[Any]) -> list[Outcome]:
+    """What came of each backend or group, with a progress bar for each where stderr is a terminal."""
     with terminal.progress() as bar:
+        names = {getattr(one, "name", one) for one in what}
         tasks = {name: bar.add_task(name, total=None) for name in names}
 
-        def show(name: BackendName, done: int, total: int) -> None:
+        def show(name: str, done: int, total: int) -> None:
             bar.update(tasks[name], completed=done, total=total)
 
-        return dataclasses.replace(runner, progress=show).run(names)
+        return dataclasses.replace(runner, progress=show).run(what)
 
 
 def _summary(results: list[Result]) -> Table:

@@ -1,5 +1,7 @@
 """One backend's part of a suite, in a process of its own: `python -m mha.parity.worker '{"backend": "torch", ...}'`.
 
+With "ranks" among its arguments, the process is one rank of a group on several devices.
+
 Prints JSON, a line for each thing that is known: first versions and the number of checks, then each check as it begins
 and its results as it ends.
 """
@@ -14,6 +16,7 @@ from typing import Any
 import mha
 from mha import dispatch, parity
 from mha.names import BackendName
+from mha.parity import devices
 from mha.processes import own_stdout
 
 
@@ -25,7 +28,7 @@ def versions(backend: BackendName) -> dict[str, str]:
 
 
 def main(arguments: str) -> None:
-    """Run the checks that the arguments, in JSON, ask `parity.plan` for."""
+    """Run the checks that the arguments, in JSON, ask `parity.plan` for, or with ranks `devices.plan`."""
     lines = own_stdout()
 
     def say(**known: Any) -> None:
@@ -34,7 +37,8 @@ def main(arguments: str) -> None:
     given = json.loads(arguments)
     try:
         about = {"mha": mha.__version__, "python": platform.python_version()}
-        checks = parity.plan(**given)
+        ranks = given.pop("ranks", None)
+        checks = devices.plan(**given, **ranks) if ranks else parity.plan(**given)
         say(total=len(checks), about=about | versions(given["backend"]))
     except Exception as error:
         say(broken=parity.one_line(error))

@@ -7,6 +7,7 @@ together are compared too.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -73,69 +74,90 @@ class Runner:
             finally:  # as after Ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(running):
-                    _end(process, running)
+                    end(process, running)
         return [found[name] for name in backends]
 
     def _run_one(self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]) -> Outcome:
-        outcome = Outcome(backend)
-        command = [self.pythons.get(backend, sys.executable), "-m", "mha.parity.worker"]
+        python = self.pythons.get(backend, sys.executable)
         arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes}
-        # A file takes what a pipe that nobody reads would hold up.
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            try:
-                process = subprocess.Popen(
-                    [*command, json.dumps(arguments)],
-                    stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
-                    start_new_session=True, env=environment,
-                )  # fmt: skip
-            except OSError as error:
-                outcome.fail("starts", f"{error.strerror}: {command[0]}")
-                return outcome
-            running.append(process)
-            try:
-                self._listen(process, command[0], outcome, said)
-            finally:
-                _end(process, running)
-        return outcome
+        tell = functools.partial(self.progress, backend)
+        return run_worker(Outcome(backend), python, arguments, running, environment, self.limit, tell)
 
-    def _listen(self, process: subprocess.Popen, python: str, outcome: Outcome, said: IO[str]) -> None:
-        """Take down what a process tells, until it ends or tells nothing for too long."""
-        lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
-        doing, done, total = "", 0, -1
-        while True:
-            try:
-                line = lines.get(timeout=self.limit)
-            except queue.Empty:
-                outcome.fail("runs", f"gave nothing for {self.limit:g} seconds, {_place(doing, done, total)}")
+
+def run_worker(
+    outcome: Outcome,
+    python: str,
+    arguments: dict[str, Any],
+    running: list[subprocess.Popen],
+    environment: dict[str, str],
+    limit: float,
+    tell: Callable[[int, int], None],
+) -> Outcome:
+    """The outcome of one process of the worker with these arguments, which counts among those running meanwhile."""
+    # A file takes what a pipe that nobody reads would hold up.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        try:
+            process = subprocess.Popen(
+                [python, "-m", "mha.parity.worker", json.dumps(arguments)],
+                stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+        except OSError as error:
+            outcome.fail("starts", f"{error.strerror}: {python}")
+            return outcome
+        running.append(process)
+        try:
+            _listen(process, python, outcome, said, limit, tell)
+        finally:
+            end(process, running)
+    return outcome
+
+
+def _listen(
+    process: subprocess.Popen,
+    python: str,
+    outcome: Outcome,
+    said: IO[str],
+    limit: float,
+    tell: Callable[[int, int], None],
+) -> None:
+    """Take down what a process tells, until it ends or tells nothing for too long."""
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_forward, args=(process.stdout, lines), daemon=True).start()
+    doing, done, total = "", 0, -1
+    while True:
+        try:
+            line = lines.get(timeout=limit)
+        except queue.Empty:
+            outcome.fail("runs", f"gave nothing for {limit:g} seconds, {_place(doing, done, total)}")
+            return
+        if line is None:
+            break
+        try:
+            told = dict(json.loads(line))
+        except (ValueError, TypeError):
+            outcome.fail("starts", f"{python} is no Python with mha: it printed {line.strip()!r}")
+            return
+        if "broken" in told:
+            outcome.fail("loads", told["broken"])
+            return
+        if "total" in told:
+            total, outcome.about = told["total"], told["about"]
+            if outcome.about["mha"] != mha.__version__:
+                theirs = f"mha {outcome.about['mha']} of {python}"
+                outcome.fail("loads", f"{theirs} is not this version, {mha.__version__}; install this one there")
                 return
-            if line is None:
-                break
-            try:
-                told = dict(json.loads(line))
-            except (ValueError, TypeError):
-                outcome.fail("starts", f"{python} is no Python with mha: it printed {line.strip()!r}")
-                return
-            if "broken" in told:
-                outcome.fail("loads", told["broken"])
-                return
-            if "total" in told:
-                total, outcome.about = told["total"], told["about"]
-                if outcome.about["mha"] != mha.__version__:
-                    theirs = f"mha {outcome.about['mha']} of {python}"
-                    outcome.fail("loads", f"{theirs} is not this version, {mha.__version__}; install this one there")
-                    return
-            doing = told.get("begins", doing)
-            if "results" in told:
-                outcome.results += [Result(**one) for one in told["results"]]
-                done += 1
-            self.progress(outcome.backend, done, total)
-        if done != total:  # -1 = it has not told
-            status = process.wait()
-            said.seek(0)
-            why = why_it_ended(status, said.read())
-            place = _place(doing, done, total)
-            outcome.fail(*("starts", why) if total < 0 else ("runs", f"{why}, {place}"))
+        doing = told.get("begins", doing)
+        if "results" in told:
+            outcome.results += [Result(**one) for one in told["results"]]
+            done += 1
+        tell(done, total)
+    if done != total:  # -1 = it has not told
+        status = process.wait()
+        said.seek(0)
+        why = why_it_ended(status, said.read())
+        place = _place(doing, done, total)
+        outcome.fail(*("starts", why) if total < 0 else ("runs", f"{why}, {place}"))
 
 
 def _place(doing: str, done: int, total: int) -> str:
@@ -149,7 +171,7 @@ def _forward(stream: Any, lines: "queue.Queue[str | None]") -> None:
     lines.put(None)
 
 
-def _end(process: subprocess.Popen, running: list[subprocess.Popen]) -> None:
+def end(process: subprocess.Popen, running: list[subprocess.Popen]) -> None:
     """End a process and all that it has started, if it is still counted among those that run."""
     if process not in running:
         return
