@@ -1,0 +1,3 @@
+"""A layer of PyTorch over several ranks, on `torch.distributed`: heads, sequence, and weights in and out."""
+
+from .split import HeadParallel, parallelize, plan

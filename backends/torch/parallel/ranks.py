@@ -1,0 +1,159 @@
+"""What ranks tell one another: whether they make the same call, sums of outputs and gradients, and own randomness."""
+
+import contextlib
+import hashlib
+
+import torch
+from torch import distributed
+
+from ..arrays import to_numpy
+
+# 1. Whether all make the same call
+
+
+def agree(mesh, alike, own=()):
+    """Refuse a call in which ranks differ, before anything else moves: a collective would hang, or read wrong memory.
+
+    mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and arrays of integers;
+    own: integers that may differ. Returns those of all ranks, in their order. Raises ValueError on every rank, which
+    names the one that differs, and RuntimeError where one does not answer.
+    """
+    told = torch.tensor([*map(_digest, alike.values()), *own], dtype=torch.int64)
+    everybody = _exchanged(mesh, told)
+    for rank, theirs in enumerate(everybody):
+        for number, name in enumerate(alike):
+            if theirs[number] != everybody[0][number]:
+                raise ValueError(
+                    f"{name} of rank {_global(mesh, rank)} is not that of rank {_global(mesh, 0)}, expected the same "
+                    f"on all {mesh.size()} ranks of the group; here, on rank {distributed.get_rank()}, it is "
+                    f"{_brief(alike[name])}"
+                )
+    return [theirs[len(alike) :] for theirs in everybody]
+
+
+def _exchanged(mesh, told):
+    """The integers of each rank, in their order."""
+    group, here = mesh.get_group(), mesh.get_local_rank()
+    if mesh.device_type != "cpu":
+        found = [torch.empty_like(told, device=mesh.device_type) for _ in range(mesh.size())]
+        distributed.all_gather(found, told.to(mesh.device_type), group=group)
+        return [one.tolist() for one in found]
+    # One by one, so that it is known who does not answer.
+    found = [torch.empty_like(told) for _ in range(mesh.size())]
+    found[here] = told
+    waiting = []
+    for rank in range(mesh.size()):
+        if rank != here:
+            other = _global(mesh, rank)
+            with _named(other):
+                waiting.append((other, distributed.irecv(found[rank], other, group=group)))
+                waiting.append((other, distributed.isend(told, other, group=group)))
+    for other, work in waiting:
+        with _named(other):
+            work.wait()
+    return [one.tolist() for one in found]
+
+
+@contextlib.contextmanager
+def _named(rank):
+    """Names the rank that does not answer, in what is raised inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        here = distributed.get_rank()
+        raise RuntimeError(f"rank {rank} does not answer rank {here}; it may have ended: {error}") from error
+
+
+def _global(mesh, rank):
+    """The rank in all processes of a rank in a mesh."""
+    return distributed.get_global_rank(mesh.get_group(), rank)
+
+
+def _digest(value):
+    text = repr((tuple(value.shape), to_numpy(value).tolist()) if isinstance(value, torch.Tensor) else value)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _brief(value):
+    text = str(to_numpy(value).tolist() if isinstance(value, torch.Tensor) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# 2. Sums
+
+
+class _Shared(torch.autograd.Function):
+    """What all ranks have alike and use differently: its gradients add up."""
+
+    @staticmethod
+    def forward(ctx, X, group):
+        ctx.group = group
+        return X.view_as(X)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _all_reduced(gradient, ctx.group), None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of what the ranks have, on all of them, where all use it alike."""
+
+    @staticmethod
+    def forward(ctx, X, group):
+        return _all_reduced(X, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def shared(X, mesh):
+    """X, which all ranks of a mesh have alike; its gradient is the sum over the ranks. None stays None."""
+    return _Shared.apply(X, mesh.get_group()) if torch.is_tensor(X) and X.is_floating_point() else X
+
+
+def summed(X, mesh):
+    """The sum of X over the ranks of a mesh; each has the gradient of the sum."""
+    return _Summed.apply(X, mesh.get_group())
+
+
+def _all_reduced(X, group):
+    total = X.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, group=group)
+    return total
+
+
+class _Joined(torch.autograd.Function):
+    """What the ranks have side by side, on all of them, where all use it alike."""
+
+    @staticmethod
+    def forward(ctx, X, axis, mesh):
+        ctx.axis, ctx.own = axis, mesh.get_local_rank()
+        parts = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
+        distributed.all_gather(parts, X.contiguous(), group=mesh.get_group())
+        ctx.size = X.shape[axis]
+        return torch.cat(parts, axis)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.narrow(ctx.axis, ctx.own * ctx.size, ctx.size), None, None
+
+
+def joined(X, axis, mesh):
+    """What the ranks of a mesh have, equal in size, side by side along an axis; each has the gradient of its part."""
+    return _Joined.apply(X, axis, mesh)
+
+
+# 3. Randomness
+
+
+@contextlib.contextmanager
+def own_randomness(rank, place):
+    """Inside, PyTorch draws other numbers on each rank; afterwards as on one device, alike on all ranks.
+
+    rank: any number that only this rank has; place: the device that draws.
+    """
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        torch.manual_seed(seed + rank)
+        yield

@@ -1,0 +1,223 @@
+"""A layer of PyTorch whose heads, sequence or both are split over ranks: its class, and how it comes about.
+
+Kernels are DTensors, which optimisers and `torch.distributed.checkpoint` know. In a call, the parts that are here make
+a layer of the class that it was, with fewer heads; what that one computes is not written again.
+"""
+
+import contextlib
+import copy
+import functools
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from mha import arguments, blocks, checks
+from mha.parallel.parts import part_of
+
+from .. import layer as lesson
+from .ranks import agree, joined, own_randomness, shared, summed
+
+HOWS = ("ulysses", "ring", "gather")
+# Which axis of a parameter, (out, in), has the heads; all heads share the others.
+SPLIT = {f"{name}.{kind}": 0 for name in ("W_q", "W_k", "W_v") for kind in ("weight", "bias")} | {"W_o.weight": 1}
+
+
+class Split:
+    """A layer over several ranks: comes before the class that it was.
+
+    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is.
+    """
+
+    heads = sequence = how = None
+
+    def forward(
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=False,
+    ):  # fmt: skip
+        """As of the whole layer; see `mha.parallel.parallelize` for what a rank takes and gives."""
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        if self.sequence is not None:
+            from . import sequence
+
+            inputs = queries, keys, values
+            return sequence.call(self, *inputs, *call)  # (B, Q of this rank, D)
+        checked = arguments.check("torch", self, queries, keys, values, *call)
+        if not torch.compiler.is_compiling():
+            agree(self.heads, facts(self, queries, keys, values, checked, training, return_weights))
+        return self.attend(queries, keys, values, *checked, training, return_weights)  # (B, Q, D)
+
+    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights, rows=None):
+        """As a call, of arguments that are checked and, but for the rows of a split sequence, alike on all ranks.
+
+        rows: of a split sequence, how many queries and keys each rank has, pairs of ints.
+        """
+        part, mesh = self.part(), self.heads
+        training = self.training if training is None else training
+        run = part.attend if self.sequence is None else self.spread(part, rows)
+        if mesh is None:
+            with self.randomness(training):
+                return run(queries, keys, values, hiding, head_gates, training, return_weights)
+        once = {id(X): shared(X, mesh) for X in (queries, keys, values)}  # what comes three times is summed once
+        queries, keys, values = once[id(queries)], once[id(keys)], once[id(values)]
+        hiding, head_gates = self.of_heads(hiding, head_gates)
+        with self.randomness(training):
+            found = run(queries, keys, values, hiding, head_gates, training, return_weights)
+        output, weights = found if return_weights else (found, None)
+        output = summed(output, mesh)  # (B, Q, D)
+        if self.config.bias:
+            output = output + self.W_o.bias.to_local()
+        return (output, joined(weights, 1, mesh)) if return_weights else output
+
+    def part(self):
+        """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
+        part = copy.copy(self) if self.heads is None else _with(self, self.own)
+        part.__class__ = type(self).whole
+        if self.heads is not None:
+            part.config = part_of(self.config, self.heads.size())
+            part.W_o.bias = None  # added once, to the sum
+        return part
+
+    def own(self, name, parameter):
+        """A parameter as this rank has it; what the heads share gets the gradients of all ranks."""
+        own = parameter.to_local()
+        return own if name in SPLIT else shared(own, self.heads)
+
+    def of_heads(self, hiding, head_gates):
+        """What hides, is added and multiplied, of the heads on this rank alone."""
+        count, rank = self.config.num_heads // self.heads.size(), self.heads.get_local_rank()
+        own = slice(rank * count, (rank + 1) * count)
+        gates, mask, bias = (shared(X, self.heads) for X in (head_gates, hiding.mask, hiding.score_bias))
+        mask, bias = (blocks.of_pairs(X) for X in (mask, bias))
+        mask, bias = (X if X is None or X.shape[1] == 1 else X[:, own] for X in (mask, bias))  # (B, H or 1, Q, K)
+        return hiding._replace(mask=mask, score_bias=bias), gates if gates is None else gates[..., own]
+
+    def randomness(self, training):
+        """Where weights are dropped: other ones on each rank."""
+        if not (training and self.config.dropout):
+            return contextlib.nullcontext()
+        return own_randomness(distributed.get_rank(), lesson.place(self))
+
+    def spread(self, part, rows):
+        """What attends over the ranks of the sequence, as `attend` of the part would over one."""
+        from . import sequence
+
+        return functools.partial(sequence.attend, part, self.sequence, self.how, rows)
+
+    def steps(self, *inputs, **options):
+        """Refused: the steps of a layer lie on several ranks."""
+        raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
+
+    def __deepcopy__(self, memo):
+        raise ValueError(
+            f"a copy, which vjp and gradients take too, came to a layer that is split over {self._ranks()}, expected a "
+            f"whole one; call backward on its output, or {WHOLE}"
+        )
+
+    def _ranks(self):
+        meshes = [mesh for mesh in (self.heads, self.sequence) if mesh is not None]
+        return " x ".join(str(mesh.size()) for mesh in meshes) + " ranks"
+
+
+WHOLE = "make a layer with the weights that mha.parallel.gather collects"
+
+
+def facts(layer, queries, keys, values, checked, training, return_weights, rows=True):
+    """What a call is, by name, for `agree`; rows: whether the ranks have the same rows of the sequence.
+
+    Lengths and offsets count by their values, other arrays by what they are.
+    """
+    hiding, inputs = checked.hiding, {"queries": queries, "keys": keys, "values": values}
+    pairs = {"mask": hiding.mask, "score_bias": hiding.score_bias}
+    found = {"the layer": str(layer.config)}
+    found |= {name: (_shape(X, 1, rows), str(X.dtype)) for name, X in inputs.items()}
+    found |= {name: X if X is None else _shape(X, X.ndim - 2, rows) for name, X in pairs.items()}
+    gates, lengths = checked.head_gates, hiding.valid_lens
+    found["head_gates"] = gates if gates is None else tuple(gates.shape)
+    whole = rows or lengths is None or lengths.ndim == 1
+    found["valid_lens"] = lengths if whole else lengths.shape[:1]
+    found |= {"offset": hiding.offset, "causal": hiding.causal}
+    return found | {"training": bool(layer.training if training is None else training), "weights": return_weights}
+
+
+def _shape(X, axis, rows):
+    """A shape, of which the rows of a split sequence may differ."""
+    return tuple(n if rows or number != axis or n == 1 and axis != 1 else "rows" for number, n in enumerate(X.shape))
+
+
+def _with(module, change, path=""):
+    """A module with parameters changed, beside the one that it is of: change(name, parameter)."""
+    twin = copy.copy(module)
+    twin._parameters = {name: X if X is None else change(path + name, X) for name, X in module._parameters.items()}
+    twin._modules = {name: _with(one, change, f"{path}{name}.") for name, one in module._modules.items()}
+    return twin
+
+
+@functools.cache
+def _split_class(whole):
+    """The class of a layer of this class over several ranks."""
+    return type(whole.__name__, (Split, whole), {"whole": whole, "__doc__": Split.__doc__, "__module__": __name__})
+
+
+class HeadParallel(ParallelStyle):
+    """How `parallelize_module` splits the heads of a layer of ours over a mesh of one dimension."""
+
+    def _apply(self, module, device_mesh):
+        check(module, device_mesh)
+        if isinstance(module, Split):
+            raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
+        part_of(module.config, device_mesh.size())  # or it cannot be split so
+        for name, parameter in dict(module.named_parameters()).items():
+            placement = Shard(SPLIT[name]) if name in SPLIT else Replicate()
+            path, _, last = name.rpartition(".")
+            split = distribute_tensor(parameter.detach(), device_mesh, [placement])
+            module.get_submodule(path).register_parameter(last, nn.Parameter(split, parameter.requires_grad))
+        module.__class__ = _split_class(type(module))
+        module.heads = device_mesh
+        return module
+
+
+def plan(module):
+    """See `mha.parallel.plan`."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"layer is {checks.brief(module)}, expected a module of PyTorch")
+    paths = [path for path, one in module.named_modules() if isinstance(one, lesson.MultiHeadAttention)]
+    if not paths:
+        raise ValueError(
+            f"layer is a {type(module).__name__} without a layer of mha, expected one, or a model with one"
+        )
+    return {path: HeadParallel() for path in paths}
+
+
+def parallelize(layer, mesh, how=None):
+    """See `mha.parallel.parallelize`."""
+    check(layer, mesh)
+    if how is None:
+        return parallelize_module(layer, mesh, HeadParallel())
+    checks.choice("how", how, HOWS)
+    if isinstance(layer, Split) and layer.sequence is not None:
+        raise ValueError("layer is split by its sequence already, expected one that is whole, or split by heads")
+    heads = layer.config.num_heads if not isinstance(layer, Split) else layer.config.num_heads // layer.heads.size()
+    if how == "ulysses" and mesh.size() > heads:
+        raise ValueError(f'how is "ulysses" on {mesh.size()} ranks, expected at most {heads}, one a head; use "ring"')
+    if not isinstance(layer, Split):
+        layer.__class__ = _split_class(type(layer))
+    layer.sequence, layer.how = mesh, how
+    return layer
+
+
+def check(layer, mesh):
+    """Refuse what is no layer of ours, and a mesh of several dimensions."""
+    if not isinstance(layer, lesson.MultiHeadAttention):
+        raise TypeError(
+            f"layer is a {type(layer).__name__}, expected attention.layer; mha.parallel.plan finds those in a model"
+        )
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh is {checks.brief(mesh)}, expected a torch.distributed.device_mesh.DeviceMesh")
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        hint = f', such as mesh["{names[0]}"]' if names else ""
+        raise ValueError(f"mesh has {mesh.ndim} dimensions, expected one{hint}")
