@@ -140,7 +140,7 @@ def test_the_cases_divide_and_have_what_is_hard(count):
     by_name = {case.name: case.visible() for case in cases}
     assert any((~visible.any((1, 3))).any() for visible in by_name.values())  # queries that see no key
     assert any((~visible.any((1, 2))).any() for visible in by_name.values())  # keys that no query sees
-    assert by_name["fewer rows than devices"].shape[2:] == (count - 1, count - 1)
+    assert by_name["fewer rows than devices"].shape[2:] == (count - 1, max(2, count - 1))
 
 
 def test_a_check_notices_what_is_wrong_or_missing():

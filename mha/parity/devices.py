@@ -9,6 +9,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -47,7 +48,8 @@ def cases_of(count: int) -> tuple[Case, ...]:
 
     A part of the sequence may have no rows, and padding may fill others.
     """
-    H, G, B, Q, K = max(8, count), max(4, count), count, 13, 17
+    H, G = (math.ceil(least / count) * count for least in (7, 4))
+    B, Q, K = count, 13, 17
     plain = WIDTHS | {"num_heads": H}
     grouped = WIDTHS | {"num_heads": 2 * G, "num_key_value_heads": G}
     rest = {"softcap": 1.5, "window": (9, 3)}
@@ -64,7 +66,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("grouped heads", grouped, lengths, **sizes, dtypes=DTYPES),
         Case("all options", grouped | rest | turned, lengths, mask=(B, Q, K), **pairs, **sizes, dtypes=DTYPES),
         Case("additive, all options", grouped | rest | {"pooling": "additive"}, lengths, **pairs, **sizes),
-        Case("fewer rows than devices", plain, [2], batch=1, num_queries=count - 1, num_keys=count - 1),
+        Case("fewer rows than devices", plain, [2], batch=1, num_queries=count - 1, num_keys=max(2, count - 1)),
         Case("no lengths", plain, **sizes, quick=()),
         Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
         Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),

@@ -8,7 +8,7 @@ import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from mha import parallel
-from mha.parallel.parts import ONCE, SPLIT
+from mha.parallel.parts import SPLIT
 from mha.parity.devices import ALL, part_of_call
 from mha.parity.layouts import GRADIENT
 
@@ -73,8 +73,8 @@ class Ranks:
             found[GRADIENT + name] = tensors[name].grad, (samples, cuts[name])
         for name, place in places.items():
             gradient = tensors[name].grad
-            if arrays[name].shape == call[name].shape and (samples != ALL or mesh is not None):
-                torch.distributed.all_reduce(gradient, group=None if mesh is None else mesh.get_group())
+            if way == DATA and arrays[name].shape == call[name].shape:
+                torch.distributed.all_reduce(gradient)
             found[GRADIENT + name] = gradient, place
         for name, parameter in parameters(layer).items():
             gradient, place = canonical(parameter.grad), ()

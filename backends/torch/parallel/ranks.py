@@ -23,10 +23,10 @@ def agree(mesh, alike, own=()):
     for rank, theirs in enumerate(everybody):
         for number, name in enumerate(alike):
             if theirs[number] != everybody[0][number]:
+                other, first = global_rank(mesh, rank), global_rank(mesh, 0)
                 raise ValueError(
-                    f"{name} of rank {_global(mesh, rank)} is not that of rank {_global(mesh, 0)}, expected the same "
-                    f"on all {mesh.size()} ranks of the group; here, on rank {distributed.get_rank()}, it is "
-                    f"{_brief(alike[name])}"
+                    f"{name} of rank {other} is not that of rank {first}, expected the same on all {mesh.size()} ranks "
+                    f"of the group; here, on rank {distributed.get_rank()}, it is {_brief(alike[name])}"
                 )
     return [theirs[len(alike) :] for theirs in everybody]
 
@@ -44,18 +44,18 @@ def _exchanged(mesh, told):
     waiting = []
     for rank in range(mesh.size()):
         if rank != here:
-            other = _global(mesh, rank)
-            with _named(other):
+            other = global_rank(mesh, rank)
+            with answering(other):
                 waiting.append((other, distributed.irecv(found[rank], other, group=group)))
                 waiting.append((other, distributed.isend(told, other, group=group)))
     for other, work in waiting:
-        with _named(other):
+        with answering(other):
             work.wait()
     return [one.tolist() for one in found]
 
 
 @contextlib.contextmanager
-def _named(rank):
+def answering(rank):
     """Names the rank that does not answer, in what is raised inside."""
     try:
         yield
@@ -64,7 +64,7 @@ def _named(rank):
         raise RuntimeError(f"rank {rank} does not answer rank {here}; it may have ended: {error}") from error
 
 
-def _global(mesh, rank):
+def global_rank(mesh, rank):
     """The rank in all processes of a rank in a mesh."""
     return distributed.get_global_rank(mesh.get_group(), rank)
 

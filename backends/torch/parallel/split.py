@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import arguments, blocks, checks
@@ -69,12 +69,13 @@ class Split:
         output, weights = found if return_weights else (found, None)
         output = summed(output, mesh)  # (B, Q, D)
         if self.config.bias:
-            output = output + self.W_o.bias.to_local()
+            bias = self.W_o.bias.to_local()
+            output = output + (bias if self.sequence is None else shared(bias, self.sequence))
         return (output, joined(weights, 1, mesh)) if return_weights else output
 
     def part(self):
         """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
-        part = copy.copy(self) if self.heads is None else _with(self, self.own)
+        part = copy.copy(self) if self.heads is None else with_parameters(self, self.own)
         part.__class__ = type(self).whole
         if self.heads is not None:
             part.config = part_of(self.config, self.heads.size())
@@ -145,14 +146,14 @@ def facts(layer, queries, keys, values, checked, training, return_weights, rows=
 
 def _shape(X, axis, rows):
     """A shape, of which the rows of a split sequence may differ."""
-    return tuple(n if rows or number != axis or n == 1 and axis != 1 else "rows" for number, n in enumerate(X.shape))
+    return tuple(n if rows or number != axis else "rows" for number, n in enumerate(X.shape))
 
 
-def _with(module, change, path=""):
+def with_parameters(module, change, path=""):
     """A module with parameters changed, beside the one that it is of: change(name, parameter)."""
     twin = copy.copy(module)
     twin._parameters = {name: X if X is None else change(path + name, X) for name, X in module._parameters.items()}
-    twin._modules = {name: _with(one, change, f"{path}{name}.") for name, one in module._modules.items()}
+    twin._modules = {name: with_parameters(one, change, f"{path}{name}.") for name, one in module._modules.items()}
     return twin
 
 

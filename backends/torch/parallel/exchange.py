@@ -1,0 +1,84 @@
+"""Rows that move between ranks, with their gradients: all to all, to all, and what any rank has."""
+
+import torch
+from torch import distributed
+
+
+def to_heads(X, heads, rows, mesh):
+    """X (B, H, rows here, ...) of all heads as (B, heads here, all rows, ...): each rank gets all rows of some heads.
+
+    heads, rows: how many each rank has.
+    """
+    here, sizes = mesh.get_local_rank(), X.shape
+    shapes = [(sizes[0], heads[here], count, *sizes[3:]) for count in rows]
+    return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(heads, 1)), 2)
+
+
+def to_rows(X, heads, rows, mesh):
+    """Undo `to_heads`: X (B, heads here, all rows, ...) as (B, H, rows here, ...)."""
+    here, sizes = mesh.get_local_rank(), X.shape
+    shapes = [(sizes[0], count, rows[here], *sizes[3:]) for count in heads]
+    return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
+
+
+def gathered(X, axis, rows, mesh):
+    """All ranks' rows along an axis, of which X has those here; each rank's gradient goes to whom the rows are."""
+    return _Gathered.apply(X, axis, rows, mesh)
+
+
+def anywhere(flags, mesh):
+    """Which of some flags, alike in shape, are set on any rank."""
+    found = flags.to(torch.uint8)
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=mesh.get_group())
+    return found.bool()
+
+
+class _Exchanged(torch.autograd.Function):
+    """One piece from each rank, for one piece to each."""
+
+    @staticmethod
+    def forward(ctx, mesh, shapes, *pieces):
+        ctx.mesh, ctx.back = mesh, [piece.shape for piece in pieces]
+        return tuple(_all_to_all(mesh, shapes, pieces))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return None, None, *_all_to_all(ctx.mesh, ctx.back, gradients)
+
+
+class _Gathered(torch.autograd.Function):
+    """All rows, for those of each rank."""
+
+    @staticmethod
+    def forward(ctx, X, axis, rows, mesh):
+        ctx.axis, ctx.rows, ctx.mesh = axis, rows, mesh
+        most, last = max(rows), X.movedim(axis, 0)
+        padded = last.new_zeros((most, *last.shape[1:]), dtype=_sent(X.dtype))  # ranks send as much each
+        padded[: len(last)] = last
+        found = [torch.empty_like(padded) for _ in rows]
+        distributed.all_gather(found, padded, group=mesh.get_group())
+        whole = torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
+        return whole.to(X.dtype).movedim(0, axis)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        here = ctx.mesh.get_local_rank()
+        pieces = gradient.split(ctx.rows, ctx.axis)
+        found = _all_to_all(ctx.mesh, [pieces[here].shape] * len(pieces), pieces)
+        return torch.stack(found).sum(0), None, None, None
+
+
+def _all_to_all(mesh, shapes, pieces):
+    """The pieces of these shapes that the ranks send here, for one piece to each."""
+    dtype = pieces[0].dtype
+    sent = torch.cat([piece.reshape(-1).to(_sent(dtype)) for piece in pieces])  # (numbers,)
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    found = sent.new_empty(sum(sizes))
+    counts = [piece.numel() for piece in pieces]
+    distributed.all_to_all_single(found, sent, sizes, counts, group=mesh.get_group())
+    return [part.view(shape).to(dtype) for part, shape in zip(found.split(sizes), shapes, strict=True)]
+
+
+def _sent(dtype):
+    """What is sent for numbers of a dtype: no engine knows booleans."""
+    return torch.uint8 if dtype == torch.bool else dtype

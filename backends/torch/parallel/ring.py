@@ -1,0 +1,216 @@
+"""Keys and values that go round the ranks, one rank's at a time, while each rank keeps its queries.
+
+Letters as in layer.py; a block is queries that are attended together. What a rank has seen so far is a maximum, a sum
+and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it. The
+backward pass goes round again, and the gradients of keys and values travel with them until they are home.
+
+Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
+FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
+"""
+
+import math
+
+import torch
+from torch import distributed
+from torch.autograd.function import once_differentiable
+
+from mha import blocks
+
+from .. import layer as lesson
+from ..fast import _known_offset, by_group
+from ..heads import widen
+from ..layer import cap
+from .ranks import answering, global_rank
+from .split import with_parameters
+
+
+def pool(part, mesh, rows, q, k, v, hiding, training):
+    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv)."""
+    attention = part.attention
+    if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
+        name = type(attention).__name__
+        raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
+    hiding = hiding._replace(score_bias=blocks.of_pairs(hiding.score_bias))
+    weights = dict(attention.named_parameters())
+    circle = _Circle(attention, mesh, rows, part.config.num_heads, hiding, training, tuple(weights))
+    return _Ring.apply(circle, q, k, v, hiding.score_bias, *weights.values())
+
+
+class _Ring(torch.autograd.Function):
+    """The whole way round, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, circle, q, k, v, score_bias, *weights):
+        pooled, log_sums = circle.forward(q, k, v, score_bias, weights)
+        ctx.circle = circle
+        ctx.save_for_backward(q, k, v, score_bias, pooled, log_sums, *weights)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        q, k, v, score_bias, pooled, log_sums, *weights = ctx.saved_tensors
+        return None, *ctx.circle.backward(gradient, q, k, v, score_bias, pooled, log_sums, weights)
+
+
+class _Circle:
+    """One call's way round the ranks."""
+
+    def __init__(self, attention, mesh, rows, num_heads, hiding, training, names):
+        self.attention, self.mesh, self.rows, self.num_heads = attention, mesh, rows, num_heads
+        self.hiding, self.names = hiding, names
+        self.rate = attention.dropout if training else 0.0
+        self.seed = int(torch.randint(2**62, ())) if self.rate else 0
+
+    def forward(self, q, own_k, own_v, score_bias, weights):
+        """The pooled values (B*H, Q, dv), and the logarithms of the sums of exponentials (B*H, Q, 1)."""
+        attention, dv = self.of(weights), own_v.shape[2]
+        state = [
+            widen(q).new_full((*q.shape[:2], width), value) for width, value in ((1, -math.inf), (1, 0), (dv, 0))
+        ]  # the largest score, the sum and the pooled values
+        draw = self.generator(q.device)
+        for owner, (k, v), travels in self.round(own_k, own_v):
+            for block, seen, hiding in self.pieces(q, k, owner, score_bias):
+                rows = q[:, block].reshape(len(k), -1, q.shape[2])  # (B*G, H/G*block, d)
+                scores, visible = self.scores(attention, rows, q[:, block], k[:, seen], hiding)
+                scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+                largest, total, pooled = (X[:, block].reshape(len(k), -1, X.shape[2]) for X in state)
+                most = torch.maximum(largest, scores.amax(-1, keepdim=True))  # (B*G, H/G*block, 1)
+                base = torch.where(most == -math.inf, 0, most)  # of a query that has seen no key
+                weights, again = torch.exp(scores - base), torch.exp(largest - base)
+                total = total * again + weights.sum(-1, keepdim=True)
+                weights = weights * self.kept(weights, draw)
+                pooled = pooled * again + torch.bmm(weights, widen(v[:, seen]))  # (B*G, H/G*block, dv)
+                for X, new in zip(state, (most, total, pooled), strict=True):
+                    X[:, block] = new.reshape(len(q), -1, X.shape[2])  # (B*H, block, any)
+            travels()
+        largest, total, pooled = state
+        sees = total > 0
+        pooled = torch.where(sees, pooled / torch.where(sees, total, 1), 0).to(own_v.dtype)
+        return pooled, torch.where(sees, largest + torch.log(torch.where(sees, total, 1)), 0)
+
+    def backward(self, gradient, q, own_k, own_v, score_bias, pooled, log_sums, weights):
+        """The gradients by q, k, v, the bias and the pooling's weights, of these on this rank alone."""
+        leaves = [X.detach().requires_grad_() for X in weights]
+        attention, gradient = self.of(leaves), widen(gradient)
+        shares = (gradient * widen(pooled)).sum(-1, keepdim=True)  # (B*H, Q, 1): what the softmax takes from each
+        by_q = torch.zeros_like(q, dtype=gradient.dtype)
+        by_bias = None if score_bias is None else torch.zeros_like(score_bias)
+        by_weights = [torch.zeros_like(X) for X in weights]
+        draw = self.generator(q.device)
+        by_pairs = [torch.zeros(X.shape, dtype=gradient.dtype, device=X.device) for X in (own_k, own_v)]
+        for owner, (k, v), travels in self.round(own_k, own_v):
+            for block, seen, hiding in self.pieces(q, k, owner, score_bias):
+                rows, own_gradient, own_shares, own_sums = (
+                    X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, log_sums)
+                )  # (B*G, H/G*block, any)
+                with torch.enable_grad():
+                    rows, keys = rows.detach().requires_grad_(), k[:, seen].detach().requires_grad_()
+                    bias = None if hiding.score_bias is None else hiding.score_bias.detach().requires_grad_()
+                    hiding = hiding._replace(score_bias=bias)
+                    scores, visible = self.scores(attention, rows, q[:, block], keys, hiding)
+                with torch.no_grad():
+                    weights_here = torch.exp(scores - own_sums)  # (B*G, H/G*block, keys)
+                    if visible is not None:
+                        weights_here = torch.where(visible, weights_here, 0)
+                    kept = self.kept(weights_here, draw)
+                    by_pairs[1][:, seen] += torch.bmm((weights_here * kept).swapaxes(1, 2), own_gradient)
+                    by_scores = torch.bmm(own_gradient, widen(v[:, seen]).swapaxes(1, 2)) * kept
+                    by_scores = weights_here * (by_scores - own_shares)  # (B*G, H/G*block, keys)
+                given = [X for X in (rows, keys, bias, *leaves) if X is not None]
+                by_rows, by_keys, *rest = torch.autograd.grad(scores, given, by_scores)
+                by_q[:, block] += by_rows.reshape(len(q), -1, q.shape[2])  # (B*H, block, d)
+                by_pairs[0][:, seen] += by_keys
+                if bias is not None:
+                    _add(by_bias, rest.pop(0), block, self.place(owner, seen))
+                for total, found in zip(by_weights, rest, strict=True):
+                    total += found
+            travels()
+            by_pairs = self.passed(by_pairs, owner)
+        by_k, by_v = by_pairs
+        return by_q.to(q.dtype), by_k.to(own_k.dtype), by_v.to(own_v.dtype), by_bias, *by_weights
+
+    def of(self, weights):
+        """The pooling with these weights."""
+        named = dict(zip(self.names, weights, strict=True))
+        return with_parameters(self.attention, lambda name, X: named[name])
+
+    def pieces(self, q, k, owner, score_bias):
+        """Blocks of queries, the keys of the owner that each needs, and what hides of these."""
+        first = sum(self.rows.keys[:owner])
+        hiding = blocks.part(self.hiding._replace(score_bias=score_bias), keys=slice(first, first + k.shape[1]))
+        if 0 in (q.shape[1], k.shape[1]):
+            return
+        of_pair = len(q) * (q.shape[2] if self.names else 1)  # additive scores have features
+        for block, seen in blocks.pieces(hiding, q.shape[1], k.shape[1], of_pair, _known_offset(hiding)):
+            yield block, seen, blocks.part(hiding, queries=block, keys=seen)
+
+    def place(self, owner, seen):
+        """Keys of the owner in the whole."""
+        first = sum(self.rows.keys[:owner])
+        return slice(first + seen.start, first + seen.stop)
+
+    def scores(self, attention, rows, queries, keys, hiding):
+        """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
+        visible, bias = by_group(queries, keys, self.num_heads, hiding)
+        scores = attention.scores(rows, keys)
+        if attention.softcap is not None:
+            scores = cap(scores, attention.softcap, visible)
+        return scores if bias is None else scores + widen(bias), visible
+
+    def generator(self, place):
+        """What draws the weights that are dropped, the same in both passes; None where none is."""
+        return torch.Generator(place).manual_seed(self.seed) if self.rate else None
+
+    def kept(self, weights, draw):
+        """What weights are multiplied by: 1, or with dropout 0, or more than 1 to make up."""
+        if draw is None:
+            return 1
+        drawn = torch.rand(weights.shape, generator=draw, dtype=weights.dtype, device=weights.device)
+        return (drawn >= self.rate).to(weights.dtype) / (1 - self.rate)
+
+    def round(self, *own):
+        """The keys and values of each rank, from our own backwards: owner, arrays, and what to call when done.
+
+        The next ones travel while these are used.
+        """
+        size, here = self.mesh.size(), self.mesh.get_local_rank()
+        arrays = [X.contiguous() for X in own]
+        for step in range(size):
+            owner = (here - step) % size
+            if step == size - 1:
+                yield owner, arrays, lambda: None
+                return
+            coming, wait = self.send(arrays, (owner - 1) % size)
+            yield owner, arrays, wait
+            arrays = coming
+
+    def passed(self, arrays, owner):
+        """Arrays of the owner's size handed to the next rank, for those that come from the one before."""
+        coming, wait = self.send([X.contiguous() for X in arrays], (owner - 1) % self.mesh.size())
+        wait()
+        return coming
+
+    def send(self, arrays, owner):
+        """Arrays on their way to the next rank: room for those of this owner, which come, and what waits for them."""
+        size, here, group = self.mesh.size(), self.mesh.get_local_rank(), self.mesh.get_group()
+        after, before = (global_rank(self.mesh, (here + step) % size) for step in (1, -1))
+        coming = [X.new_empty((len(X), self.rows.keys[owner], X.shape[2])) for X in arrays]
+        operations = [distributed.P2POp(distributed.isend, X, after, group) for X in arrays]
+        operations += [distributed.P2POp(distributed.irecv, X, before, group) for X in coming]
+        with answering(before):
+            works = distributed.batch_isend_irecv(operations)
+
+        def wait():
+            with answering(before):
+                for work in works:
+                    work.wait()
+
+        return coming, wait
+
+
+def _add(whole, part, queries, keys):
+    """Add a part of a bias's gradient to the whole, of which any size may be 1."""
+    axes = {2: queries, 3: keys}
+    cut = tuple(axes.get(axis, blocks.ALL) if n > 1 else blocks.ALL for axis, n in enumerate(whole.shape))
+    whole[cut] += part
