@@ -1,0 +1,3 @@
+"""A layer of JAX over several devices, by `jax.shard_map`: batch, heads and sequence, and weights in and out."""
+
+from .spread import attend, plan

@@ -1,0 +1,5 @@
+"""later"""
+
+
+def pool(*a):
+    raise NotImplementedError

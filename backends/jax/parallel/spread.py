@@ -1,0 +1,158 @@
+"""A call of a layer of JAX over the devices of a mesh: what each is given, and how their parts make the whole.
+
+Letters as in layer.py. `jax.shard_map` runs the layer with the heads of one device, which knows nothing of the others;
+what is computed is not written again.
+"""
+
+import functools
+import math
+
+import flax
+import jax
+from jax import numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from mha import arguments, blocks, checks
+from mha.arguments import Checked
+from mha.config import shapes
+from mha.parallel.parts import SPLIT, part_of
+
+from .. import layer as lesson
+from ..pieces import signed
+from .sequence import HOWS, attend_rows
+
+
+def plan(module, heads="heads"):
+    """See `mha.parallel.plan`."""
+    if not isinstance(module, lesson.MultiHeadAttention):
+        raise TypeError(f"layer is a {type(module).__name__}, expected a module: attention.layer.unbind()[0]")
+    specs = {name: [None] * len(shape) for name, shape in shapes(module.config).items()}
+    for name, spec in specs.items():
+        if name in SPLIT:
+            spec[SPLIT[name]] = heads
+    named = {("params", *name.split(".")): PartitionSpec(*spec) for name, spec in specs.items()}
+    return flax.traverse_util.unflatten_dict(named)
+
+
+def attend(
+    module, variables, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
+    head_gates=None, training=False, rngs=None, *, mesh, data=None, heads=None, sequence=None, how="ring",
+):  # fmt: skip
+    """See `mha.parallel.attend`."""
+    if not isinstance(module, lesson.MultiHeadAttention):
+        raise TypeError(f"module is a {type(module).__name__}, expected that of a layer: attention.layer.unbind()[0]")
+    lesson._refuse_to_narrow(module.config.dtype)
+    checks.choice("how", how, tuple(HOWS))
+    axes = _axes(mesh, data=data, heads=heads, sequence=sequence)
+    call = valid_lens, mask, score_bias, causal, offset, head_gates, training
+    checked = arguments.check("jax", module, queries, keys, values, *call)
+    part, Q, K = _part(module, queries, axes, mesh, how), queries.shape[1], keys.shape[1]
+    (queries, keys, values), hiding = _filled(queries, keys, values, checked.hiding, mesh.shape.get(sequence, 1))
+    arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates}
+    arrays |= {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias")}
+    from_0 = type(hiding.offset) is int
+    arrays |= {"offset": None if from_0 else hiding.offset} | (rngs or {})
+    # All rows of some heads meet on one device, with what hides of them.
+    rows, of_pairs = (None, (heads, sequence)) if how == "ulysses" and sequence else (sequence, heads)
+    specs = {name: PartitionSpec(data, sequence) for name in ("queries", "keys", "values")}
+    for name, X in arrays.items():
+        if name == "head_gates":
+            specs[name] = PartitionSpec(*(data, heads)[2 - jnp.ndim(X) :])
+        elif name == "valid_lens" and X is not None:
+            specs[name] = PartitionSpec(data, rows if X.shape[1] > 1 else None)
+        elif name in ("mask", "score_bias") and X is not None:
+            each = zip((data, of_pairs, rows, None), X.shape, strict=True)
+            specs[name] = PartitionSpec(*(None if size == 1 else axis for axis, size in each))
+        elif name == "offset" and X is not None:
+            specs[name] = PartitionSpec(data if len(X) > 1 else None)
+        else:
+            specs.setdefault(name, PartitionSpec())
+    of_weights = plan(module, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
+
+    def local(variables, arrays):
+        own = hiding._replace(**{name: arrays[name] for name in ("valid_lens", "mask", "score_bias")})
+        own = own if from_0 else own._replace(offset=arrays["offset"])
+        inputs = arrays["queries"], arrays["keys"], arrays["values"], Checked(own, arrays["head_gates"])
+        here = {name: _own_key(arrays[name], axes.values()) for name in rngs or {}}
+        if heads and module.config.bias:
+            variables = _once(variables, heads)
+        options = {"training": training, "rngs": here}
+        if sequence:
+            run = functools.partial(attend_rows, axis=sequence, how=how, sizes=(queries.shape[1], keys.shape[1]))
+            output = part.apply(variables, *inputs, method=run, **options)
+        else:
+            output = part.apply(variables, *inputs, **options)
+        return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
+
+    spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
+    return spread(variables, arrays)[:, :Q]  # (B, Q, D)
+
+
+def _axes(mesh, **named):
+    """The axes of the mesh that are used, by what they split."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh is {checks.brief(mesh)}, expected a jax.sharding.Mesh")
+    axes = {name: axis for name, axis in named.items() if axis is not None}
+    for name, axis in axes.items():
+        if axis not in mesh.shape:
+            raise ValueError(
+                f"{name} is {axis!r}, expected an axis of the mesh: {', '.join(map(repr, mesh.axis_names))}"
+            )
+    if len({*axes.values()}) < len(axes):
+        raise ValueError(f"{' and '.join(axes)} are {list(axes.values())}, expected an axis of its own for each")
+    return axes
+
+
+def _part(module, queries, axes, mesh, how):
+    """The layer of one device; raises ValueError where batch or heads do not divide."""
+    sizes = {name: mesh.shape[axis] for name, axis in axes.items()}
+    if len(queries) % sizes.get("data", 1):
+        raise ValueError(f"queries has batch size {len(queries)}, expected a multiple of {sizes['data']} devices")
+    config = part_of(module.config, sizes["heads"]) if "heads" in axes else module.config
+    if how == "ulysses" and config.num_heads % sizes.get("sequence", 1):
+        raise ValueError(
+            f'how is "ulysses" for {config.num_heads} heads on {sizes["sequence"]} devices, expected a multiple; use "ring"'
+        )
+    return module.clone(config=config)
+
+
+def _filled(queries, keys, values, hiding, parts):
+    """Inputs with rows of zeros, so that each device has as many, and what hides these; in the form of `signed`."""
+    Q, K, hiding = queries.shape[1], keys.shape[1], signed(hiding, keys.shape[1])
+    more_queries, more_keys = -Q % parts, -K % parts
+    lens, (mask, bias) = hiding.valid_lens, (blocks.of_pairs(X) for X in (hiding.mask, hiding.score_bias))
+    if (more_queries or more_keys) and lens is None:
+        lens = jnp.full((len(queries), 1), K)  # (B, 1)
+    if more_queries:
+        lens = jnp.broadcast_to(jnp.minimum(lens, K), (len(queries), Q))  # (B, Q)
+        lens = jnp.pad(lens, ((0, 0), (0, more_queries)))  # (B, Q, and more)
+    queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
+    keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
+    mask, bias = (
+        X
+        if X is None
+        else jnp.pad(
+            X, [(0, 0), (0, 0), *((0, 0 if n == 1 else more) for n, more in _rows(X, more_queries, more_keys))]
+        )
+        for X in (mask, bias)
+    )
+    return (queries, keys, values), hiding._replace(valid_lens=lens, mask=mask, score_bias=bias)
+
+
+def _rows(pairs, *more):
+    return zip(pairs.shape[2:], more, strict=True)
+
+
+def _once(variables, axis):
+    """The variables with the bias of W_o on the first device of an axis, and zero on the others: it is added once."""
+    first = jax.lax.axis_index(axis) == 0
+    params = dict(variables["params"])
+    params["W_o"] = params["W_o"] | {"bias": jnp.where(first, params["W_o"]["bias"], 0)}
+    return {**variables, "params": params}
+
+
+def _own_key(key, axes):
+    """A key of random numbers for this device alone."""
+    for axis in axes:
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+    return key
