@@ -11,6 +11,7 @@ import importlib
 import json
 import platform
 import sys
+import traceback
 from typing import Any
 
 import mha
@@ -45,7 +46,11 @@ def main(arguments: str) -> None:
         return
     for check in checks:
         say(begins=check.name)
-        say(results=[dataclasses.asdict(result) for result in check.run()])
+        try:
+            say(results=[dataclasses.asdict(result) for result in check.run()])
+        except Exception as error:  # of a rank, for which others wait
+            traceback.print_exc()
+            raise SystemExit(parity.one_line(error)) from None
 
 
 if __name__ == "__main__":

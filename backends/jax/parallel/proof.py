@@ -13,7 +13,7 @@ from mha.parity.layouts import GRADIENT
 from ..layer import _parameters as parameters
 
 JIT = "data (jit)"
-HOWS = ("ulysses", "gather")
+HOWS = ("ring", "ulysses", "gather")
 FLOATS = ("queries", "keys", "values", "score_bias", "head_gates")
 
 

@@ -1,5 +1,273 @@
-"""later"""
+"""Keys and values that go round the devices, one device's at a time, while each keeps its queries.
+
+Letters as in layer.py; a block is queries that are attended together, a place where the keys of one device lie in the
+whole. What a device has seen so far is a maximum, a sum and pooled values for each query, as if the softmax were over
+these keys alone; the next keys are merged into it. The backward pass goes round again, and the gradients of keys and
+values travel with them until they are home: left to JAX, it would keep what every step has computed.
+
+Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
+FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+
+from mha import blocks
+from mha.arguments import Hiding
+
+from .. import layer as lesson
+from ..fast import by_group
+from ..heads import widen
+from ..layer import cap
+from ..pieces import cut, of_keys
+
+PAIRS = ("valid_lens", "mask", "score_bias")
+SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of many holds little
 
 
-def pool(*a):
-    raise NotImplementedError
+class Circle(NamedTuple):
+    """What a compiler must know of a call's way round the devices."""
+
+    pooling: Any  # a module, without its variables
+    num_heads: int
+    features: bool  # whether a score takes several numbers, as additive ones do
+    rate: float
+    causal: bool
+    window: Any
+    axis: str
+    size: int
+
+
+def pool(attention, q, k, v, num_heads, hiding, training, axis):
+    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv)."""
+    if type(attention).weigh is not lesson.AttentionPooling.weigh:
+        name = type(attention).__name__
+        raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
+    rate = attention.dropout if training else 0.0
+    key = attention.make_rng("dropout") if rate else None
+    module, variables = attention.unbind()
+    features = bool(jax.tree.leaves(variables))
+    circle = Circle(module, num_heads, features, rate, hiding.causal, hiding.window, axis, jax.lax.axis_size(axis))
+    # What devices share counts as their own from here on, so that its gradients add up.
+    like = q, k, v, hiding.score_bias
+    q, k, v, bias, variables = _own((*like, variables), like)
+    fixed = _own((hiding.valid_lens, hiding.mask, hiding.offset), like)
+    return _round(circle, q, k, v, bias, variables, fixed, key)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _round(circle, q, k, v, bias, variables, fixed, key):
+    return _forward(circle, q, k, v, bias, variables, fixed, key)[0]
+
+
+def _forward(circle, q, k, v, bias, variables, fixed, key):
+    def block(number, owner, kv, hiding, rows, state, carried):
+        (q,), (k, v) = rows, kv
+        scores, visible = _scores(circle, hiding, q, k, hiding.score_bias, variables)
+        scores = scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
+        largest, total, pooled = (_folded(X, k) for X in state)
+        most = jnp.maximum(largest, scores.max(-1, keepdims=True))  # (B*G, H/G*block, 1)
+        base = jnp.where(most == -math.inf, 0, most)  # of a query that has seen no key
+        weights, again = jnp.exp(scores - base), jnp.exp(largest - base)
+        total = total * again + weights.sum(-1, keepdims=True)
+        weights *= _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        pooled = pooled * again + jnp.matmul(weights, widen(v))  # (B*G, H/G*block, dv)
+        return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled)), carried  # (B*H, block, any)
+
+    def see(owner, kv, state):
+        return _by_blocks(circle, block, owner, kv, bias, fixed, (q,), state)[0]
+
+    def step(carried, _):
+        owner, kv, state = carried
+        return (_before(circle, owner), _passed(circle, kv), see(owner, kv, state)), None
+
+    parts = zip((1, 1, v.shape[2]), (-math.inf, 0, 0), strict=True)
+    state = tuple(jnp.full((*q.shape[:2], width), value, widen(q).dtype) for width, value in parts)
+    start = jax.lax.axis_index(circle.axis), (k, v), _own(state, (q, k, v, bias))
+    (owner, kv, state), _ = jax.lax.scan(step, start, length=circle.size - 1)
+    largest, total, pooled = see(owner, kv, state)
+    sees = total > 0
+    some = jnp.where(sees, total, 1)
+    pooled = jnp.where(sees, pooled / some, 0).astype(v.dtype)  # (B*H, Q, dv)
+    log_sums = jnp.where(sees, largest + jnp.log(some), 0)  # (B*H, Q, 1)
+    return pooled, (q, k, v, bias, variables, fixed, key, pooled, log_sums)
+
+
+def _backward(circle, saved, gradient):
+    q, k, v, bias, variables, fixed, key, pooled, log_sums = saved
+    gradient = widen(gradient)
+    shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
+
+    def block(number, owner, kv, hiding, rows, state, carried):
+        (q, *rest), (k, v), (by_k, by_v, by_variables) = rows, kv, carried
+        gradient, shares, log_sums = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
+        scores_of = functools.partial(_scores, circle, hiding)
+        scores, pull, visible = jax.vjp(scores_of, q, k, hiding.score_bias, variables, has_aux=True)
+        weights = jnp.exp(scores - log_sums)  # (B*G, H/G*block, K)
+        weights = weights if visible is None else jnp.where(visible, weights, 0)
+        kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        by_v += jnp.matmul((weights * kept).swapaxes(1, 2), gradient)  # (B*G, K, dv)
+        by_scores = weights * (jnp.matmul(gradient, widen(v).swapaxes(1, 2)) * kept - shares)
+        by_q, more_k, by_bias, more_variables = pull(by_scores)
+        by_variables = jax.tree.map(jnp.add, by_variables, more_variables)
+        state = jax.tree.map(jnp.add, state, (by_q, by_bias))
+        return state, (by_k + more_k, by_v, by_variables)
+
+    def see(owner, kv, by_kv, sums):
+        by_q, by_bias, by_variables = sums
+        columns = _columns(by_bias, owner, kv[0].shape[1])
+        carried = *by_kv, by_variables
+        rows = q, gradient, shares, log_sums
+        found = _by_blocks(circle, block, owner, kv, bias, fixed, rows, (by_q, columns), carried)
+        (by_q, columns), (by_k, by_v, by_variables) = found
+        return (by_k, by_v), (by_q, _replaced(by_bias, columns, owner), by_variables)
+
+    def step(carried, _):
+        owner, kv, by_kv, sums = carried
+        by_kv, sums = see(owner, kv, by_kv, sums)
+        return (_before(circle, owner), *_passed(circle, (kv, by_kv)), sums), None
+
+    zeros = jax.tree.map(lambda X: jnp.zeros(X.shape, gradient.dtype), ((k, v), (q, bias, variables)))
+    start = jax.lax.axis_index(circle.axis), (k, v), *_own(zeros, (q, k, v, bias))
+    (owner, kv, by_kv, sums), _ = jax.lax.scan(step, start, length=circle.size - 1)
+    by_kv, (by_q, *rest) = see(owner, kv, by_kv, sums)
+    found = by_q, *_passed(circle, by_kv), *rest  # those of keys and values come home
+    found = jax.tree.map(lambda X, of: X.astype(of.dtype), found, (q, k, v, bias, variables))
+    return *found, None, None
+
+
+_round.defvjp(_forward, _backward)
+
+
+def _by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=()):
+    """function(number, owner, kv, hiding, rows, state, carried) for each block of queries: the new state, and carried.
+
+    rows: arrays (B*H, Q, any), of which it is given those of the block; state: such arrays, or (B, H, Q, K) with sizes
+    that may be 1, that it returns changed; carried: what is handed from block to block. A block that sees none of these
+    keys, by order, window and lengths per sample, is left out.
+    """
+    (lens, mask, offset), Q, K = fixed, rows[0].shape[1], kv[0].shape[1]
+    hiding = of_keys(Hiding(lens, mask, bias, circle.causal, offset, circle.window), (owner * K).reshape(1, 1), K)
+    of_pair = len(rows[0]) * (rows[0].shape[2] if circle.features else 1)
+    size = blocks.queries(Q, SMALL * of_pair * K)
+    count = math.ceil(Q / size)
+    arrays = rows, state, (hiding.valid_lens, hiding.mask, hiding.score_bias)
+    rows, state, pairs = jax.tree.map(lambda X: _filled(X, count * size), arrays)
+
+    def step(number, carry):
+        state, carried = carry
+        rows_here, state_here, pairs_here = jax.tree.map(lambda X: _some(X, number * size, size), (rows, state, pairs))
+        own = hiding._replace(**dict(zip(PAIRS, pairs_here, strict=True)), offset=hiding.offset + number * size)
+        given = rows_here, state_here, carried
+        run = functools.partial(_applied, functools.partial(function, number, owner, kv, own))
+        seen = _sees(own, size, K)
+        changed, carried = run(given) if seen is None else jax.lax.cond(seen, run, lambda given: given[1:], given)
+        state = jax.tree.map(lambda X, new: _with(X, new, number * size), state, changed)
+        return state, carried
+
+    state, carried = jax.lax.fori_loop(0, count, step, (state, carried))
+    return jax.tree.map(
+        lambda X: X if X.shape[_axis(X)] == 1 else jax.lax.slice_in_dim(X, 0, Q, axis=_axis(X)), state
+    ), carried
+
+
+def _applied(function, given):
+    return function(*given)
+
+
+def _axis(X):
+    """The axis of queries of (B, Q), (B*H, Q, any) or (B, H, Q, K)."""
+    return X.ndim // 2
+
+
+def _filled(X, rows):
+    """X with rows of zeros for queries that are not there; one row for all stays one."""
+    if X.shape[_axis(X)] in (1, rows):
+        return X
+    more = [(0, 0)] * X.ndim
+    more[_axis(X)] = 0, rows - X.shape[_axis(X)]
+    return jnp.pad(X, more)
+
+
+def _some(X, first, size):
+    return X if X.shape[_axis(X)] == 1 else jax.lax.dynamic_slice_in_dim(X, first, size, _axis(X))
+
+
+def _with(X, new, first):
+    return new if X.shape[_axis(X)] == 1 else jax.lax.dynamic_update_slice_in_dim(X, new, first, _axis(X))
+
+
+def _sees(hiding, queries, keys):
+    """Whether a query may see a key by order, window and lengths per sample; None if nothing is known of it."""
+    (left, right), found = blocks.reach(hiding), []
+    if right is not None:
+        found.append(hiding.offset.max() + queries - 1 + right >= 0)
+    if left is not None:
+        found.append(hiding.offset.min() - left < keys)
+    if hiding.valid_lens is not None:
+        found.append(hiding.valid_lens.max() > 0)
+    return functools.reduce(jnp.logical_and, found) if found else None
+
+
+def _scores(circle, hiding, q, k, bias, variables):
+    """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
+    visible, bias = by_group(q, k, circle.num_heads, hiding._replace(score_bias=bias))
+    scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
+    if circle.pooling.softcap is not None:
+        scores = cap(scores, circle.pooling.softcap, visible)
+    return scores if bias is None else scores + widen(bias), visible
+
+
+def _folded(X, k):
+    """Heads of queries (B*H, Q, any) that share a head of keys in a row: (B*G, H/G*Q, any)."""
+    return X.reshape(len(k), -1, X.shape[2])  # (B*G, H/G*Q, any)
+
+
+def _kept(circle, shape, dtype, key, owner, number):
+    """What weights are multiplied by: 1, or with dropout 0, or more than 1 to make up; the same in both passes."""
+    if not circle.rate:
+        return 1
+    key = jax.random.fold_in(jax.random.fold_in(key, owner), number)
+    return jax.random.bernoulli(key, 1 - circle.rate, shape).astype(dtype) / (1 - circle.rate)
+
+
+def _columns(pairs, owner, keys):
+    """What a bias's gradient has for the keys of one device; one column for all stays one."""
+    return pairs if pairs is None or pairs.shape[3] == 1 else cut(pairs, (owner * keys).reshape(1, 1), keys, 3)
+
+
+def _replaced(pairs, columns, owner):
+    if pairs is None or pairs.shape[3] == 1:
+        return columns
+    return jax.lax.dynamic_update_slice_in_dim(pairs, columns, owner * columns.shape[3], 3)
+
+
+def _passed(circle, arrays):
+    """Arrays handed to the next device, for those that come from the one before."""
+    ways = [(device, (device + 1) % circle.size) for device in range(circle.size)]
+    return jax.tree.map(lambda X: jax.lax.ppermute(X, circle.axis, ways), arrays)
+
+
+def _before(circle, owner):
+    return (owner - 1) % circle.size
+
+
+def _own(arrays, like):
+    """Arrays that count as this device's own on every axis of the mesh on which one of `like` does."""
+    axes = frozenset().union(*map(_varies, jax.tree.leaves(like)))
+
+    def own(X):
+        missing = tuple(axes - _varies(X))
+        return jax.lax.pcast(X, missing, to="varying") if missing else X
+
+    return jax.tree.map(own, arrays)
+
+
+def _varies(X):
+    """The axes of the mesh on which the devices have an array of their own."""
+    kind = jax.typeof(X)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # as JAX 0.10 has it

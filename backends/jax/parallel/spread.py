@@ -5,7 +5,6 @@ what is computed is not written again.
 """
 
 import functools
-import math
 
 import flax
 import jax
@@ -46,7 +45,7 @@ def attend(
     axes = _axes(mesh, data=data, heads=heads, sequence=sequence)
     call = valid_lens, mask, score_bias, causal, offset, head_gates, training
     checked = arguments.check("jax", module, queries, keys, values, *call)
-    part, Q, K = _part(module, queries, axes, mesh, how), queries.shape[1], keys.shape[1]
+    part, Q = _part(module, queries, axes, mesh, how), queries.shape[1]
     (queries, keys, values), hiding = _filled(queries, keys, values, checked.hiding, mesh.shape.get(sequence, 1))
     arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates}
     arrays |= {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias")}
@@ -110,9 +109,8 @@ def _part(module, queries, axes, mesh, how):
         raise ValueError(f"queries has batch size {len(queries)}, expected a multiple of {sizes['data']} devices")
     config = part_of(module.config, sizes["heads"]) if "heads" in axes else module.config
     if how == "ulysses" and config.num_heads % sizes.get("sequence", 1):
-        raise ValueError(
-            f'how is "ulysses" for {config.num_heads} heads on {sizes["sequence"]} devices, expected a multiple; use "ring"'
-        )
+        devices = f"{config.num_heads} heads on {sizes['sequence']} devices"
+        raise ValueError(f'how is "ulysses" for {devices}, expected a multiple of these; use "ring"')
     return module.clone(config=config)
 
 
