@@ -24,9 +24,9 @@ from .ranks import answering, global_rank
 from .split import with_parameters
 
 
-def pool(part, mesh, rows, q, k, v, hiding, training):
+def pool(part, mesh, rows, projected, hiding, training):
     """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv)."""
-    attention = part.attention
+    (q, k, v), attention = projected, part.attention
     if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
@@ -78,10 +78,10 @@ class _Circle:
                 largest, total, pooled = (X[:, block].reshape(len(k), -1, X.shape[2]) for X in state)
                 most = torch.maximum(largest, scores.amax(-1, keepdim=True))  # (B*G, H/G*block, 1)
                 base = torch.where(most == -math.inf, 0, most)  # of a query that has seen no key
-                weights, again = torch.exp(scores - base), torch.exp(largest - base)
+                weights, again = scores.sub_(base).exp_(), torch.exp(largest - base)
                 total = total * again + weights.sum(-1, keepdim=True)
-                weights = weights * self.kept(weights, draw)
-                pooled = pooled * again + torch.bmm(weights, widen(v[:, seen]))  # (B*G, H/G*block, dv)
+                (weights,) = self.dropped(draw, weights)
+                pooled = torch.baddbmm(pooled * again, weights, widen(v[:, seen]))  # (B*G, H/G*block, dv)
                 for X, new in zip(state, (most, total, pooled), strict=True):
                     X[:, block] = new.reshape(len(q), -1, X.shape[2])  # (B*H, block, any)
             travels()
@@ -110,13 +110,13 @@ class _Circle:
                     hiding = hiding._replace(score_bias=bias) if trains_bias else hiding
                     scores, visible = self.scores(attention, rows, q[:, block], keys, hiding)
                 with torch.no_grad():
-                    weights_here = torch.exp(scores - own_sums)  # (B*G, H/G*block, keys)
+                    chances = (scores - own_sums).exp_()  # (B*G, H/G*block, keys)
                     if visible is not None:
-                        weights_here = torch.where(visible, weights_here, 0)
-                    kept = self.kept(weights_here, draw)
-                    by_pairs[1][:, seen] += torch.bmm((weights_here * kept).swapaxes(1, 2), own_gradient)
-                    by_scores = torch.bmm(own_gradient, widen(v[:, seen]).swapaxes(1, 2)) * kept
-                    by_scores = weights_here * (by_scores - own_shares)  # (B*G, H/G*block, keys)
+                        chances = torch.where(visible, chances, 0)
+                    by_scores = torch.bmm(own_gradient, widen(v[:, seen]).swapaxes(1, 2))  # as chances
+                    kept, by_scores = self.dropped(draw, chances, by_scores)
+                    by_pairs[1][:, seen] += torch.bmm(kept.swapaxes(1, 2), own_gradient)
+                    by_scores = by_scores.sub_(own_shares).mul_(chances)
                 given = [X for X in (rows, keys, bias, *leaves) if X is not None]
                 by_rows, by_keys, *rest = torch.autograd.grad(scores, given, by_scores)
                 by_q[:, block] += by_rows.reshape(len(q), -1, q.shape[2])  # (B*H, block, d)
@@ -126,6 +126,7 @@ class _Circle:
                 for total, found in zip(by_weights, rest, strict=True):
                     total += found
             travels()
+            del k, v  # while as much is sent
             by_pairs = self.passed(by_pairs, owner)
         found = by_q, *by_pairs, by_bias, *by_weights
         return tuple(X if X is None else X.to(q.dtype) for X in found)
@@ -162,12 +163,13 @@ class _Circle:
         """What draws the weights that are dropped, the same in both passes; None where none is."""
         return torch.Generator(place).manual_seed(self.seed) if self.rate else None
 
-    def kept(self, weights, draw):
-        """What weights are multiplied by: 1, or with dropout 0, or more than 1 to make up."""
+    def dropped(self, draw, *alike):
+        """Arrays alike in shape with some numbers dropped, the same of each; the kept ones grow to make up."""
         if draw is None:
-            return 1
-        drawn = torch.rand(weights.shape, generator=draw, dtype=weights.dtype, device=weights.device)
-        return (drawn >= self.rate).to(weights.dtype) / (1 - self.rate)
+            return alike
+        drawn = torch.rand(alike[0].shape, generator=draw, dtype=alike[0].dtype, device=alike[0].device)
+        kept = (drawn >= self.rate).to(drawn.dtype) / (1 - self.rate)
+        return [X * kept for X in alike]
 
     def round(self, *own):
         """The keys and values of each rank, from our own backwards: owner, arrays, and what to call when done.

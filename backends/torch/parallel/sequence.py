@@ -100,11 +100,8 @@ def attend(part, mesh, how, rows, queries, keys, values, hiding, head_gates, tra
     queries, keys, values = _blanked(mesh, rows, queries, keys, values, hiding)
     hiding = hiding._replace(offset=hiding.offset + rows.first_query)
 
-    H, G = part.config.num_heads, part.config.num_key_value_heads
-    W_q, W_k, W_v = part.W_q(queries), part.W_k(keys), part.W_v(values)  # (B, T, H*d)
-    q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
-    q, k = _turned(part, q, k, hiding.offset, rows.first_key)
-    pooled = HOWS[how](part, mesh, rows, q, k, v, hiding, training)  # (B*H, Q, dv)
+    projected = _projected(part, queries, keys, values, hiding.offset, rows.first_key)
+    pooled, H = HOWS[how](part, mesh, rows, projected, hiding, training), part.config.num_heads  # (B*H, Q, dv)
     if head_gates is not None:
         pooled = pooled * torch.broadcast_to(head_gates, (len(queries), H)).reshape(-1, 1, 1)  # (B*H, Q, dv)
     return part.W_o(transpose_output(pooled, H))  # (B, Q, D)
@@ -135,30 +132,39 @@ def _used(queries, keys, hiding):
     return used(queries, keys, hiding)
 
 
-def _turned(part, q, k, offset, first_key):
-    """Heads of queries and keys as they are compared, as `turn` of the lesson, at their places in the whole."""
+def _projected(part, queries, keys, values, offset, first_key):
+    """Heads of queries (B*H, Q, d), keys (B*G, K, d) and values, as they are pooled, at their places in the whole.
+
+    One after the other, so that what is sent elsewhere takes no memory when the next one comes.
+    """
     config = part.config
-    if config.qk_norm:
-        q, k = part.q_norm(q), part.k_norm(k)  # (B*H, T, d)
-    if config.rotary:
-        q = rotate(q, positions(q, offset), config.rotary, config.num_heads)  # (B*H, Q, d)
-        k = rotate(k, positions(k, first_key), config.rotary, config.num_key_value_heads)  # (B*G, K, d)
-    return q, k
+    H, G = config.num_heads, config.num_key_value_heads
+    norms = (part.q_norm, part.k_norm) if config.qk_norm else (None, None)
+    compared = zip((queries, keys), (part.W_q, part.W_k), (H, G), norms, (offset, first_key), strict=True)
+    for X, dense, heads, norm, first in compared:
+        split = transpose_qkv(dense(X), heads)  # (B*heads, T, d)
+        split = split if norm is None else norm(split)
+        if config.rotary:
+            split = rotate(split, positions(split, first), config.rotary, heads)
+        yield split
+        del split
+    yield transpose_qkv(part.W_v(values), G)  # (B*G, K, dv)
 
 
-def _ulysses(part, mesh, rows, q, k, v, hiding, training):
+def _ulysses(part, mesh, rows, projected, hiding, training):
     """All rows of some heads on each rank: pooled there, and brought back."""
     H, G, N = part.config.num_heads, part.config.num_key_value_heads, mesh.size()
-    B = len(q) // H
-    if N > G:  # heads of keys are too few to go round
-        k, v, G = repeat_groups(k, H // G), repeat_groups(v, H // G), H  # (B*H, K, d)
-    heads = [len(one) for one in torch.arange(G).tensor_split(N)]  # of keys, on each rank
-    of_queries = [H // G * one for one in heads]
+    times = 1 if N <= G else H // G  # or heads of keys are too few to go round
+    heads = [len(one) for one in torch.arange(G * times).tensor_split(N)]  # of keys, on each rank
+    of_queries = [H // (G * times) * one for one in heads]
     own = slice(sum(of_queries[: rows.rank]), sum(of_queries[: rows.rank + 1]))
-    q, k, v = (
-        to_heads(X.unflatten(0, (B, sum(counts))), counts, lengths, mesh).flatten(0, 1)  # (B*heads here, all rows, d)
-        for X, counts, lengths in ((q, of_queries, rows.queries), (k, heads, rows.keys), (v, heads, rows.keys))
-    )
+    here = ((1, of_queries, rows.queries), (times, heads, rows.keys), (times, heads, rows.keys))
+
+    def exchanged(X, times, counts, lengths):
+        X = repeat_groups(X, times).unflatten(0, (-1, sum(counts)))
+        return to_heads(X, counts, lengths, mesh).flatten(0, 1)  # (B*heads here, all rows, d)
+
+    q, k, v = map(exchanged, projected, *zip(*here, strict=True))
     mask, score_bias = (
         _of_heads(X, has_rows, own, of_queries, rows, mesh)
         for X, has_rows in ((hiding.mask, rows.of_mask), (hiding.score_bias, rows.of_bias))
@@ -168,8 +174,11 @@ def _ulysses(part, mesh, rows, q, k, v, hiding, training):
         lengths = gathered(lengths, 1, rows.queries, mesh)  # (B, all queries)
     offset = hiding.offset - rows.first_query
     hiding = hiding._replace(valid_lens=lengths, mask=mask, score_bias=score_bias, offset=offset)
-    pooled = pool(part.attention, q, k, v, of_queries[rows.rank], hiding, training)  # (B*heads here, all queries, dv)
-    return to_rows(pooled.unflatten(0, (B, of_queries[rows.rank])), of_queries, rows.queries, mesh).flatten(0, 1)  # (B*H, Q, dv)
+    count = of_queries[rows.rank]
+    pooled = pool(part.attention, q, k, v, count, hiding, training)  # (B*heads here, all queries, dv)
+    del q, k, v
+    pooled = to_rows(pooled.unflatten(0, (-1, count)), of_queries, rows.queries, mesh)  # (B, H, Q, dv)
+    return pooled.flatten(0, 1)  # (B*H, Q, dv)
 
 
 def _of_heads(pairs, has_rows, own, heads, rows, mesh):
@@ -183,9 +192,9 @@ def _of_heads(pairs, has_rows, own, heads, rows, mesh):
     return to_heads(pairs, heads, rows.queries, mesh)  # (B, heads here, all queries, K)
 
 
-def _gather(part, mesh, rows, q, k, v, hiding, training):
+def _gather(part, mesh, rows, projected, hiding, training):
     """All keys and values on each rank."""
-    k, v = (gathered(X, 1, rows.keys, mesh) for X in (k, v))  # (B*G, all keys, d)
+    q, k, v = next(projected), *(gathered(X, 1, rows.keys, mesh) for X in projected)  # (B*G, all keys, d)
     return pool(part.attention, q, k, v, part.config.num_heads, hiding, training)  # (B*H, Q, dv)
 
 
