@@ -41,17 +41,15 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, circle, q, k, v, score_bias, *weights):
-        pooled, log_sums = circle.forward(q, k, v, score_bias, weights)
+        pooled, largest, total = circle.forward(q, k, v, score_bias, weights)
         ctx.circle = circle
-        ctx.save_for_backward(q, k, v, score_bias, pooled, log_sums, *weights)
+        ctx.save_for_backward(q, k, v, score_bias, pooled, largest, total, *weights)
         return pooled
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        q, k, v, score_bias, pooled, log_sums, *weights = ctx.saved_tensors
-        trains_bias = ctx.needs_input_grad[4]
-        return None, *ctx.circle.backward(gradient, q, k, v, score_bias, trains_bias, pooled, log_sums, weights)
+        return None, *ctx.circle.backward(gradient, ctx.needs_input_grad[4], *ctx.saved_tensors)
 
 
 class _Circle:
@@ -64,7 +62,7 @@ class _Circle:
         self.seed = int(torch.randint(2**62, ())) if self.rate else 0
 
     def forward(self, q, own_k, own_v, score_bias, weights):
-        """The pooled values (B*H, Q, dv), and the logarithms of the sums of exponentials (B*H, Q, 1)."""
+        """The pooled values (B*H, Q, dv), the largest scores and the sums of exponentials beside them (B*H, Q, 1)."""
         attention, dv = self.of(weights), own_v.shape[2]
         state = [
             widen(q).new_full((*q.shape[:2], width), value) for width, value in ((1, -math.inf), (1, 0), (dv, 0))
@@ -87,10 +85,10 @@ class _Circle:
             travels()
         largest, total, pooled = state
         sees = total != 0  # so that NaN stays
-        pooled = torch.where(sees, pooled / torch.where(sees, total, 1), 0).to(own_v.dtype)
-        return pooled, torch.where(sees, largest + torch.log(torch.where(sees, total, 1)), 0)
+        largest, total = torch.where(sees, largest, 0), torch.where(sees, total, 1)
+        return (pooled / total).to(own_v.dtype), largest, total
 
-    def backward(self, gradient, q, own_k, own_v, score_bias, trains_bias, pooled, log_sums, weights):
+    def backward(self, gradient, trains_bias, q, own_k, own_v, score_bias, pooled, largest, total, *weights):
         """The gradients by q, k, v, the bias, if it is trained, and the pooling's weights, of this rank alone."""
         leaves = [X.detach().requires_grad_() for X in weights]
         attention, gradient = self.of(leaves), widen(gradient)
@@ -101,8 +99,8 @@ class _Circle:
         draw = self.generator(q.device)
         for owner, (k, v), travels in self.round(own_k, own_v):
             for block, seen, hiding in self.pieces(q, k, owner, score_bias):
-                rows, own_gradient, own_shares, own_sums = (
-                    X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, log_sums)
+                rows, own_gradient, own_shares, most, own_total = (
+                    X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, largest, total)
                 )  # (B*G, H/G*block, any)
                 with torch.enable_grad():
                     rows, keys = rows.detach().requires_grad_(), k[:, seen].detach().requires_grad_()
@@ -110,7 +108,7 @@ class _Circle:
                     hiding = hiding._replace(score_bias=bias) if trains_bias else hiding
                     scores, visible = self.scores(attention, rows, q[:, block], keys, hiding)
                 with torch.no_grad():
-                    chances = (scores - own_sums).exp_()  # (B*G, H/G*block, keys)
+                    chances = (scores - most).exp_().div_(own_total)  # (B*G, H/G*block, keys)
                     if visible is not None:
                         chances = torch.where(visible, chances, 0)
                     by_scores = torch.bmm(own_gradient, widen(v[:, seen]).swapaxes(1, 2))  # as chances
@@ -123,8 +121,8 @@ class _Circle:
                 by_pairs[0][:, seen] += by_keys
                 if bias is not None:
                     _add(by_bias, rest.pop(0), block, self.place(owner, seen))
-                for total, found in zip(by_weights, rest, strict=True):
-                    total += found
+                for summed, found in zip(by_weights, rest, strict=True):
+                    summed += found
             travels()
             del k, v  # while as much is sent
             by_pairs = self.passed(by_pairs, owner)

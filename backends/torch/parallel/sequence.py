@@ -147,7 +147,6 @@ def _projected(part, queries, keys, values, offset, first_key):
         if config.rotary:
             split = rotate(split, positions(split, first), config.rotary, heads)
         yield split
-        del split
     yield transpose_qkv(part.W_v(values), G)  # (B*G, K, dv)
 
 
