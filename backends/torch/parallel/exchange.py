@@ -2,6 +2,7 @@
 
 import torch
 from torch import distributed
+from torch.autograd.function import once_differentiable
 
 
 def to_heads(X, heads, rows, mesh):
@@ -42,6 +43,7 @@ class _Exchanged(torch.autograd.Function):
         return tuple(_all_to_all(mesh, shapes, pieces))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *gradients):
         return None, None, *_all_to_all(ctx.mesh, ctx.back, gradients)
 
@@ -61,6 +63,7 @@ class _Gathered(torch.autograd.Function):
         return whole.to(X.dtype).movedim(0, axis)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         here = ctx.mesh.get_local_rank()
         pieces = gradient.split(ctx.rows, ctx.axis)

@@ -5,6 +5,7 @@ import hashlib
 
 import torch
 from torch import distributed
+from torch.autograd.function import once_differentiable
 
 from ..arrays import to_numpy
 
@@ -91,6 +92,7 @@ class _Shared(torch.autograd.Function):
         return X.view_as(X)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return _all_reduced(gradient, ctx.group), None
 

@@ -30,10 +30,10 @@ def pool(part, mesh, rows, q, k, v, hiding, training):
     if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
-    hiding = hiding._replace(score_bias=blocks.of_pairs(hiding.score_bias))
-    weights = dict(attention.named_parameters())
+    score_bias, weights = blocks.of_pairs(hiding.score_bias), dict(attention.named_parameters())
+    hiding = hiding._replace(score_bias=None)
     circle = _Circle(attention, mesh, rows, part.config.num_heads, hiding, training, tuple(weights))
-    return _Ring.apply(circle, q, k, v, hiding.score_bias, *weights.values())
+    return _Ring.apply(circle, q, k, v, score_bias, *weights.values())
 
 
 class _Ring(torch.autograd.Function):
@@ -50,7 +50,8 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient):
         q, k, v, score_bias, pooled, log_sums, *weights = ctx.saved_tensors
-        return None, *ctx.circle.backward(gradient, q, k, v, score_bias, pooled, log_sums, weights)
+        trains_bias = ctx.needs_input_grad[4]
+        return None, *ctx.circle.backward(gradient, q, k, v, score_bias, trains_bias, pooled, log_sums, weights)
 
 
 class _Circle:
@@ -85,20 +86,19 @@ class _Circle:
                     X[:, block] = new.reshape(len(q), -1, X.shape[2])  # (B*H, block, any)
             travels()
         largest, total, pooled = state
-        sees = total > 0
+        sees = total != 0  # so that NaN stays
         pooled = torch.where(sees, pooled / torch.where(sees, total, 1), 0).to(own_v.dtype)
         return pooled, torch.where(sees, largest + torch.log(torch.where(sees, total, 1)), 0)
 
-    def backward(self, gradient, q, own_k, own_v, score_bias, pooled, log_sums, weights):
-        """The gradients by q, k, v, the bias and the pooling's weights, of these on this rank alone."""
+    def backward(self, gradient, q, own_k, own_v, score_bias, trains_bias, pooled, log_sums, weights):
+        """The gradients by q, k, v, the bias, if it is trained, and the pooling's weights, of this rank alone."""
         leaves = [X.detach().requires_grad_() for X in weights]
         attention, gradient = self.of(leaves), widen(gradient)
         shares = (gradient * widen(pooled)).sum(-1, keepdim=True)  # (B*H, Q, 1): what the softmax takes from each
-        by_q = torch.zeros_like(q, dtype=gradient.dtype)
-        by_bias = None if score_bias is None else torch.zeros_like(score_bias)
-        by_weights = [torch.zeros_like(X) for X in weights]
+        by_q, *by_pairs = (_zeros(X, gradient.dtype) for X in (q, own_k, own_v))
+        by_bias = _zeros(score_bias, gradient.dtype) if trains_bias else None
+        by_weights = [_zeros(X, gradient.dtype) for X in weights]
         draw = self.generator(q.device)
-        by_pairs = [torch.zeros(X.shape, dtype=gradient.dtype, device=X.device) for X in (own_k, own_v)]
         for owner, (k, v), travels in self.round(own_k, own_v):
             for block, seen, hiding in self.pieces(q, k, owner, score_bias):
                 rows, own_gradient, own_shares, own_sums = (
@@ -106,8 +106,8 @@ class _Circle:
                 )  # (B*G, H/G*block, any)
                 with torch.enable_grad():
                     rows, keys = rows.detach().requires_grad_(), k[:, seen].detach().requires_grad_()
-                    bias = None if hiding.score_bias is None else hiding.score_bias.detach().requires_grad_()
-                    hiding = hiding._replace(score_bias=bias)
+                    bias = hiding.score_bias.detach().requires_grad_() if trains_bias else None
+                    hiding = hiding._replace(score_bias=bias) if trains_bias else hiding
                     scores, visible = self.scores(attention, rows, q[:, block], keys, hiding)
                 with torch.no_grad():
                     weights_here = torch.exp(scores - own_sums)  # (B*G, H/G*block, keys)
@@ -127,8 +127,8 @@ class _Circle:
                     total += found
             travels()
             by_pairs = self.passed(by_pairs, owner)
-        by_k, by_v = by_pairs
-        return by_q.to(q.dtype), by_k.to(own_k.dtype), by_v.to(own_v.dtype), by_bias, *by_weights
+        found = by_q, *by_pairs, by_bias, *by_weights
+        return tuple(X if X is None else X.to(q.dtype) for X in found)
 
     def of(self, weights):
         """The pooling with these weights."""
@@ -139,7 +139,7 @@ class _Circle:
         """Blocks of queries, the keys of the owner that each needs, and what hides of these."""
         first = sum(self.rows.keys[:owner])
         hiding = blocks.part(self.hiding._replace(score_bias=score_bias), keys=slice(first, first + k.shape[1]))
-        if 0 in (q.shape[1], k.shape[1]):
+        if 0 in (*q.shape[:2], k.shape[1]):
             return
         of_pair = len(q) * (q.shape[2] if self.names else 1)  # additive scores have features
         for block, seen in blocks.pieces(hiding, q.shape[1], k.shape[1], of_pair, _known_offset(hiding)):
@@ -187,6 +187,8 @@ class _Circle:
 
     def passed(self, arrays, owner):
         """Arrays of the owner's size handed to the next rank, for those that come from the one before."""
+        if self.mesh.size() == 1:
+            return arrays
         coming, wait = self.send([X.contiguous() for X in arrays], (owner - 1) % self.mesh.size())
         wait()
         return coming
@@ -202,11 +204,17 @@ class _Circle:
             works = distributed.batch_isend_irecv(operations)
 
         def wait():
-            with answering(before):
-                for work in works:
+            # One for each, or one for all.
+            for number, work in enumerate(works):
+                with answering(operations[number].peer):
                     work.wait()
 
         return coming, wait
+
+
+def _zeros(X, dtype):
+    """Where a gradient by X is summed, in another dtype."""
+    return torch.zeros(X.shape, dtype=dtype, device=X.device)
 
 
 def _add(whole, part, queries, keys):

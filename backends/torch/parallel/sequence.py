@@ -39,6 +39,7 @@ class Rows(NamedTuple):
         return sum(self.keys[: self.rank])
 
 
+@torch.compiler.disable  # how many rows each rank has is known in a call alone
 def call(layer, queries, keys, values, valid_lens=None, *rest):
     """Check a call of this rank's rows, alone and with the other ranks, and make it."""
     if isinstance(valid_lens, arguments.Checked):
@@ -47,14 +48,18 @@ def call(layer, queries, keys, values, valid_lens=None, *rest):
         )
     module = arguments.dispatch.load("torch")
     place = module.place(layer, queries)
-    calls.inputs(layer.config, queries, keys, values, is_own=module.is_own, place=place)
-    mask, score_bias, _, offset, head_gates, training, return_weights = rest
+    mask, score_bias, causal, offset, head_gates, training, return_weights = rest
+    switches = causal, training, return_weights
+    calls.inputs(layer.config, queries, keys, values, None, None, *switches, is_own=module.is_own, place=place)
+    mask = mask if module.is_own(mask) else arguments.known("mask", mask, "bool")
+    score_bias = arguments.module_floats(module, "score_bias", score_bias, layer.config.dtype)
+    rest = mask, score_bias, causal, offset, head_gates, training, return_weights
     given = {"valid_lens": valid_lens, "mask": mask, "score_bias": score_bias, "head_gates": head_gates}
-    facts = {
-        "the layer": str(layer.config),
-        "batch": len(queries),
-        "the kinds of arguments": [*map(_given, given.values())],
-    }
+    facts = {"the layer": str(layer.config), "how": layer.how, "batch": len(queries), "causal": bool(causal)}
+    facts |= {name: None if X is None else "given" for name, X in given.items()}
+    facts["offset"] = offset if type(offset) is int else "an array"
+    facts |= {"training": training, "return_weights": bool(return_weights)}
+    facts["requires_grad"] = _tracked(layer, queries, keys, values, score_bias, head_gates)
     told = agree(layer.sequence, facts, (queries.shape[1], keys.shape[1], _rows_of(mask), _rows_of(score_bias)))
     of_queries, of_keys, *of_pairs = zip(*told, strict=True)
     for name, counts in zip(("mask", "score_bias"), of_pairs, strict=True):
@@ -69,8 +74,11 @@ def call(layer, queries, keys, values, valid_lens=None, *rest):
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(of_keys), X.shape[2]) for X in (keys, values))
     checked = arguments.check("torch", layer, queries, whole_keys, whole_values, valid_lens, *rest)
-    if any(map(_given, given.values())) or type(offset) is not int or offset:
-        agree(layer.sequence, split.facts(layer, queries, keys, values, checked, training, return_weights, rows=False))
+    call = layer, queries, keys, values, checked, training, return_weights
+    if any(X is not None for X in given.values()) or type(offset) is not int:
+        agree(layer.sequence, split.facts(*call, rows=False))
+    if layer.heads is not None:
+        agree(layer.heads, split.facts(*call))
     return layer.attend(queries, keys, values, *checked, training, return_weights, everybody)
 
 
@@ -107,7 +115,8 @@ def _blanked(mesh, rows, queries, keys, values, hiding):
     whole_keys = keys.new_empty(1).expand(len(keys), sum(rows.keys), 1)  # (B, all keys, 1)
     of_query = hiding.valid_lens is not None and hiding.valid_lens.ndim == 2
     if hiding.mask is None and hiding.score_bias is None and not of_query:
-        if hiding.valid_lens is None and blocks.reach(hiding) == (None, None):
+        hides = hiding.valid_lens is not None or blocks.reach(hiding) != (None, None)
+        if not hides and 0 not in (sum(rows.queries), sum(rows.keys)):
             return queries, keys, values
         whole = queries.new_empty(1).expand(len(queries), sum(rows.queries), 1)  # (B, all queries, 1)
         sees, seen = _used(whole, whole_keys, hiding)
@@ -147,7 +156,7 @@ def _ulysses(part, mesh, rows, q, k, v, hiding, training):
     of_queries = [H // G * one for one in heads]
     own = slice(sum(of_queries[: rows.rank]), sum(of_queries[: rows.rank + 1]))
     q, k, v = (
-        to_heads(X.unflatten(0, (B, -1)), counts, lengths, mesh).flatten(0, 1)  # (B*heads here, all rows, d)
+        to_heads(X.unflatten(0, (B, sum(counts))), counts, lengths, mesh).flatten(0, 1)  # (B*heads here, all rows, d)
         for X, counts, lengths in ((q, of_queries, rows.queries), (k, heads, rows.keys), (v, heads, rows.keys))
     )
     mask, score_bias = (
@@ -160,7 +169,7 @@ def _ulysses(part, mesh, rows, q, k, v, hiding, training):
     offset = hiding.offset - rows.first_query
     hiding = hiding._replace(valid_lens=lengths, mask=mask, score_bias=score_bias, offset=offset)
     pooled = pool(part.attention, q, k, v, of_queries[rows.rank], hiding, training)  # (B*heads here, all queries, dv)
-    return to_rows(pooled.unflatten(0, (B, -1)), of_queries, rows.queries, mesh).flatten(0, 1)  # (B*H, Q, dv)
+    return to_rows(pooled.unflatten(0, (B, of_queries[rows.rank])), of_queries, rows.queries, mesh).flatten(0, 1)  # (B*H, Q, dv)
 
 
 def _of_heads(pairs, has_rows, own, heads, rows, mesh):
@@ -182,17 +191,23 @@ def _gather(part, mesh, rows, q, k, v, hiding, training):
 
 def pool(attention, q, k, v, num_heads, hiding, training):
     """What an attention pooling gives for heads on this rank, (B*H, Q, dv): by its fast path, where it has one."""
-    if hasattr(attention, "pool") and 0 not in (q.shape[1], k.shape[1]):
+    if hasattr(attention, "pool") and 0 not in (*q.shape[:2], k.shape[1]):
         return attention.pool(q, k, v, num_heads, hiding, training)
-    times, B = len(q) // len(k), len(q) // num_heads
+    times, B = len(q) // max(1, len(k)), len(q) // num_heads
     k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
     visible = repeat_heads(visible_keys(q, k, *hiding), B, num_heads)  # (B*H, Q, K)
     bias = None if hiding.score_bias is None else repeat_heads(four_axes(hiding.score_bias), B, num_heads)
     return attention(q, k, v, visible, bias, training=training)["pooled"]  # (B*H, Q, dv)
 
 
-def _given(X):
-    return X is not None
+def _tracked(layer, queries, keys, values, score_bias, head_gates):
+    """What has gradients: ranks that differ in it would not meet in the backward pass."""
+    if not torch.is_grad_enabled():
+        return []
+    weights = [X.requires_grad for X in layer.parameters()]
+    projected = ((queries, layer.W_q), (keys, layer.W_k), (values, layer.W_v))
+    inputs = [X.requires_grad or any(W.requires_grad for W in dense.parameters()) for X, dense in projected]
+    return weights + inputs + [torch.is_tensor(X) and X.requires_grad for X in (score_bias, head_gates)]
 
 
 def _rows_of(pairs):
