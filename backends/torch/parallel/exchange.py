@@ -4,6 +4,8 @@ import torch
 from torch import distributed
 from torch.autograd.function import once_differentiable
 
+from .ranks import ready
+
 
 def to_heads(X, heads, rows, mesh):
     """X (B, H, rows here, ...) of all heads as (B, heads here, all rows, ...): each rank gets all rows of some heads.
