@@ -38,7 +38,11 @@ SPLIT_HEADS_BUGS = {
     "lengths may differ": (SPLIT, r"lengths if whole else lengths\.shape\[:1\]", "lengths if lengths is None else 0"),
     "offsets may differ": (SPLIT, r'"offset": hiding\.offset', '"offset": 0'),
     "only one rank may train": (SPLIT, r'"training": bool\(.*\), "weights"', '"weights"'),
-    "the first rank alone is looked at": (RANKS, r"for rank, theirs in enumerate\(everybody\)", "for rank, theirs in []"),
+    "the first rank alone is looked at": (
+        RANKS,
+        r"for rank, theirs in enumerate\(everybody\)",
+        "for rank, theirs in []",
+    ),
     "weights are those of the heads here": (SPLIT, r"joined\(weights, 1, mesh\)", "weights"),
     "weights are joined along queries": (SPLIT, r"joined\(weights, 1, mesh\)", "joined(weights, 2, mesh)"),
     "a split layer is copied": (SPLIT, r"def __deepcopy__\(self, memo\)", "def deepcopied(self)"),

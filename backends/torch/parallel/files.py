@@ -61,7 +61,7 @@ def _meshes(layer):
     mesh = split.device_mesh if isinstance(split, DTensor) else None
     names = () if mesh is None else mesh.mesh_dim_names if mesh.ndim > 1 else (None,)
     found = [mesh if name is None else mesh[name] for name in names]
-    return found + [layer.sequence] if isinstance(layer, Split) and layer.sequence is not None else found
+    return [*found, layer.sequence] if isinstance(layer, Split) and layer.sequence is not None else found
 
 
 def _told(mesh, problem):
