@@ -35,7 +35,11 @@ SEQUENCE_BUGS = {
     "the sum is not weighed anew": (RING, r"total \* again", "total"),
     "gradients of keys stay where they are": (RING, r"by_pairs = self\.passed\(by_pairs, owner\)", "pass"),
     "NaN becomes 0": (RING, r"sees = total != 0", "sees = total > 0"),
-    "a backward pass drops other weights": (RING, r"manual_seed\(self\.seed\)", "manual_seed(int(torch.randint(2**62, ())))"),
+    "a backward pass drops other weights": (
+        RING,
+        r"manual_seed\(self\.seed\)",
+        "manual_seed(int(torch.randint(2**62, ())))",
+    ),
     "the softmax takes nothing from gradients": (RING, r"by_scores\.sub_\(own_shares\)\.mul_", "by_scores.mul_"),
     "each rank's keys are placed as the first": (
         RING,

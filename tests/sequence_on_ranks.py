@@ -222,7 +222,7 @@ def refused_alike(rank, mesh):
     for how in HOWS:
         layer = layer_of(how, mesh)
         rows = torch.ones(1 + (rank == 0), 2 * N, dtype=torch.bool)
-        refused(ValueError, "mask has 1 rows on rank 1 of the group, expected 2", layer, X, X, X, mask=rows)
+        refused(ValueError, "mask has 1 rows on rank 1, expected 2: one for each", layer, X, X, X, mask=rows)
         refused(ValueError, f"expected (2, {2 * N})", layer, X, X, X, mask=rows[:1, :2].expand(2, 2))
         refused(ValueError, "return_weights came to a layer that is split", layer, X, X, X, return_weights=True)
         refused(TypeError, "expected tensors", mha.backends.torch.attend, layer, X, X, X, mha.arguments.Checked(None))
