@@ -113,8 +113,9 @@ def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
     for name, X, heads, width in (("W_q", W_q, H, d), ("W_k", W_k, G, d), ("W_v", W_v, G, dv)):
         if X.shape[-1] != heads * width:
             raise ValueError(
-                f"{name} gave {X.shape[-1]} features, expected {heads * width} for {heads} heads: the heads of a "
-                f"layer cannot be split over devices yet; leave {name} out of `parallelize_module`"
+                f"{name} gave {X.shape[-1]} features, expected {heads * width} for {heads} heads: a plan that splits "
+                "kernels alone splits no heads; leave the layer out of it, and call mha.parallel.parallelize, or add "
+                "mha.parallel.plan"
             )
 
 

@@ -17,7 +17,7 @@ from mha.arguments import Checked, Hiding
 from . import layer as lesson
 from .heads import positions
 from .layer import blank, four_axes, repeat_heads, transpose_output, transpose_qkv, visible_keys
-from .pieces import in_reach, pool_pieces, signed
+from .pieces import devices, in_reach, pool_pieces, signed
 
 SHORT = 512  # keys of a sample, of which a quarter is a small product
 FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
@@ -264,15 +264,16 @@ def _dot_by_head(num_heads, X, kernel, dimensions, **options):
 
 def _of_seen(dense, X, seen):
     """dense(X) for X (B, K, in) by quarters of the rows, zeros for quarters where `seen` (B, K) is False throughout."""
-    B, K, width = X.shape
+    (B, K, width), n = X.shape, devices(X, len(X))
     size = math.ceil(K / 4)
-    X = jnp.pad(X, ((0, 0), (0, 4 * size - K), (0, 0))).reshape(B * 4, size, width)  # (B*4, size, in)
-    seen = jnp.pad(jnp.broadcast_to(seen, (B, K)), ((0, 0), (0, 4 * size - K))).reshape(B * 4, size)  # (B*4, size)
+    X = jnp.pad(X, ((0, 0), (0, 4 * size - K), (0, 0))).reshape(n, -1, size, width)  # (n, B/n*4, size, in)
+    seen = jnp.pad(jnp.broadcast_to(seen, (B, K)), ((0, 0), (0, 4 * size - K))).reshape(n, -1, size)  # (n, B/n*4, size)
     module, variables = dense.unbind()
 
     def project(inputs):
-        X, seen = inputs  # (size, in), (size,)
+        X, seen = inputs  # (n, size, in), (n, size)
         pure = functools.partial(module.apply, variables)
-        return jax.lax.cond(seen.any(), pure, lambda X: jnp.zeros_like(pure(X)), X)  # (size, out)
+        return jax.lax.cond(seen.any(), pure, lambda X: jnp.zeros_like(pure(X)), X)  # (n, size, out)
 
-    return jax.lax.map(project, (X, seen)).reshape(B, 4 * size, -1)[:, :K]  # (B, K, out)
+    found = jax.lax.map(project, (X.swapaxes(0, 1), seen.swapaxes(0, 1)))  # (B/n*4, n, size, out)
+    return found.swapaxes(0, 1).reshape(B, 4 * size, -1)[:, :K]  # (B, K, out)

@@ -13,6 +13,7 @@ from mha import blocks
 
 from . import layer as lesson
 
+TOGETHER = "devices"  # whose samples are computed at once
 LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
 
 
@@ -42,9 +43,38 @@ def in_reach(queries, keys, values, hiding):
 
 def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
     """As `pooling.pool`, in pieces of one size each; hiding: as `in_reach` gives it."""
+    B, n = len(queries) // num_heads, devices(queries, len(queries) // num_heads)
+    key = pooling.make_rng("dropout") if training and pooling.dropout else jax.random.key(0)
+    of_pair = pooling.scores_of_pair(queries[:1])
+    pure = functools.partial(_pool_pieces, *pooling.unbind(), of_pair, num_heads, hiding, training, n > 1)
+    named = {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias", "offset")}
+    arrays = {name: X for name, X in named.items() if X is not None and type(X) is not int}
+    if n == 1:
+        return pure(key, queries, keys, values, arrays)
+
+    def parts(X):
+        return X.reshape(n, -1, *X.shape[1:])  # (n, B/n*H, T, d)
+
+    own = {name: len(X) == B for name, X in arrays.items()}
+    arrays = {name: parts(X) if own[name] else X for name, X in arrays.items()}
+    axes = 0, 0, 0, 0, {name: 0 if is_own else None for name, is_own in own.items()}
+    each = jax.vmap(pure, axes, axis_name=TOGETHER)
+    pooled = each(jax.random.split(key, n), parts(queries), parts(keys), parts(values), arrays)  # (n, B/n*H, Q, dv)
+    return pooled.reshape(len(queries), *pooled.shape[2:])  # (B*H, Q, dv)
+
+
+def _pool_pieces(
+    pooling, variables, of_pair, num_heads, hiding, training, together, key, queries, keys, values, arrays
+):
+    """As `pool_pieces`, of a pooling beside its variables.
+
+    of_pair: numbers that a score of one head takes; together: whether others are computed at once, by `jax.vmap`;
+    arrays: those of `hiding` by name.
+    """
+    hiding = hiding._replace(**arrays)
     (BH, Q, d), (BG, K, _), dv = queries.shape, keys.shape, values.shape[2]
     B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
-    G, of_pair, (left, right) = num_heads // n, pooling.scores_of_pair(queries[:1]) * n, blocks.reach(hiding)
+    G, of_pair, (left, right) = num_heads // n, of_pair * n, blocks.reach(hiding)
     size, seen = blocks.queries(Q, math.ceil(of_pair * K / LONG)), K
     if None not in (left, right):
         narrow = blocks.block(hiding, Q, K, of_pair)
@@ -63,8 +93,6 @@ def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
     offset = (hiding.offset + jnp.zeros((1, 1), int))[:, :, None, None]  # (B or 1, 1, 1, 1)
     arrays = [None if X is None else arranged(X) for X in (lens, hiding.mask, hiding.score_bias, offset)]
     cuts = blocks.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
-    key = pooling.make_rng("dropout") if training and pooling.dropout else jax.random.key(0)
-    pooling, variables = pooling.unbind()  # JAX' own loops and branches take pure functions
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
     def pool_some(piece, queries, keys, values, lens, mask, score_bias, offset):
@@ -85,6 +113,8 @@ def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
         last = K if lens is None else lens.max()
         if right is not None:
             last = jnp.minimum(last, jnp.minimum(offset.max(), K - right) + size + right)
+        if together:
+            last = jax.lax.pmax(last, TOGETHER)  # so that it is still one branch that is computed
         # Computed again one by one, or each branch keeps room for what all keep.
         branches = [again(functools.partial(pool_keys, first=0, size=most)) for most in cuts]
         return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)
@@ -94,6 +124,20 @@ def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
     pooled = pooled.reshape(*counts, *sizes, dv).transpose(0, 3, 1, 4, 2, 5, 6)  # (S, m, P, h, C, q, dv)
     pooled = pooled.reshape(-1, num_heads, counts[2] * size, dv)  # (B, H, Q, dv), and more
     return pooled[:B, :, :Q].reshape(BH, Q, dv)  # (B*H, Q, dv)
+
+
+def devices(X, batch_size):
+    """How many samples to compute at once, one of each device, where a batch may lie on several.
+
+    XLA sends all samples to all devices where a loop goes through them. Inside `jax.shard_map` a device has its own.
+    """
+    return 1 if varies(X) else math.gcd(batch_size, jax.device_count())
+
+
+def varies(X):
+    """The axes of the mesh on which the devices have an array of their own, inside `jax.shard_map`."""
+    kind = jax.typeof(X)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # as JAX 0.10 has it
 
 
 def cut(X, first, size, axis):

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+COLLECT = "on all of them call mha.parallel.gather or mha.parallel.save, for a layer"
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -18,6 +19,8 @@ def tensor(array, place=None):
 
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
+    if hasattr(X, "full_tensor"):  # torch.distributed's, which would send to all ranks without a word
+        raise RuntimeError(f"{X.device_mesh.size()} ranks have parts of this array; {COLLECT}, or X.full_tensor()")
     if X.dtype == torch.bfloat16:
         return X.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
     return X.numpy(force=True)

@@ -23,7 +23,7 @@ from .. import layer as lesson
 from ..fast import by_group
 from ..heads import widen
 from ..layer import cap
-from ..pieces import cut, of_keys
+from ..pieces import cut, of_keys, varies
 
 PAIRS = ("valid_lens", "mask", "score_bias")
 SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of many holds little
@@ -258,16 +258,10 @@ def _before(circle, owner):
 
 def _own(arrays, like):
     """Arrays that count as this device's own on every axis of the mesh on which one of `like` does."""
-    axes = frozenset().union(*map(_varies, jax.tree.leaves(like)))
+    axes = frozenset().union(*map(varies, jax.tree.leaves(like)))
 
     def own(X):
-        missing = tuple(axes - _varies(X))
+        missing = tuple(axes - varies(X))
         return jax.lax.pcast(X, missing, to="varying") if missing else X
 
     return jax.tree.map(own, arrays)
-
-
-def _varies(X):
-    """The axes of the mesh on which the devices have an array of their own."""
-    kind = jax.typeof(X)
-    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # as JAX 0.10 has it

@@ -14,16 +14,16 @@ from ..layer import blank, four_axes, repeat_groups, repeat_heads, transpose_out
 from .ring import pool as ring
 
 
-def attend_rows(layer, queries, keys, values, checked, training, axis, how, sizes):
+def attend_rows(layer, queries, keys, values, checked, training, axis, how, sizes, each):
     """The output (B, Q, D) for the queries here, inside `jax.shard_map` over an axis.
 
     checked: its lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet
-    here, and of all keys; sizes: numbers of all queries and keys.
+    here, and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own.
     """
     hiding, head_gates = checked
     H, G = layer.config.num_heads, layer.config.num_key_value_heads
     first_query, first_key = (jax.lax.axis_index(axis) * X.shape[1] for X in (queries, keys))
-    queries, keys, values = _blanked(queries, keys, values, hiding, axis, how, sizes)
+    queries, keys, values = _blanked(queries, keys, values, hiding, axis, how, sizes, each)
     W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, T, H*d)
     q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
     q, k = _turned(layer, q, k, hiding.offset + first_query, first_key)
@@ -33,7 +33,7 @@ def attend_rows(layer, queries, keys, values, checked, training, axis, how, size
     return layer.W_o(transpose_output(pooled, H))  # (B, Q, D)
 
 
-def _blanked(queries, keys, values, hiding, axis, how, sizes):
+def _blanked(queries, keys, values, hiding, axis, how, sizes, each):
     """The inputs with zeros for queries that see no key, and for keys and values that no query of any device sees."""
     if all(X is None for X in (hiding.valid_lens, hiding.mask, hiding.score_bias)) and blocks.reach(hiding) == (
         None,
@@ -42,9 +42,8 @@ def _blanked(queries, keys, values, hiding, axis, how, sizes):
         return queries, keys, values
     here, B = jax.lax.axis_index(axis), len(queries)
     whole_queries, whole_keys = (jnp.zeros((B, size, 1), queries.dtype) for size in sizes)
-    of_query = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
     pairs = hiding.mask is not None or hiding.score_bias is not None
-    if how == "ulysses" or not (pairs or of_query):
+    if how == "ulysses" or not (pairs or each):
         sees, seen = used(whole_queries, whole_keys, _offset(hiding, 0))
         if pairs:  # of the heads that meet here alone
             sees, seen = _anywhere(sees, axis), _anywhere(seen, axis)

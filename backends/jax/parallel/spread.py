@@ -51,8 +51,11 @@ def attend(
     arrays |= {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias")}
     from_0 = type(hiding.offset) is int
     arrays |= {"offset": None if from_0 else hiding.offset} | (rngs or {})
+    of_query = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
     # All rows of some heads meet on one device, with what hides of them.
-    rows, of_pairs = (None, (heads, sequence)) if how == "ulysses" and sequence else (sequence, heads)
+    rows, of_pairs = (
+        (None, (heads, sequence) if heads else sequence) if how == "ulysses" and sequence else (sequence, heads)
+    )
     specs = {name: PartitionSpec(data, sequence) for name in ("queries", "keys", "values")}
     for name, X in arrays.items():
         if name == "head_gates":
@@ -77,7 +80,8 @@ def attend(
             variables = _once(variables, heads)
         options = {"training": training, "rngs": here}
         if sequence:
-            run = functools.partial(attend_rows, axis=sequence, how=how, sizes=(queries.shape[1], keys.shape[1]))
+            sizes = queries.shape[1], keys.shape[1]
+            run = functools.partial(attend_rows, axis=sequence, how=how, sizes=sizes, each=of_query)
             output = part.apply(variables, *inputs, method=run, **options)
         else:
             output = part.apply(variables, *inputs, **options)

@@ -210,12 +210,17 @@ def parallelize(layer, mesh, how=None):
     return layer
 
 
-def check(layer, mesh):
-    """Refuse what is no layer of ours, and a mesh of several dimensions."""
+def check_layer(layer):
+    """Refuse what is no layer of ours."""
     if not isinstance(layer, lesson.MultiHeadAttention):
         raise TypeError(
             f"layer is a {type(layer).__name__}, expected attention.layer; mha.parallel.plan finds those in a model"
         )
+
+
+def check(layer, mesh):
+    """Refuse what is no layer of ours, and a mesh of several dimensions."""
+    check_layer(layer)
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh is {checks.brief(mesh)}, expected a torch.distributed.device_mesh.DeviceMesh")
     if mesh.ndim != 1:

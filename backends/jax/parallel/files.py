@@ -1,0 +1,65 @@
+"""The weights of a layer whose variables are split over devices, as one: collected, saved, and loaded.
+
+`orbax.checkpoint`, which comes with Flax, saves and restores such variables as they are: they are a tree of arrays.
+"""
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from mha import checks, weights
+from mha.config import shapes
+from mha.parallel import whole
+
+from .. import layer as lesson
+from ..arrays import to_numpy
+
+ROOM = 512  # bytes of a problem that is told to the other processes
+
+
+def gather(layer):
+    """See `mha.parallel.gather`."""
+    _check(layer)
+    named = {}
+    for name, X in lesson._parameters(layer).items():
+        here = getattr(X, "is_fully_addressable", True)
+        named[name] = to_numpy(X) if here else np.array(multihost_utils.process_allgather(X, tiled=True))
+    return checks.weights(shapes(layer.config), layer.config.dtype, named)
+
+
+def save(layer, path):
+    """See `mha.parallel.save`."""
+    arrays, problem = gather(layer), None
+    if jax.process_index() == 0:
+        try:
+            weights.save(path, layer.config, arrays)
+        except (OSError, ValueError) as error:
+            problem = error
+    if jax.process_count() > 1:
+        text = str(problem or "").encode()[:ROOM]
+        told = np.array([*text, *[0] * (ROOM - len(text))], np.uint8)
+        told = bytes(np.asarray(multihost_utils.broadcast_one_to_all(told)).tolist()).rstrip(b"\0")
+        problem = problem or (told and whole.failed(0, told.decode(errors="replace")))
+    if problem:
+        raise problem
+
+
+def load(layer, path):
+    """See `mha.parallel.load`."""
+    _check(layer)
+    arrays, old = whole.read(path, layer.config), lesson._parameters(layer)
+    new = {name: _placed(array, old[name]) for name, array in arrays.items()}
+    return lesson.set_weights(layer, new)
+
+
+def _placed(array, like):
+    """A NumPy array as one of JAX that lies where another lies, of which each process makes its part."""
+    sharding = getattr(like, "sharding", None)
+    return array if sharding is None else jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+
+def _check(layer):
+    if not isinstance(layer, lesson.MultiHeadAttention) or layer.scope is None:
+        raise TypeError(
+            f"layer is a {type(layer).__name__}, expected a layer with its variables: module.bind(variables)"
+        )

@@ -1,0 +1,73 @@
+"""The weights of a layer that is split over ranks, as one: collected, saved, and loaded; by `fully_shard`, too."""
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from mha import checks, weights
+from mha.config import shapes
+from mha.parallel import whole
+
+from .. import layer as lesson
+from ..arrays import place, tensor, to_numpy
+from .ranks import global_rank
+from .split import Split, check_layer
+
+ROOM = 512  # bytes of a problem that is told to the other ranks
+
+
+def gather(layer):
+    """See `mha.parallel.gather`."""
+    check_layer(layer)
+    named = {}
+    for name, X in lesson._parameters(layer).items():
+        X = X.full_tensor() if isinstance(X, DTensor) else X
+        named[name] = to_numpy(lesson._canonical(X)).copy()
+    return checks.weights(shapes(layer.config), layer.config.dtype, named)
+
+
+def save(layer, path):
+    """See `mha.parallel.save`."""
+    arrays, meshes, problem = gather(layer), _meshes(layer), None
+    if all(mesh.get_local_rank() == 0 for mesh in meshes):
+        try:
+            weights.save(path, layer.config, arrays)
+        except (OSError, ValueError) as error:
+            problem = error
+    for mesh in meshes:
+        told = _told(mesh, problem)
+        problem = problem or (told and whole.failed(global_rank(mesh, 0), told))
+    if problem:
+        raise problem
+
+
+def load(layer, path):
+    """See `mha.parallel.load`."""
+    check_layer(layer)
+    arrays = whole.read(path, layer.config)
+    with torch.no_grad():
+        for name, X in lesson._parameters(layer).items():
+            new = lesson._canonical(tensor(arrays[name], place(layer)))
+            if isinstance(X, DTensor):
+                # Each rank has read the whole, and takes its part.
+                new = distribute_tensor(new.contiguous(), X.device_mesh, X.placements, src_data_rank=None)
+            X.copy_(new)
+    return layer
+
+
+def _meshes(layer):
+    """The meshes, of one dimension each, over whose ranks the layer lies."""
+    found = [mesh for mesh in (layer.heads, layer.sequence) if mesh is not None] if isinstance(layer, Split) else []
+    split = lesson._parameters(layer)["W_q.kernel"]
+    if not found and isinstance(split, DTensor):
+        mesh = split.device_mesh
+        found = [mesh] if mesh.ndim == 1 else [mesh[name] for name in mesh.mesh_dim_names]
+    return found
+
+
+def _told(mesh, problem):
+    """What the first rank of a mesh has to say of a problem, on all of them; "" if there is none."""
+    text = str(problem or "").encode()[:ROOM]
+    told = torch.tensor([*text, *[0] * (ROOM - len(text))], dtype=torch.uint8, device=mesh.device_type)
+    distributed.broadcast(told, global_rank(mesh, 0), group=mesh.get_group())
+    return bytes(told.tolist()).rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,332 @@
+"""What two ranks check of a layer of PyTorch whose heads are split over them; test_heads_over_ranks.py starts them.
+
+Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens. The oracle is NumPy.
+"""
+
+import copy
+import dataclasses
+import math
+import warnings
+
+import numpy as np
+import torch
+from layers import agrees, random_layer
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mha
+from mha import blocks, parallel
+
+B, Q, K, H, D = 2, 3, 5, 4, 12
+SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
+WIDTHS = SIZES | {"query_size": 7, "key_size": 6, "value_size": 5}
+NORMED = WIDTHS | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(4), "softcap": 2.0}
+LAYERS = {"grouped, normed": NORMED, "additive": WIDTHS | {"pooling": "additive"}}
+RATE = 0.25
+
+
+def torch_layer(attention, **options):
+    """A layer of NumPy on PyTorch, with other options of making."""
+    config = dataclasses.replace(attention.config, **options)
+    made = mha.MultiHeadAttention(**vars(config), backend="torch")
+    made.weights = attention.weights
+    return made
+
+
+def made(group, options, dtype="float64"):
+    """A layer of NumPy with random weights, the same on PyTorch, and its layer, split."""
+    attention = random_layer(np.random.default_rng(1), options, dtype)
+    whole = torch_layer(attention)
+    return attention, whole, parallel.parallelize(torch_layer(attention).layer, group.mesh)
+
+
+def refused(call, *parts, kind=ValueError):
+    """A call raises an error with these parts in its one line."""
+    try:
+        call()
+    except kind as error:
+        text = str(error)
+        assert all(part in text for part in parts), text
+        assert "\n" not in text, text
+    else:
+        raise AssertionError(f"nothing raised that says {parts}")
+
+
+def check_output_weights_and_gradients_are_those_of_the_whole(group):
+    rng = np.random.default_rng(2)
+    for options in LAYERS.values():
+        attention, _, split = made(group, options)
+        config, gates = attention.config, ((B, H), (H,))
+        for of_gates in gates:
+            shapes = (B, Q, config.query_size), (B, K, config.key_size), (B, K, config.value_size), (B, Q, D)
+            *inputs, cotangent = (rng.normal(size=shape) for shape in shapes)
+            mask, bias = rng.random((B, H, Q, K)) < 0.7, rng.normal(size=(B, H, Q, K))
+            call = {"mask": mask, "score_bias": bias, "head_gates": rng.normal(size=of_gates)}
+            expected = attention.gradients(*inputs, [5, 3], cotangent=cotangent, **call)
+            output, weights = attention(*inputs, [5, 3], return_weights=True, **call)
+            tensors = {name: torch.tensor(X) for name, X in zip(("queries", "keys", "values"), inputs, strict=True)}
+            tensors |= {name: torch.tensor(X) for name, X in call.items()}
+            for name in ("queries", "keys", "values", "score_bias", "head_gates"):
+                tensors[name].requires_grad_()
+            lengths = torch.tensor([5, 3])
+            for return_weights in (False, True):
+                found = split(**tensors, valid_lens=lengths, return_weights=return_weights)
+                result, by_head = found if return_weights else (found, None)
+                assert agrees(result, output)
+                assert by_head is None or agrees(by_head, weights)
+                split.zero_grad()
+                for X in tensors.values():
+                    X.grad = None
+                result.backward(torch.tensor(cotangent))
+                gradients = {name: X.grad for name, X in tensors.items() if X.requires_grad}
+                by_name = dict(split.named_parameters())
+                for name in attention.weights:
+                    gradient = by_name[name.replace("kernel", "weight")].grad.full_tensor()
+                    gradients[name] = gradient.T if gradient.ndim == 2 else gradient
+                assert set(gradients) == set(expected)
+                for name, gradient in gradients.items():
+                    assert agrees(gradient, expected[name], gradient=True), (name, return_weights)
+
+
+def check_the_lesson_is_split_too(group):
+    rng = np.random.default_rng(3)
+    attention = mha.MultiHeadAttention(**WIDTHS, dtype="float64", readable=True, backend="torch", seed=0)
+    X = [rng.normal(size=shape) for shape in ((B, Q, 7), (B, K, 6), (B, K, 5))]
+    output = attention(*X, [5, 3])
+    parallel.parallelize(attention.layer, group.mesh)
+    assert agrees(attention(*X, [5, 3]), output)
+    assert attention.layer.config.num_heads == H
+
+
+class Sent(TorchDispatchMode):
+    """Counts the numbers that go through sums, and the bytes of those that go to one rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.sums, self.told = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            tensors = args[0]
+            match function.__name__.partition(".")[0]:
+                case "allreduce_":
+                    self.sums += [X.numel() * X.element_size() for X in tensors]
+                case "send":
+                    self.told += sum(X.numel() * X.element_size() for X in tensors)
+                case "recv_":
+                    pass
+                case other:
+                    raise AssertionError(f"{other} was not expected")
+        return function(*args, **kwargs or {})
+
+
+def check_what_is_sent(group):
+    T = 64
+    volume = B * T * D * 8  # bytes of one output
+    rng = np.random.default_rng(4)
+    _, _, split = made(group, SIZES)
+    X = [torch.tensor(rng.normal(size=(B, T, D)), requires_grad=True) for _ in range(3)]
+    for inputs, count in ((X, 3), ([X[0]] * 3, 1), ([X[0], X[1], X[1]], 2)):
+        with Sent() as forward:
+            output = split(*inputs)
+        with Sent() as backward:
+            output.sum().backward()
+        assert forward.sums == [volume], forward.sums
+        assert backward.sums == [volume] * count, backward.sums
+        assert 0 < forward.told <= 512 * (group.count - 1)
+        assert backward.told == 0
+
+
+def see_through(group):
+    """A split layer that returns the weights that dropout has left, times K, (B, Q, H*K), and inputs for it."""
+    K = 16
+    sizes = {"query_size": 1, "key_size": 1, "value_size": K, "key_dim": 1, "value_dim": K}
+    attention = mha.MultiHeadAttention(H * K, H, RATE, **sizes, dtype="float64", backend="torch")
+    identities = {"W_v.kernel": np.tile(np.eye(K), H), "W_o.kernel": K * np.eye(H * K)}
+    attention.weights = attention.weights | identities
+    split = parallel.parallelize(attention.layer, group.mesh)
+    inputs = torch.zeros(8, 32, 1), torch.zeros(8, K, 1), torch.eye(K).expand(8, K, K)
+    return split, [X.double() for X in inputs]
+
+
+def check_dropout(group):
+    split, inputs = see_through(group)
+    split.train()
+
+    def pattern():
+        """The factors of all weights, (heads, B * Q * K)."""
+        return split(*inputs).detach().reshape(8, 32, H, -1).transpose(0, 2).reshape(H, -1)  # (H, Q*B*K)
+
+    # Hoeffding, as in test_dropout_pieces.py: right dropout fails for about one seed in a hundred million.
+    def is_mean(kept, mean):
+        assert abs(float(kept.double().mean()) - mean) <= math.sqrt(math.log(2 / 1e-9) / (2 * kept.numel()))
+
+    torch.manual_seed(11)
+    first, second = pattern(), pattern()
+    after = float(torch.rand(()))
+    torch.manual_seed(11)
+    assert torch.equal(pattern(), first)
+    assert torch.equal(pattern(), second)
+    assert float(torch.rand(())) == after
+    everywhere = [torch.empty_like(first) for _ in range(group.count)]
+    distributed.all_gather(everywhere, first)
+    assert all(torch.equal(X, first) for X in everywhere)
+    ends = [torch.empty(1, dtype=torch.float64) for _ in range(group.count)]
+    distributed.all_gather(ends, torch.tensor([after], dtype=torch.float64))
+    assert len(set(map(float, ends))) == 1  # and so the next layer draws alike
+
+    kept = first != 0
+    assert agrees(first[kept], np.full(int(kept.sum()), 1 / (1 - RATE)))
+    chance = (1 - RATE) ** 2 + RATE**2
+    for head in range(H):
+        is_mean(kept[head], 1 - RATE)
+        is_mean((second != 0)[head] == kept[head], chance)
+        for other in range(head):
+            is_mean(kept[head] == kept[other], chance)
+
+
+def check_dropout_of_pieces_that_are_computed_again(group):
+    split, inputs = see_through(group)
+    split.train()
+    before, blocks.SCORES = blocks.SCORES, 1000  # scores at a time
+    try:
+        values = inputs[2].clone().requires_grad_()
+        torch.manual_seed(5)
+        output = split(*inputs[:2], values)
+        cotangent = torch.arange(output.numel(), dtype=torch.float64).reshape(output.shape).cos()
+        output.backward(cotangent)
+    finally:
+        blocks.SCORES = before
+    # The output is linear in values: with the same weights dropped, both are the same sum.
+    assert agrees((values.grad * values.detach()).sum(), np.array((output * cotangent).sum().item()), gradient=True)
+
+
+def check_calls_that_differ_are_refused_on_both(group):
+    rng = np.random.default_rng(6)
+    attention, _, split = made(group, SIZES | {"dropout": 0.5})
+    X, second = torch.tensor(rng.normal(size=(B, K, D))), group.rank == 1
+    mask = torch.ones((1, K) if second else (K, K), dtype=torch.bool)
+    calls = {
+        "queries": ((X[:, second:], X, X), {}),
+        "batch": ((X[second:],) * 3, {}),
+        "valid_lens": ((X, X, X), {"valid_lens": torch.tensor([3, 4 if second else 5])}),
+        "valid_lens of one": ((X, X, X), {"valid_lens": torch.tensor([3, 4]) if second else None}),
+        "mask": ((X, X, X), {"mask": mask}),
+        "score_bias": ((X, X, X), {"score_bias": X.new_zeros(K, K) if second else None}),
+        "head_gates": ((X, X, X), {"head_gates": X.new_ones(H) if second else None}),
+        "offset": ((X, X, X), {"causal": True, "offset": int(second)}),
+        "causal": ((X, X, X), {"causal": second}),
+        "training": ((X, X, X), {"training": second}),
+        "return_weights": ((X, X, X), {"return_weights": second}),
+    }
+    named = {"batch": "queries", "valid_lens of one": "valid_lens", "return_weights": "weights"}
+    for name, (inputs, options) in calls.items():
+        refused(lambda: split(*inputs, **options), named.get(name, name), "rank 1", "rank 0")  # noqa: B023
+    assert agrees(split(X, X, X, training=False), attention(X.numpy(), X.numpy(), X.numpy()))  # they still agree
+
+
+def check_what_is_refused(group):
+    _, whole, split = made(group, SIZES)
+    X = torch.zeros(B, K, D, dtype=torch.float64)
+    holder = copy.copy(whole)
+    holder.layer = split
+    for call in (lambda: copy.deepcopy(split), lambda: holder.vjp(X, X, X), lambda: holder.gradients(X, X, X)):
+        refused(call, "2 ranks", "mha.parallel.gather")
+    refused(lambda: holder.trace(X, X, X), "2 ranks", "mha.parallel.gather")
+    refused(lambda: parallel.parallelize(split, group.mesh), "split already")
+    refused(lambda: made(group, SIZES | {"num_heads": 3}), "num_heads is 3", "2")
+    refused(lambda: made(group, SIZES | {"num_key_value_heads": 1}), "num_key_value_heads is 1")
+    refused(lambda: parallel.parallelize(whole, group.mesh), "attention.layer", kind=TypeError)
+    refused(lambda: parallel.parallelize(whole.layer, "ranks"), "DeviceMesh", kind=TypeError)
+    for call in (lambda: holder.weights, lambda: holder.to("numpy"), lambda: holder.save(group.folder / "none")):
+        refused(call, "mha.parallel.gather", "mha.parallel.save", kind=RuntimeError)
+    assert not (group.folder / "none").exists()
+
+
+def sharded(group, attention):
+    """A layer whose weights lie on the ranks in parts by `fully_shard`."""
+    layer = torch_layer(attention).layer
+    fully_shard(layer, mesh=group.mesh)
+    return layer
+
+
+def check_weights_are_collected_saved_and_loaded(group):
+    for options in LAYERS.values():
+        attention, whole, split = made(group, options)
+        for number, layer in enumerate((split, sharded(group, attention))):
+            assert any(isinstance(X, DTensor) for X in layer.parameters())
+            found = parallel.gather(layer)
+            assert list(found) == list(attention.weights)
+            assert all(np.array_equal(X, attention.weights[name]) for name, X in found.items())
+            path = group.folder / f"{number} of {attention.config.pooling}.safetensors"
+            parallel.save(layer, path)
+            distributed.barrier()
+            again = mha.load(path)
+            assert again.config == attention.config
+            assert all(np.array_equal(X, attention.weights[name]) for name, X in again.weights.items())
+            with torch.no_grad():
+                for X in layer.parameters():
+                    X.zero_()
+            assert parallel.load(layer, path) is layer
+            assert all(np.array_equal(X, attention.weights[name]) for name, X in parallel.gather(layer).items())
+            refused(lambda: parallel.save(layer, group.folder), "is a directory", kind=OSError)  # noqa: B023
+            whole.layer = layer
+            refused(lambda: whole.weights, "mha.parallel.gather", kind=RuntimeError)  # noqa: B023
+    other = made(group, SIZES)[2]
+    refused(lambda: parallel.load(other, path), "query_size=7, expected 12")
+
+
+def check_checkpoints_of_torch(group):
+    attention, _, split = made(group, NORMED)
+    warnings.simplefilter("ignore")
+    checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "split")
+    other = torch_layer(random_layer(np.random.default_rng(9), NORMED, "float64"))
+    state = {"layer": other.layer.state_dict()}
+    checkpoint.load(state, checkpoint_id=group.folder / "split")  # into a whole one: other ranks, too
+    assert all(np.array_equal(X, attention.weights[name]) for name, X in other.weights.items())
+
+    checkpoint.save({"layer": other.layer.state_dict()}, checkpoint_id=group.folder / "whole")
+    with torch.no_grad():
+        for X in split.parameters():
+            X.zero_()
+    state = {"layer": split.state_dict()}
+    checkpoint.load(state, checkpoint_id=group.folder / "whole")  # and back
+    split.load_state_dict(state["layer"])
+    assert all(np.array_equal(X, attention.weights[name]) for name, X in parallel.gather(split).items())
+
+
+def check_training(group):
+    rng = np.random.default_rng(7)
+    attention, whole, split = made(group, SIZES | {"qk_norm": "layer"})
+    X, target = (torch.tensor(rng.normal(size=(B, K, D))) for _ in range(2))
+    for layer in (whole.layer, split):
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (layer(X, X, X) - target).square().sum().backward()
+            norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            optimizer.step()
+        if layer is whole.layer:
+            expected = float(norm)
+    assert agrees(norm, np.array(expected), gradient=True)
+    trained = whole.weights
+    assert not np.array_equal(trained["W_q.kernel"], attention.weights["W_q.kernel"])
+    for name, found in parallel.gather(split).items():
+        assert agrees(found, trained[name], gradient=True), name
+
+
+def check_model_by_plan(group):
+    attention = random_layer(np.random.default_rng(8), SIZES, "float64")
+    model = torch.nn.ModuleDict({"body": torch.nn.ModuleList([torch_layer(attention).layer, torch.nn.Linear(2, 2)])})
+    plan = parallel.plan(model)
+    assert list(plan) == ["body.0"]
+    assert list(parallel.plan(model["body"][0])) == [""]
+    torch.distributed.tensor.parallel.parallelize_module(model, group.mesh, plan)
+    assert isinstance(model["body"][0].W_q.weight, DTensor)
+    X = np.random.default_rng(9).normal(size=(B, K, D))
+    assert agrees(model["body"][0](*[torch.tensor(X)] * 3), attention(X, X, X))
+    refused(lambda: parallel.plan(torch.nn.Linear(2, 2)), "Linear")
