@@ -1,6 +1,6 @@
 """Bugs of a layer of PyTorch whose sequence is split over ranks, which its tests must notice: planted as in bugs.py."""
 
-SEQUENCE_TESTS = ["test_split_sequence.py"]
+SEQUENCE_TESTS = ["test_sequence_over_ranks.py"]
 RING, SEQUENCE, EXCHANGE = (f"backends/torch/parallel/{name}" for name in ("ring", "sequence", "exchange"))
 SEQUENCE_BUGS = {
     "the causal order begins anew on each rank": (
