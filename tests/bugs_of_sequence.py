@@ -34,7 +34,7 @@ SEQUENCE_BUGS = {
     "what was pooled is not weighed anew": (RING, r"pooled \* again", "pooled"),
     "the sum is not weighed anew": (RING, r"total \* again", "total"),
     "gradients of keys stay where they are": (RING, r"by_pairs = self\.passed\(by_pairs, owner\)", "pass"),
-    "NaN becomes 0": (RING, r"sees = total != 0", "sees = total > 0"),
+    "NaN becomes 0": (RING, r"\(pooled / total\)", "torch.nan_to_num(pooled / total)"),
     "a backward pass drops other weights": (
         RING,
         r"manual_seed\(self\.seed\)",

@@ -83,7 +83,7 @@ def check_the_suite(group):
 def check_the_suite_in_small_blocks(group):
     before, blocks.SCORES = blocks.SCORES, 300
     try:
-        names = "all options", "additive, all options", "causal, offset, one sample", "window, offsets"
+        names = "all options", "additive, all options", "window, offsets", "mask and bias of one row"
         ways_of(group, "quick", names, ("float64",))
     finally:
         blocks.SCORES = before
