@@ -14,6 +14,6 @@ def test_all_cases(count, tmp_path, monkeypatch):
     assert outcomes == {name: [""] * count for name in ranks.checks(CHECKS)}
 
 
-def test_more_ranks_than_rows(tmp_path):
-    outcomes = ranks.outcomes("sequence_over_ranks", 5, tmp_path, 200)
-    assert outcomes == {name: [""] * 5 for name in ranks.checks("sequence_over_ranks")}
+def test_one_rank_for_each_head(tmp_path):
+    outcomes = ranks.outcomes("sequence_over_ranks", 6, tmp_path, 200)
+    assert outcomes == {name: [""] * 6 for name in ranks.checks("sequence_over_ranks")}
