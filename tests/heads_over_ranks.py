@@ -137,7 +137,7 @@ def check_what_is_sent(group):
         assert forward.sums == [volume], forward.sums
         assert backward.sums == [volume] * count, backward.sums
         assert 0 < forward.told <= 512 * (group.count - 1)
-        assert backward.told == 0
+        assert backward.told == count * (group.count - 1)  # that a rank is there
 
 
 def see_through(group):
@@ -262,8 +262,7 @@ def check_weights_are_collected_saved_and_loaded(group):
             assert list(found) == list(attention.weights)
             assert all(np.array_equal(X, attention.weights[name]) for name, X in found.items())
             path = group.folder / f"{number} of {attention.config.pooling}.safetensors"
-            parallel.save(layer, path)
-            distributed.barrier()
+            parallel.save(layer, path)  # all wait for the one that writes
             again = mha.load(path)
             assert again.config == attention.config
             assert all(np.array_equal(X, attention.weights[name]) for name, X in again.weights.items())

@@ -4,6 +4,8 @@ import torch
 from torch import distributed
 from torch.autograd.function import once_differentiable
 
+from .ranks import ready
+
 
 def to_heads(X, heads, rows, mesh):
     """X (B, H, rows here, ...) of all heads as (B, heads here, all rows, ...): each rank gets all rows of some heads.
@@ -30,6 +32,7 @@ def gathered(X, axis, rows, mesh):
 def anywhere(flags, mesh):
     """Which of some flags, alike in shape, are set on any rank."""
     found = flags.to(torch.uint8)
+    ready(mesh)
     distributed.all_reduce(found, distributed.ReduceOp.MAX, group=mesh.get_group())
     return found.bool()
 
@@ -58,6 +61,7 @@ class _Gathered(torch.autograd.Function):
         padded = last.new_zeros((most, *last.shape[1:]), dtype=_sent(X.dtype))  # ranks send as much each
         padded[: len(last)] = last
         found = [torch.empty_like(padded) for _ in rows]
+        ready(mesh)
         distributed.all_gather(found, padded, group=mesh.get_group())
         whole = torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
         return whole.to(X.dtype).movedim(0, axis)
@@ -78,6 +82,7 @@ def _all_to_all(mesh, shapes, pieces):
     sizes = [torch.Size(shape).numel() for shape in shapes]
     found = sent.new_empty(sum(sizes))
     counts = [piece.numel() for piece in pieces]
+    ready(mesh)
     distributed.all_to_all_single(found, sent, sizes, counts, group=mesh.get_group())
     return [part.view(shape).to(dtype) for part, shape in zip(found.split(sizes), shapes, strict=True)]
 

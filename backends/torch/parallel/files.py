@@ -57,12 +57,11 @@ def load(layer, path):
 
 def _meshes(layer):
     """The meshes, of one dimension each, over whose ranks the layer lies."""
-    found = [mesh for mesh in (layer.heads, layer.sequence) if mesh is not None] if isinstance(layer, Split) else []
     split = lesson._parameters(layer)["W_q.kernel"]
-    if not found and isinstance(split, DTensor):
-        mesh = split.device_mesh
-        found = [mesh] if mesh.ndim == 1 else [mesh[name] for name in mesh.mesh_dim_names]
-    return found
+    mesh = split.device_mesh if isinstance(split, DTensor) else None
+    names = () if mesh is None else mesh.mesh_dim_names if mesh.ndim > 1 else (None,)
+    found = [mesh if name is None else mesh[name] for name in names]
+    return [*found, layer.sequence] if isinstance(layer, Split) and layer.sequence is not None else found
 
 
 def _told(mesh, problem):

@@ -9,6 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from ..arrays import to_numpy
 
+TAG = 17  # of what is told here, beside what else is sent from rank to rank
+
 # 1. Whether all make the same call
 
 
@@ -47,12 +49,22 @@ def _exchanged(mesh, told):
         if rank != here:
             other = global_rank(mesh, rank)
             with answering(other):
-                waiting.append((other, distributed.irecv(found[rank], other, group=group)))
-                waiting.append((other, distributed.isend(told, other, group=group)))
+                waiting.append((other, distributed.irecv(found[rank], other, group=group, tag=TAG)))
+                waiting.append((other, distributed.isend(told, other, group=group, tag=TAG)))
     for other, work in waiting:
         with answering(other):
             work.wait()
     return [one.tolist() for one in found]
+
+
+def ready(mesh):
+    """Wait until all ranks of a mesh are here; raises RuntimeError that names one that does not come.
+
+    A collective that a rank never joins would end, too, but in words that name none. Other engines than that of the
+    processor wait by themselves.
+    """
+    if mesh.device_type == "cpu" and not torch.compiler.is_compiling():
+        _exchanged(mesh, torch.zeros(1, dtype=torch.uint8))
 
 
 @contextlib.contextmanager
@@ -101,8 +113,8 @@ class _Summed(torch.autograd.Function):
     """The sum of what the ranks have, on all of them, where all use it alike."""
 
     @staticmethod
-    def forward(ctx, X, group):
-        return _all_reduced(X, group)
+    def forward(ctx, X, mesh):
+        return _all_reduced(X, mesh)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -111,17 +123,18 @@ class _Summed(torch.autograd.Function):
 
 def shared(X, mesh):
     """X, which all ranks of a mesh have alike; its gradient is the sum over the ranks. None stays None."""
-    return _Shared.apply(X, mesh.get_group()) if torch.is_tensor(X) and X.is_floating_point() else X
+    return _Shared.apply(X, mesh) if torch.is_tensor(X) and X.is_floating_point() else X
 
 
 def summed(X, mesh):
     """The sum of X over the ranks of a mesh; each has the gradient of the sum."""
-    return _Summed.apply(X, mesh.get_group())
+    return _Summed.apply(X, mesh)
 
 
-def _all_reduced(X, group):
+def _all_reduced(X, mesh):
+    ready(mesh)
     total = X.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(total, group=group)
+    distributed.all_reduce(total, group=mesh.get_group())
     return total
 
 
@@ -132,6 +145,7 @@ class _Joined(torch.autograd.Function):
     def forward(ctx, X, axis, mesh):
         ctx.axis, ctx.own = axis, mesh.get_local_rank()
         parts = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
+        ready(mesh)
         distributed.all_gather(parts, X.contiguous(), group=mesh.get_group())
         ctx.size = X.shape[axis]
         return torch.cat(parts, axis)

@@ -5,7 +5,6 @@ a layer of the class that it was, with fewer heads; what that one computes is no
 """
 
 import contextlib
-import copy
 import functools
 
 import torch
@@ -75,7 +74,7 @@ class Split:
 
     def part(self):
         """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
-        part = copy.copy(self) if self.heads is None else with_parameters(self, self.own)
+        part = twin_of(self) if self.heads is None else with_parameters(self, self.own)
         part.__class__ = type(self).whole
         if self.heads is not None:
             part.config = part_of(self.config, self.heads.size())
@@ -151,9 +150,16 @@ def _shape(X, axis, rows):
 
 def with_parameters(module, change, path=""):
     """A module with parameters changed, beside the one that it is of: change(name, parameter)."""
-    twin = copy.copy(module)
+    twin = twin_of(module)
     twin._parameters = {name: X if X is None else change(path + name, X) for name, X in module._parameters.items()}
     twin._modules = {name: with_parameters(one, change, f"{path}{name}.") for name, one in module._modules.items()}
+    return twin
+
+
+def twin_of(module):
+    """A module that shares all that another has, until it is changed."""
+    twin = object.__new__(type(module))  # `copy.copy` makes those of `fully_shard` anew
+    vars(twin).update(vars(module))
     return twin
 
 

@@ -1,0 +1,94 @@
+"""What four ranks check of split heads beside other engines; distributed/test_heads.py starts them.
+
+Letters: B batch, T rows, H heads, D num_hiddens. The oracle is the whole layer on NumPy.
+"""
+
+import warnings
+
+import numpy as np
+import torch
+from heads_over_ranks import torch_layer
+from layers import agrees, random_layer
+from torch.distributed import checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from mha import parallel, weights
+
+B, T, H, D = 4, 5, 4, 12
+SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
+
+
+def drawn():
+    """A layer of NumPy, inputs (B, T, D) and a target, the same on every rank."""
+    rng = np.random.default_rng(1)
+    attention = random_layer(rng, SIZES, "float64")
+    return attention, *(rng.normal(size=(B, T, D)) for _ in range(2))
+
+
+def gradient_of(parameter):
+    """The whole gradient of a parameter, in the canonical layout."""
+    gradient = parameter.grad.full_tensor()
+    return gradient.T if gradient.ndim == 2 else gradient
+
+
+def check_batches_beside_heads(group):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
+    attention, X, target = drawn()
+    output, pull_back = attention.vjp(X, X, X)
+    expected = pull_back((output - target) / B)
+    row = mesh["data"].get_local_rank()
+    own = slice(row * B // 2, (row + 1) * B // 2)
+    inputs, wanted = (torch.tensor(Y[own]) for Y in (X, target))
+    layer = parallel.parallelize(torch_layer(attention).layer, mesh["heads"])
+    fully_shard(layer, mesh=mesh["data"])  # DistributedDataParallel takes no DTensors
+    found = layer(inputs, inputs, inputs)
+    assert agrees(found, output[own])
+    ((found - wanted).square().sum() / 2 / (B // 2)).backward()  # the mean of both is that of the batch
+    for name, parameter in layer.named_parameters():
+        assert agrees(gradient_of(parameter), expected[name.replace("weight", "kernel")], gradient=True), name
+
+    def check_weights():
+        for name, found in parallel.gather(layer).items():
+            assert np.array_equal(found, attention.weights[name]), name
+
+    check_weights()
+    wrote = weights.own_format.files.write
+    written = []
+    weights.own_format.files.write = lambda *given: (written.append(1), wrote(*given))
+    parallel.save(layer, group.folder / "layer.safetensors")
+    assert bool(written) == (group.rank == 0)  # one writes, and all wait for it
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    parallel.load(layer, group.folder / "layer.safetensors")
+    check_weights()
+
+
+def check_checkpoint_of_four_ranks_on_two(group):
+    warnings.simplefilter("ignore")
+    attention, _, _ = drawn()
+    split = parallel.parallelize(torch_layer(attention).layer, group.mesh)
+    checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "four")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
+    other = torch_layer(random_layer(np.random.default_rng(2), SIZES, "float64")).layer
+    other = parallel.parallelize(other, mesh)
+    state = {"layer": other.state_dict()}
+    checkpoint.load(state, checkpoint_id=group.folder / "four")
+    other.load_state_dict(state["layer"])
+    for name, found in parallel.gather(other).items():
+        assert np.array_equal(found, attention.weights[name]), name
+
+
+def check_a_compiled_layer(group):
+    attention, X, target = drawn()
+    output, pull_back = attention.vjp(X, X, X, [5, 3, 0, 1])
+    expected = pull_back(output - target)
+    layer = parallel.parallelize(torch_layer(attention).layer, group.mesh)
+    compiled = torch.compile(layer, backend="aot_eager")
+    inputs, lengths = torch.tensor(X), torch.tensor([5, 3, 0, 1])
+    found = compiled(inputs, inputs, inputs, lengths)
+    assert agrees(found, output)
+    (found - torch.tensor(target)).square().sum().div(2).backward()
+    for name, parameter in layer.named_parameters():
+        assert agrees(gradient_of(parameter), expected[name.replace("weight", "kernel")], gradient=True), name
