@@ -1,20 +1,19 @@
 """All cases of a layer of PyTorch whose sequence is split, on several numbers of ranks; memory; compiled calls."""
 
 import pytest
-from start_ranks import on_ranks
+import ranks
 
 pytestmark = pytest.mark.backends("torch")
+CHECKS = "long_sequence_over_ranks"
 
 
-@pytest.mark.parametrize(
-    ("count", "checks"),
-    [(2, ("all_cases", "compiled")), (3, ("all_cases",)), (4, ("all_cases",)), (5, ("cases", "one_ends"))],
-)
-def test_of_ranks(tmp_path, count, checks):
-    assert on_ranks("sequence_on_ranks.py", tmp_path, count, *checks) == [dict.fromkeys(checks, "")] * count
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_all_cases(count, tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed goes back to the system at once
+    outcomes = ranks.outcomes(CHECKS, count, tmp_path, 300)
+    assert outcomes == {name: [""] * count for name in ranks.checks(CHECKS)}
 
 
-def test_memory_of_ulysses(tmp_path):
-    # What is freed goes back to the system at once.
-    told = on_ranks("sequence_on_ranks.py", tmp_path, 4, "memory", MALLOC_MMAP_THRESHOLD_="65536")
-    assert told == [{"memory": ""}] * 4
+def test_one_rank_for_each_head(tmp_path):
+    outcomes = ranks.outcomes("sequence_over_ranks", 6, tmp_path, 200)
+    assert outcomes == {name: [""] * 6 for name in ranks.checks("sequence_over_ranks")}

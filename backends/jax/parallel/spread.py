@@ -9,7 +9,7 @@ import functools
 import flax
 import jax
 from jax import numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import arguments, blocks, checks
 from mha.arguments import Checked
@@ -19,6 +19,8 @@ from mha.parallel.parts import SPLIT, part_of
 from .. import layer as lesson
 from ..pieces import signed
 from .sequence import HOWS, attend_rows
+
+ARRAYS = ("valid_lens", "mask", "score_bias", "offset")  # of what hides; an offset may be an int
 
 
 def plan(module, heads="heads"):
@@ -45,50 +47,61 @@ def attend(
     axes = _axes(mesh, data=data, heads=heads, sequence=sequence)
     call = valid_lens, mask, score_bias, causal, offset, head_gates, training
     checked = arguments.check("jax", module, queries, keys, values, *call)
-    part, Q = _part(module, queries, axes, mesh, how), queries.shape[1]
-    (queries, keys, values), hiding = _filled(queries, keys, values, checked.hiding, mesh.shape.get(sequence, 1))
-    arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates}
-    arrays |= {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias")}
-    from_0 = type(hiding.offset) is int
-    arrays |= {"offset": None if from_0 else hiding.offset} | (rngs or {})
-    of_query = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
-    # All rows of some heads meet on one device, with what hides of them.
-    rows, of_pairs = (
-        (None, (heads, sequence) if heads else sequence) if how == "ulysses" and sequence else (sequence, heads)
-    )
-    specs = {name: PartitionSpec(data, sequence) for name in ("queries", "keys", "values")}
-    for name, X in arrays.items():
-        if name == "head_gates":
-            specs[name] = PartitionSpec(*(data, heads)[2 - jnp.ndim(X) :])
-        elif name == "valid_lens" and X is not None:
-            specs[name] = PartitionSpec(data, rows if X.shape[1] > 1 else None)
-        elif name in ("mask", "score_bias") and X is not None:
-            each = zip((data, of_pairs, rows, None), X.shape, strict=True)
-            specs[name] = PartitionSpec(*(None if size == 1 else axis for axis, size in each))
-        elif name == "offset" and X is not None:
-            specs[name] = PartitionSpec(data if len(X) > 1 else None)
-        else:
-            specs.setdefault(name, PartitionSpec())
-    of_weights = plan(module, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
+    part = _part(module, queries, axes, mesh, how)
+    plain = checked.mapped(lambda X: None).hiding
+    run = functools.partial(_spread, part, axes, how, bool(training), plain)
+    arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates, "rngs": rngs or {}}
+    arrays |= {name: getattr(checked.hiding, name) for name in ARRAYS}
+    arrays = {name: X for name, X in arrays.items() if X is not None and type(X) is not int}
+    if AxisType.Explicit not in mesh.axis_types:
+        return run(mesh, variables, arrays)
+    # Where shardings are part of types, XLA finds those inside by itself.
+    own = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_types))
+    whole = NamedSharding(mesh, PartitionSpec(data, sequence))
+    return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(variables, arrays)
+
+
+def _spread(part, axes, how, training, plain, mesh, variables, arrays):
+    """The output of a call that is checked, of its arrays by name; plain: what hides, without arrays."""
+    data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
+    hiding = plain._replace(**{name: arrays[name] for name in ARRAYS if name in arrays})
+    inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
+    (queries, keys, values), hiding = _filled(*inputs, hiding, mesh.shape.get(sequence, 1))
+    arrays = arrays | {"queries": queries, "keys": keys, "values": values}
+    arrays |= {name: X for name in ARRAYS if (X := getattr(hiding, name)) is not None and type(X) is not int}
+    each = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
+    place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
+    specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}
+    of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
     def local(variables, arrays):
-        own = hiding._replace(**{name: arrays[name] for name in ("valid_lens", "mask", "score_bias")})
-        own = own if from_0 else own._replace(offset=arrays["offset"])
-        inputs = arrays["queries"], arrays["keys"], arrays["values"], Checked(own, arrays["head_gates"])
-        here = {name: _own_key(arrays[name], axes.values()) for name in rngs or {}}
-        if heads and module.config.bias:
+        own = plain._replace(**{name: arrays[name] for name in ARRAYS if name in arrays})
+        inputs = arrays["queries"], arrays["keys"], arrays["values"], Checked(own, arrays.get("head_gates"))
+        options = {"training": training, "rngs": _own_keys(arrays["rngs"], axes.values())}
+        if heads and part.config.bias:
             variables = _once(variables, heads)
-        options = {"training": training, "rngs": here}
         if sequence:
             sizes = queries.shape[1], keys.shape[1]
-            run = functools.partial(attend_rows, axis=sequence, how=how, sizes=sizes, each=of_query)
-            output = part.apply(variables, *inputs, method=run, **options)
-        else:
-            output = part.apply(variables, *inputs, **options)
+            options["method"] = functools.partial(attend_rows, axis=sequence, how=how, sizes=sizes, each=each)
+        output = part.apply(variables, *inputs, **options)
         return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
 
     spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
     return spread(variables, arrays)[:, :Q]  # (B, Q, D)
+
+
+def _place(name, X, axes, together):
+    """Where an array of a call lies; together: whether all rows of some heads meet, with what hides of them."""
+    data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
+    rows, of_pairs = (sequence, heads) if not together else (None, (heads, sequence) if heads else sequence)
+    if name in ("queries", "keys", "values"):
+        return PartitionSpec(data, sequence)
+    if name == "head_gates":
+        return PartitionSpec(*(data, heads)[2 - X.ndim :])
+    if name == "rngs":
+        return PartitionSpec()
+    split = {"valid_lens": (data, rows), "offset": (data, None)}.get(name, (data, of_pairs, rows, None))
+    return PartitionSpec(*(None if size == 1 else axis for axis, size in zip(split, X.shape, strict=True)))
 
 
 def _axes(mesh, **named):
@@ -153,8 +166,8 @@ def _once(variables, axis):
     return {**variables, "params": params}
 
 
-def _own_key(key, axes):
-    """A key of random numbers for this device alone."""
+def _own_keys(rngs, axes):
+    """Keys of random numbers for this device alone."""
     for axis in axes:
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis))
-    return key
+        rngs = jax.tree.map(lambda key, axis=axis: jax.random.fold_in(key, jax.lax.axis_index(axis)), rngs)
+    return rngs

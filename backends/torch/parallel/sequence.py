@@ -15,7 +15,7 @@ from ..heads import positions, rotate
 from ..layer import blank, four_axes, repeat_groups, repeat_heads, transpose_output, transpose_qkv, visible_keys
 from . import split
 from .exchange import anywhere, gathered, to_heads, to_rows
-from .ranks import agree, shared
+from .ranks import agree, global_rank, shared
 from .ring import pool as ring
 
 
@@ -58,28 +58,34 @@ def call(layer, queries, keys, values, valid_lens=None, *rest):
     facts = {"the layer": str(layer.config), "how": layer.how, "batch": len(queries), "causal": bool(causal)}
     facts |= {name: None if X is None else "given" for name, X in given.items()}
     facts["offset"] = offset if type(offset) is int else "an array"
-    facts |= {"training": training, "return_weights": bool(return_weights)}
+    facts["training"] = bool(layer.training if training is None else training)
+    facts["return_weights"] = bool(return_weights)
     facts["requires_grad"] = _tracked(layer, queries, keys, values, score_bias, head_gates)
-    told = agree(layer.sequence, facts, (queries.shape[1], keys.shape[1], _rows_of(mask), _rows_of(score_bias)))
+    rows = _told(layer.sequence, facts, queries, keys, {"mask": mask, "score_bias": score_bias})
+    # All keys of the whole, in the memory of one number.
+    whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
+    checked = arguments.check("torch", layer, queries, whole_keys, whole_values, valid_lens, *rest)
+    made = layer, queries, keys, values, checked, training, return_weights
+    if any(X is not None for X in given.values()) or type(offset) is not int:
+        agree(layer.sequence, split.facts(*made, rows=False))
+    if layer.heads is not None:
+        agree(layer.heads, split.facts(*made))
+    return layer.attend(queries, keys, values, *checked, training, return_weights, rows)
+
+
+def _told(mesh, facts, queries, keys, pairs):
+    """The `Rows` of a call on which all ranks agree: facts, by name, are alike; pairs: its mask and bias by name."""
+    told = agree(mesh, facts, (queries.shape[1], keys.shape[1], *map(_rows_of, pairs.values())))
     of_queries, of_keys, *of_pairs = zip(*told, strict=True)
-    for name, counts in zip(("mask", "score_bias"), of_pairs, strict=True):
+    for name, counts in zip(pairs, of_pairs, strict=True):
         wrong = [rank for rank, count in enumerate(counts) if {*counts} != {1} and count != of_queries[rank]]
         if wrong:
             raise ValueError(
-                f"{name} has {counts[wrong[0]]} rows on rank {wrong[0]} of the group, expected {of_queries[wrong[0]]}: "
-                "one for each of its queries, or 1 on all ranks"
+                f"{name} has {counts[wrong[0]]} rows on rank {global_rank(mesh, wrong[0])}, expected "
+                f"{of_queries[wrong[0]]}: one for each of its queries, or 1 on all ranks"
             )
     each = ({*counts} != {1} or {*of_queries} == {1} for counts in of_pairs)
-    everybody = Rows(of_queries, of_keys, layer.sequence.get_local_rank(), *each)
-    # All keys of the whole, in the memory of one number.
-    whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(of_keys), X.shape[2]) for X in (keys, values))
-    checked = arguments.check("torch", layer, queries, whole_keys, whole_values, valid_lens, *rest)
-    call = layer, queries, keys, values, checked, training, return_weights
-    if any(X is not None for X in given.values()) or type(offset) is not int:
-        agree(layer.sequence, split.facts(*call, rows=False))
-    if layer.heads is not None:
-        agree(layer.heads, split.facts(*call))
-    return layer.attend(queries, keys, values, *checked, training, return_weights, everybody)
+    return Rows(of_queries, of_keys, mesh.get_local_rank(), *each)
 
 
 def attend(part, mesh, how, rows, queries, keys, values, hiding, head_gates, training, return_weights):

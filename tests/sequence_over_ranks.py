@@ -1,23 +1,14 @@
-"""What the ranks of a group check together of a layer of PyTorch whose sequence is split, one process for each.
+"""What the ranks of a group check of a layer of PyTorch whose sequence is split; see test_sequence_over_ranks.py.
 
-`python tests/sequence_on_ranks.py FOLDER COUNT NAME...` starts so many ranks, which make these checks in this order and
-write what they raised. Letters as in the lesson; N ranks.
+Letters as in the lesson; N ranks.
 """
 
-import datetime
-import json
-import multiprocessing
-import os
 import re
-import resource
-import sys
-import threading
 import time
-import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,7 +19,6 @@ from mha.backends.torch.parallel import exchange, ring
 from mha.parity import devices
 
 HOWS = ("ulysses", "ring", "gather")
-LIMIT = 20.0  # seconds that a rank waits for another
 D, H = 12, 6
 
 
@@ -72,11 +62,11 @@ def same(found, expected, scale=1.0):
 # 1. The same numbers as the whole layer's
 
 
-def ways_of(suite, cases, dtypes, rank, mesh):
+def ways_of(group, suite, cases, dtypes):
     """The results of the suite of `mha parity --distributed`, of the ways that split a sequence."""
     start, distributed.init_process_group = distributed.init_process_group, lambda *given, **options: None
     try:  # the group is there already
-        checks = devices.plan("torch", suite, cases, dtypes, rank, mesh.size(), "", LIMIT)
+        checks = devices.plan("torch", suite, cases, dtypes, group.rank, group.count, "", ranks.WAIT)
     finally:
         distributed.init_process_group = start
     checks = [one for one in checks if one.name.endswith(HOWS)]
@@ -86,24 +76,21 @@ def ways_of(suite, cases, dtypes, rank, mesh):
             assert result.passed, (one.name, result)
 
 
-def cases(rank, mesh):
-    ways_of("quick", None, ("float64",), rank, mesh)
+def check_the_suite(group):
+    ways_of(group, "quick", None, ("float64",))
 
 
-def small_blocks(rank, mesh):
+def check_the_suite_in_small_blocks(group):
     before, blocks.SCORES = blocks.SCORES, 300
     try:
-        names = "all options", "additive, all options", "causal, offset, one sample", "window, offsets"
-        ways_of("quick", names, ("float64",), rank, mesh)
+        names = "all options", "additive, all options", "window, offsets", "mask and bias of one row"
+        ways_of(group, "quick", names, ("float64",))
     finally:
         blocks.SCORES = before
 
 
-def all_cases(rank, mesh):
-    ways_of("full", None, None, rank, mesh)
-
-
-def readable(rank, mesh):
+def check_a_lesson(group):
+    mesh = group.mesh
     X, lengths = random(2, 7, D), [4, 7]
     expected = layer_of(None, mesh)(X, X, X, lengths, causal=True)
     for how in HOWS:
@@ -111,8 +98,9 @@ def readable(rank, mesh):
         same(layer_of(how, mesh, readable=True)(own, own, own, lengths, causal=True), part(expected, mesh))
 
 
-def through_the_whole(rank, mesh):
+def check_a_call_of_mha(group):
     """A call of `mha.MultiHeadAttention`, of whose arguments some are nested lists."""
+    mesh = group.mesh
     X = random(2, 2 * mesh.size(), D)
     mask = np.random.default_rng(0).random((len(X[0]), len(X[0]))) > 0.4
     expected = layer_of(None, mesh)(X, X, X, mask=mask, score_bias=mask * 1.5)
@@ -125,7 +113,8 @@ def through_the_whole(rank, mesh):
         refused(ValueError, "a layer that is split over", attention.trace, own, own, own)
 
 
-def nan_that_is_seen(rank, mesh):
+def check_nan_that_is_seen_stays(group):
+    mesh = group.mesh
     X = random(1, 6, D).detach()
     X[0, 4, 2] = torch.nan  # of the last rank alone
     for how in HOWS:
@@ -133,7 +122,8 @@ def nan_that_is_seen(rank, mesh):
         assert layer_of(how, mesh)(queries, own, queries).isnan().all(), how
 
 
-def nothing_there(rank, mesh):
+def check_empty_calls(group):
+    mesh = group.mesh
     full, none = torch.full((2, 4, D), torch.nan, dtype=torch.float64), random(2, 0, D)
     for how in HOWS:
         layer = layer_of(how, mesh, bias=True)
@@ -147,7 +137,8 @@ def nothing_there(rank, mesh):
                 same(X.grad, expected)
 
 
-def one_rank(rank, mesh):
+def check_a_group_of_one(group):
+    mesh = group.mesh
     alone = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("data", "sequence"))["sequence"]
     expected, X = random(1, 5, D), random(1, 5, D)
     wanted = layer_of(None, mesh)(expected, expected, expected, causal=True)
@@ -160,7 +151,8 @@ def one_rank(rank, mesh):
         same(X.grad, expected.grad)
 
 
-def only_some_gradients(rank, mesh):
+def check_gradients_of_frozen_layers(group):
+    mesh = group.mesh
     keys, own = random(1, 6, D, seed=2), random(1, 6, D).detach()
     frozen = layer_of(None, mesh).requires_grad_(False)
     (expected,) = torch.autograd.grad(frozen(own, keys, own).square().sum(), keys)
@@ -174,20 +166,11 @@ def only_some_gradients(rank, mesh):
         refused(RuntimeError, "once_differentiable", twice.sum().backward)
 
 
-def compiled(rank, mesh):
-    X = part(random(2, 6, D), mesh).detach().requires_grad_()
-    for how in HOWS:
-        layer = layer_of(how, mesh)
-        expected = layer(X, X, X, [3, 5])
-        found = torch.compile(layer, backend="eager")(X, X, X, [3, 5])
-        same(found, expected)
-        found.sum().backward()
-
-
 # 2. Ranks that differ
 
 
-def differing(rank, mesh):
+def check_calls_that_differ_are_refused(group):
+    rank, mesh = group.rank, group.mesh
     X = torch.ones(2, 2, D, dtype=torch.float64)
     last, N = rank == mesh.size() - 1, mesh.size()
     bias = torch.zeros(2, 2 * N, dtype=torch.float64)
@@ -217,18 +200,21 @@ def differing(rank, mesh):
     refused(ValueError, f"how of rank {N - 1}", layer_of("ring" if last else "gather", mesh), X, X, X)
 
 
-def refused_alike(rank, mesh):
+def check_what_does_not_fit_is_refused(group):
+    rank, mesh = group.rank, group.mesh
     X, N = torch.ones(2, 2, D, dtype=torch.float64), mesh.size()
     for how in HOWS:
         layer = layer_of(how, mesh)
         rows = torch.ones(1 + (rank == 0), 2 * N, dtype=torch.bool)
-        refused(ValueError, "mask has 1 rows on rank 1 of the group, expected 2", layer, X, X, X, mask=rows)
+        refused(ValueError, "mask has 1 rows on rank 1, expected 2: one for each", layer, X, X, X, mask=rows)
         refused(ValueError, f"expected (2, {2 * N})", layer, X, X, X, mask=rows[:1, :2].expand(2, 2))
         refused(ValueError, "return_weights came to a layer that is split", layer, X, X, X, return_weights=True)
         refused(TypeError, "expected tensors", mha.backends.torch.attend, layer, X, X, X, mha.arguments.Checked(None))
 
 
-def another_pooling(rank, mesh):
+def check_other_poolings(group):
+    mesh = group.mesh
+
     class Own(mha.backends.torch.AttentionPooling):
         def scores(self, queries, keys):
             return queries[:, :, :1] - keys[:, None, :, 0]  # (B*H, Q, K)
@@ -272,7 +258,8 @@ def dropped(how, mesh, seed, rate=0.25, K=60):
     return kept, torch.rand(())
 
 
-def dropout(rank, mesh):
+def check_dropout(group):
+    mesh = group.mesh
     for how in HOWS:
         kept, after = dropped(how, mesh, 3)
         same(kept, kept.round())
@@ -286,8 +273,10 @@ def dropout(rank, mesh):
         assert len(whole(after, mesh).unique()) == 1, how
 
 
-def dropout_gradients(rank, mesh, step=1e-5):
+def check_gradients_of_dropout(group):
     """Along a line, the slope of what was drawn is the gradient's: both passes drop the same."""
+    mesh = group.mesh
+    step = 1e-5
     before, blocks.SCORES = blocks.SCORES, 50
     options = {"dropout": 0.3, "softcap": 2.0}
     try:
@@ -315,8 +304,9 @@ def dropout_gradients(rank, mesh, step=1e-5):
 # 4. What is sent, and kept
 
 
-def sent(rank, mesh):
+def check_bytes_that_are_sent(group):
     """Bytes that a rank sends to others, forward and backward, are those of the formulas, V = B T D e."""
+    rank, mesh = group.rank, group.mesh
     N, T, counted = mesh.size(), 4 * mesh.size(), [0]
     V = T * D * 8
     to_all, gather, each = distributed.all_to_all_single, distributed.all_gather, distributed.batch_isend_irecv
@@ -357,76 +347,14 @@ def sent(rank, mesh):
             setattr(distributed, name, function)
 
 
-def memory(rank, mesh):
-    """Forward and backward of ulysses take little more than 12 MiB + 13.5 V/N, beyond inputs, weights and gradients."""
-    T, width, N = 8192, 512, mesh.size()
-    layer = mha.MultiHeadAttention(width, 8, bias=False, seed=0, backend="torch").layer
-    parallel.parallelize(layer, mesh, "ulysses")
-    inputs = [torch.randn(1, T // N, width, requires_grad=True) for _ in range(3)]
-    layer(*(X[:, :8] for X in inputs)).sum().backward()  # so that libraries have what they keep, and gradients are
-    page, most, done = resource.getpagesize(), [0], threading.Event()
-
-    def now():
-        taken, shared = Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3]
-        return (int(taken) - int(shared)) * page
-
-    def watch():
-        while not done.is_set():
-            most[0] = max(most[0], now())
-            time.sleep(0.002)
-
-    before, watcher = now(), threading.Thread(target=watch)
-    watcher.start()
-    try:
-        output = layer(*inputs)
-        output.backward(torch.ones_like(output))
-    finally:
-        done.set()
-        watcher.join()
-    limit = 1.2 * (12 * 2**20 + 13.5 * T * width * 4 / N)
-    assert most[0] > before
-    assert most[0] - before <= limit, ((most[0] - before) / 2**20, limit / 2**20)
-
-
 # 5. A rank that ends
 
 
-def one_ends(rank, mesh):
+def check_a_rank_that_ends(group):
+    rank, mesh = group.rank, group.mesh
     X, last = torch.ones(1, 2, D, dtype=torch.float64), mesh.size() - 1
     if rank == last:
         return
     started = time.monotonic()
     refused(RuntimeError, f"rank {last} does not answer rank {rank}", layer_of("ring", mesh), X, X, X)
-    assert time.monotonic() - started < LIMIT
-
-
-def work(rank, folder, count, chosen):
-    """One rank: what each check raised, if it did, is written; after the first that raises, none follows."""
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", f"file://{folder}/meet", datetime.timedelta(seconds=LIMIT), world_size=count, rank=rank
-    )
-    mesh, told = init_device_mesh("cpu", (count,)), {}
-    for check in chosen:
-        try:
-            check(rank, mesh)
-            told[check.__name__] = ""
-        except Exception:
-            told[check.__name__] = traceback.format_exc()
-        Path(folder, f"{rank}.json").write_text(json.dumps(told), encoding="utf-8")
-        if told[check.__name__]:
-            break
-    os._exit(0)  # a group that lost a rank does not end by itself
-
-
-if __name__ == "__main__":
-    folder, count, *names = sys.argv[1:]
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    chosen = [globals()[name] for name in names]
-    start = multiprocessing.get_context("fork").Process
-    processes = [start(target=work, args=(rank, folder, int(count), chosen)) for rank in range(int(count))]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-        process.kill()
+    assert time.monotonic() - started < ranks.WAIT

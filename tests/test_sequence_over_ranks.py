@@ -1,0 +1,19 @@
+"""A layer of PyTorch whose sequence is split over ranks: numbers, refusals, dropout, bytes, and a rank that ends."""
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.backends("torch")
+CHECKS = "sequence_over_ranks"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What came of all checks, of one group of three processes: as many rows on each do not go round."""
+    return ranks.outcomes(CHECKS, 3, tmp_path_factory.mktemp("ranks"), 100)
+
+
+@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+def test_sequence(outcomes, name):
+    problems = "\n".join(outcomes[name])
+    assert not problems.strip(), problems
