@@ -22,7 +22,7 @@ from bugs_of_parity import (
 from bugs_of_parts import PARTS_BUGS, PARTS_TESTS
 from bugs_of_pieces import BLOCKS_BUGS, BLOCKS_TESTS, MEMORY_BUGS, MEMORY_TESTS, PIECES_BUGS, PIECES_TESTS
 from bugs_of_sequence import SEQUENCE_BUGS, SEQUENCE_TESTS
-from bugs_of_split_heads import SPLIT_HEADS_BUGS, SPLIT_HEADS_TESTS
+from bugs_of_split_heads import FAILING_BUGS, FAILING_TESTS, SPLIT_HEADS_BUGS, SPLIT_HEADS_TESTS
 
 from mha import dispatch
 
@@ -412,5 +412,6 @@ PACKAGE_GROUPS = {
     "parts of a layer": (PARTS_BUGS, PARTS_TESTS),
     "a split sequence": (SEQUENCE_BUGS, SEQUENCE_TESTS),
     "split heads": (SPLIT_HEADS_BUGS, SPLIT_HEADS_TESTS),
+    "ranks that end": (FAILING_BUGS, FAILING_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
 }

@@ -236,6 +236,11 @@ def check_what_is_refused(group):
     for call in (lambda: copy.deepcopy(split), lambda: holder.vjp(X, X, X), lambda: holder.gradients(X, X, X)):
         refused(call, "2 ranks", "mha.parallel.gather")
     refused(lambda: holder.trace(X, X, X), "2 ranks", "mha.parallel.gather")
+    for by in (X.requires_grad_(), split.W_v.weight):
+        output = split(X.detach() if by is not X else X, X.detach(), X.detach())
+        (gradient,) = torch.autograd.grad(output.square().sum(), by, create_graph=True)
+        gradient = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        refused(lambda: gradient.square().sum().backward(), "once_differentiable", kind=RuntimeError)  # noqa: B023
     refused(lambda: parallel.parallelize(split, group.mesh), "split already")
     refused(lambda: made(group, SIZES | {"num_heads": 3}), "num_heads is 3", "2")
     refused(lambda: made(group, SIZES | {"num_key_value_heads": 1}), "num_key_value_heads is 1")

@@ -99,14 +99,14 @@ class _Shared(torch.autograd.Function):
     """What all ranks have alike and use differently: its gradients add up."""
 
     @staticmethod
-    def forward(ctx, X, group):
-        ctx.group = group
+    def forward(ctx, X, mesh):
+        ctx.mesh = mesh
         return X.view_as(X)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        return _all_reduced(gradient, ctx.group), None
+        return _all_reduced(gradient, ctx.mesh), None
 
 
 class _Summed(torch.autograd.Function):
@@ -117,6 +117,7 @@ class _Summed(torch.autograd.Function):
         return _all_reduced(X, mesh)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return gradient, None
 
@@ -151,6 +152,7 @@ class _Joined(torch.autograd.Function):
         return torch.cat(parts, axis)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return gradient.narrow(ctx.axis, ctx.own * ctx.size, ctx.size), None, None
 
