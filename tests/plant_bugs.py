@@ -84,7 +84,7 @@ def package_bugs() -> list[Bug]:
 
 def _noticed_by(module: str) -> str:
     """The backend whose tests must notice a bug in a module of mha."""
-    return module.split("/")[1] if module.endswith("/native") else "numpy"
+    return module.split("/")[1] if module.endswith("/native") or "/parallel/" in module else "numpy"
 
 
 def _written(replacement: str, backend: str) -> str:
