@@ -18,7 +18,7 @@ import os
 import resource
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -100,15 +100,15 @@ def with_jax(rows: int, limit: int, steps: int, devices: int) -> None:
     X = jax.device_put(X, NamedSharding(mesh, PartitionSpec(None, "sequence")))
     variables = jax.device_put(variables, NamedSharding(mesh, PartitionSpec()))
 
-    def loss(variables, X):
+    def loss(variables: Any, X: Any) -> Any:
         output = parallel.attend(module, variables, X, X, X, causal=True, mesh=mesh, sequence="sequence", how="ring")
         return jnp.square(output - X).sum()
 
-    def step(variables, X):
+    def step(variables: Any, X: Any) -> tuple[Any, Any]:
         value, gradients = jax.value_and_grad(loss)(variables, X)
         return value, jax.tree.map(lambda W, change: W - RATE * change, variables, gradients)
 
-    compiled = jax.jit(step).lower(variables, X).compile()
+    compiled: Any = jax.jit(step).lower(variables, X).compile()
     takes = compiled.memory_analysis().temp_size_in_bytes / 2**20
     if takes > limit:
         typer.echo(

@@ -9,6 +9,7 @@ from bugs_of_explain import EXPLAIN_BUGS, EXPLAIN_TESTS, LANGUAGE_BUGS, LANGUAGE
 from bugs_of_heads import HEADS_BUGS, HEADS_TESTS, SHOWN_BUGS, SHOWN_TESTS
 from bugs_of_models import LAYOUT_BUGS, LAYOUT_TESTS, MODERN_BUGS, MODERN_TESTS, NATIVE_BUGS, NATIVE_TESTS
 from bugs_of_page import PAGE_BUGS, PAGE_TESTS
+from bugs_of_parallel_jax import BATCH_BUGS, DEVICES_BUGS, DEVICES_TESTS
 from bugs_of_parity import (
     COMPARE_BUGS,
     COMPARE_TESTS,
@@ -390,6 +391,7 @@ BACKEND_GROUPS = [
     (OWN_BUGS, OWN_TESTS),
     (VJP_BUGS, VJP_TESTS),
     (MODERN_BUGS, MODERN_TESTS),
+    (BATCH_BUGS, DEVICES_TESTS),
     (BUGS, TESTS),
 ]
 PACKAGE_GROUPS = {
@@ -413,5 +415,6 @@ PACKAGE_GROUPS = {
     "a split sequence": (SEQUENCE_BUGS, SEQUENCE_TESTS),
     "split heads": (SPLIT_HEADS_BUGS, SPLIT_HEADS_TESTS),
     "ranks that end": (FAILING_BUGS, FAILING_TESTS),
+    "devices of JAX": (DEVICES_BUGS, DEVICES_TESTS),
     "what is said": (SAID_BUGS, SAID_TESTS),
 }

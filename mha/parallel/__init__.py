@@ -45,8 +45,8 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
         how: None splits the heads: every rank has H / N of them and G / N of the heads of keys and values, takes the
             whole inputs and gives the whole output. Otherwise the sequence is split: every rank takes its consecutive
             slice of queries, keys and values, of any length, 0 too, and gives the output of its queries. "ulysses"
-            gives each rank all rows of some heads (N <= H); "ring" passes keys and values from rank to rank, and takes
-            the least memory; "gather" collects all keys and values on every rank.
+            gives each rank all rows of some heads (N <= H); "ring" passes keys and values from rank to rank, for any
+            number of them; "gather" collects all keys and values on every rank.
 
     Returns:
         The layer. Split by heads and then by sequence, over two dimensions of a mesh, it is both. Split by sequence,

@@ -199,7 +199,8 @@ def _of_heads(pairs, has_rows, own, heads, rows, mesh):
 
 def _gather(part, mesh, rows, projected, hiding, training):
     """All keys and values on each rank."""
-    q, k, v = next(projected), *(gathered(X, 1, rows.keys, mesh) for X in projected)  # (B*G, all keys, d)
+    q = next(projected)
+    k, v = (gathered(X, 1, rows.keys, mesh) for X in projected)  # (B*G, all keys, d)
     return pool(part.attention, q, k, v, part.config.num_heads, hiding, training)  # (B*H, Q, dv)
 
 

@@ -1,0 +1,314 @@
+"""What is checked of a layer of JAX over eight devices in one process; test_devices_of_jax.py starts it.
+
+`python devices_of_jax.py FOLDER [NAME ...]` calls each function whose name begins with `check_`, or those that are
+named, the `long_` ones too, and prints JSON: what came of each, "" if it went well. Letters: B batch, T queries and
+keys, H heads, D num_hiddens, N devices. The oracle is NumPy.
+"""
+
+import collections
+import functools
+import json
+import re
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from layers import assert_same_weights
+from orbax import checkpoint
+
+import mha
+from mha import parallel
+from mha.parity import devices
+
+N, B, T, H, D = 8, 8, 16, 8, 64
+PART = B * T * D // N  # numbers of an array of inputs that one device holds
+WEIGHTS = 4 * (D * D + D)
+KINDS = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+WAYS = (
+    {"heads": "devices"},
+    {"data": "devices"},
+    *({"sequence": "devices", "how": how} for how in ("ring", "ulysses", "gather")),
+)
+RATE = 0.25
+
+
+def mesh():
+    """All devices in a row."""
+    return Mesh(np.array(jax.devices()), ("devices",))
+
+
+def sent(text):
+    """The collectives of a compiled text: for each kind, the sorted numbers of their results."""
+    found = collections.defaultdict(list)
+    for result, kind in re.findall(rf"= (\(.*?\)|\S+) ({KINDS})(?:-start)?\(", text):
+        shapes = re.findall(r"\w+\[([\d,]*)\]", result)
+        found[kind].append(sum(int(np.prod([int(n) for n in shape.split(",") if n] or [1])) for shape in shapes))
+    return {kind: sorted(sizes) for kind, sizes in found.items()}
+
+
+def compiled(attend, variables, *arrays):
+    """The compiled texts of a call, forward alone, and with its gradients."""
+
+    def both(variables, *arrays):
+        output, pull = jax.vjp(attend, variables, *arrays)
+        return output, pull(output)
+
+    return [jax.jit(function).lower(variables, *arrays).compile().as_text() for function in (attend, both)]
+
+
+def layer(**options):
+    """The module and the variables of a layer of these sizes."""
+    return mha.MultiHeadAttention(D, H, backend="jax", bias=True, seed=0, **options).layer.unbind()
+
+
+def texts(**way):
+    """The compiled texts of a call of the layer over all devices."""
+    module, variables = layer()
+    X = jax.ShapeDtypeStruct((B, T, D), "float32")
+    return compiled(lambda v, q, k, w: parallel.attend(module, v, q, k, w, mesh=mesh(), **way), variables, X, X, X)
+
+
+def loops(text):
+    """How many loops of a compiled text have N - 1 steps."""
+    return text.count(f'"known_trip_count":{{"n":"{N - 1}"}}')
+
+
+def refused(call, *parts, kind=ValueError):
+    """A call raises an error with these parts in its one line."""
+    try:
+        call()
+    except kind as error:
+        text = str(error)
+        assert all(part in text for part in parts), text
+        assert "\n" not in text, text
+    else:
+        raise AssertionError(f"nothing raised that says {parts}")
+
+
+def check_heads_send_one_sum_of_outputs(folder):
+    forward, both = texts(heads="devices")
+    assert sent(forward) == {"all-reduce": [B * T * D]}
+    # Backward three inputs, and the bias of W_o, of which one device alone has the gradient.
+    assert sent(both) == {"all-reduce": [B * T * D, 3 * B * T * D + D]}
+
+
+def check_a_batch_sends_nothing_but_gradients_of_weights(folder):
+    forward, both = texts(data="devices")
+    assert sent(forward) == {}
+    assert sent(both) == {"all-reduce": [WEIGHTS]}
+
+
+def check_a_ring_sends_keys_and_values_and_their_gradients(folder):
+    forward, both = texts(sequence="devices", how="ring")
+    assert sent(forward) == {"collective-permute": 2 * [PART]}
+    assert loops(forward) == 1  # 2(N - 1) parts
+    # Forward 2 in a loop; backward 4 in a loop and 2 after it: 4N - 2 parts.
+    assert sent(both) == {"collective-permute": 8 * [PART], "all-reduce": [WEIGHTS]}
+    assert loops(both) == 2
+
+
+def check_ulysses_sends_queries_keys_values_and_outputs(folder):
+    forward, both = texts(sequence="devices", how="ulysses")
+    assert sent(forward) == {"all-to-all": 4 * [PART]}  # of each the N-th part stays: 4(N - 1)/N parts
+    assert sent(both) == {"all-to-all": 8 * [PART], "all-reduce": [WEIGHTS]}
+
+
+def check_gather_collects_keys_and_values(folder):
+    forward, both = texts(sequence="devices", how="gather")
+    assert sent(forward) == {"all-gather": 2 * [N * PART]}
+    assert sent(both) == {"all-gather": 2 * [N * PART], "reduce-scatter": 2 * [PART], "all-reduce": [WEIGHTS]}
+
+
+def sharded_batch(size, causal):
+    """A batch that lies on all devices, of so many rows, compiled by `jax.jit` alone: what it sends, and numbers."""
+    rng, (module, variables) = np.random.default_rng(0), layer()
+    attention = mha.MultiHeadAttention(D, H, bias=True, backend="numpy", seed=0)
+    attention.weights = parallel.gather(module.bind(variables))
+    X = rng.normal(size=(B, size, D)).astype("float32")
+    lens = np.array([1, size, 0, size // 3, size - 1, size // 2, 3, 7], np.int32)  # the first has few, others many
+    given = [jax.device_put(x, NamedSharding(mesh(), PartitionSpec("devices"))) for x in (X, lens)]
+
+    def attend(variables, X, lens):
+        return module.apply(variables, X, X, X, lens, causal=causal)
+
+    def both(variables, X, lens):
+        output, pull = jax.vjp(lambda variables, X: attend(variables, X, lens), variables, X)
+        return output, pull(X)
+
+    forward, backward = (jax.jit(f).lower(variables, *given).compile() for f in (attend, both))
+    sums = sent(forward.as_text())
+    assert set(sums) == {"all-reduce"}, sums
+    assert max(sums["all-reduce"]) == 1, sums  # which branch is taken, by all alike
+    sums = sent(backward.as_text())
+    assert set(sums) == {"all-reduce"}, sums
+    assert sum(n for n in sums["all-reduce"] if n > 2) == WEIGHTS, sums
+    output, (by_weights, by_X) = backward(variables, *given)
+    expected = attention.gradients(X, X, X, lens, causal=causal, cotangent=X)
+    wide, exact = X.astype("float64"), mha.parity.in_dtype(attention, "float64")
+    by_name = exact.gradients(wide, wide, wide, lens, causal=causal, cotangent=wide)
+    by_input = {"inputs": sum(expected.pop(name) for name in ("queries", "keys", "values"))}
+    wide_input = sum(by_name.pop(name) for name in ("queries", "keys", "values"))
+    whole = exact(wide, wide, wide, lens, causal=causal)
+    within(output, whole, attention(X, X, X, lens, causal=causal), gradient=False)
+    within(by_X, wide_input, by_input["inputs"])
+    for name, X in parallel.gather(module.bind(by_weights)).items():
+        within(X, by_name[name], expected[name])
+
+
+def within(found, expected, base, gradient=True):
+    """An array agrees with float64, where base is NumPy's in float32."""
+    scale = float(np.abs(expected).max())
+    limit = mha.parity.bound("float32", expected, base, gradient=gradient, scale=scale)
+    assert mha.parity.error(np.asarray(found), expected) <= limit
+
+
+def check_a_sharded_batch_is_never_collected(folder):
+    sharded_batch(256, True)
+
+
+def long_sharded_batches_are_never_collected(folder):
+    for size, causal in ((256, False), (2048, False), (2048, True)):
+        sharded_batch(size, causal)
+
+
+def agree(names, case, dtype="float64"):
+    """These ways agree with NumPy in a case of the suite."""
+    with jax.enable_x64(False):
+        checks = devices.plan("jax", "full", {case}, {dtype}, 0, N, "", 60)
+        chosen = [check for check in checks if check.name.removeprefix(f"{dtype}, {case}, ") in names]
+        assert len(chosen) == len(names), [check.name for check in checks]
+        for result in (result for check in chosen for result in check.run()):
+            assert result.error <= result.bound, result
+
+
+def check_data_heads_and_ring_agree(folder):
+    agree({"data x heads x ring"}, "all options")
+
+
+def check_the_additive_ring_agrees(folder):
+    agree({"ring"}, "additive, all options")
+
+
+def long_heads_and_large_scores_agree(folder):
+    agree({"heads"}, "lengths per query, mask")
+    agree({"ring", "ulysses", "gather"}, "scale 30, lengths")
+
+
+def check_rows_that_do_not_divide_and_offsets_agree(folder):
+    agree({"ring", "gather"}, "causal, offset, one sample")
+    agree({"ulysses"}, "window, offsets")
+    agree({"ring"}, "no lengths")
+
+
+def dropped(way):
+    """Two calls with each of two keys, of equal weights (B, H, T, T): what dropout makes of them."""
+    options = {"num_hiddens": H * T, "num_heads": H, "dropout": RATE, "key_dim": 1, "value_dim": T}
+    sizes = {"query_size": 1, "key_size": 1, "value_size": T}
+    attention = mha.MultiHeadAttention(**options, **sizes, backend="jax")
+    eye = np.eye(T, dtype="float32")
+    new = {"W_v.kernel": np.tile(eye, H), "W_o.kernel": np.eye(H * T, dtype="float32")}
+    attention.weights = {name: new.get(name, np.zeros_like(X)) for name, X in attention.weights.items()}
+    module, variables = attention.layer.unbind()
+    X, values = jnp.zeros((B, T, 1)), jnp.broadcast_to(eye, (B, T, T))
+
+    @jax.jit
+    def both(values, seed, cotangent):
+        rngs = {"dropout": jax.random.key(seed)}
+        options = {"training": True, "rngs": rngs, "mesh": mesh(), **way}
+        output, pull = jax.vjp(lambda values: parallel.attend(module, variables, X, X, values, **options), values)
+        return output, pull(cotangent)[0]
+
+    for seed in (0, 0, 1, 1):
+        cotangent = np.random.default_rng(5).normal(size=(B, T, H * T)).astype("float32")
+        output, by_values = both(values, seed, cotangent)
+        assert np.isclose((by_values * values).sum(), (cotangent * output).sum(), rtol=1e-4), way  # the same pattern
+        yield np.asarray(output).reshape(B, T, H, T).transpose(0, 2, 1, 3)  # (B, H, T, T)
+
+
+def dropout_of(way):
+    """Dropout has the rate, patterns of its own for each head, sample and device, and the key decides them."""
+    weights, again, other, _ = dropped(way)
+    kept = weights > 0
+    assert np.allclose(weights[kept], 1 / (T * (1 - RATE)), rtol=1e-5), way
+    deviation = np.sqrt(RATE * (1 - RATE) / kept.size)
+    assert abs(kept.mean() - (1 - RATE)) < 5 * deviation, way
+    assert len(np.unique(kept.reshape(B * H, T * T), axis=0)) == B * H, way  # no two heads or samples are alike
+    parts = kept.reshape(B * H, N, -1).swapaxes(0, 1)  # (N, B*H, T/N*T)
+    assert len(np.unique(parts.reshape(N, -1), axis=0)) == N, way  # nor two parts of the queries
+    assert np.array_equal(weights, again), way
+    assert not np.array_equal(weights, other), way
+
+
+def check_dropout_differs_between_devices(folder):
+    dropout_of(WAYS[0])
+    dropout_of(WAYS[2])
+
+
+def long_dropout_differs_in_the_other_ways(folder):
+    for way in (WAYS[1], *WAYS[3:]):
+        dropout_of(way)
+
+
+def check_weights_are_split_saved_and_restored(folder):
+    attention = mha.MultiHeadAttention(D, H, num_key_value_heads=8, qk_norm="rms", bias=True, backend="jax", seed=3)
+    expected, (module, variables) = attention.weights, attention.layer.unbind()
+    specs = parallel.plan(module, "devices")
+    place = functools.partial(NamedSharding, mesh())
+    where = jax.tree.map(place, specs, is_leaf=lambda X: isinstance(X, PartitionSpec))
+    split = jax.device_put(variables, where)
+    assert split["params"]["W_q"]["kernel"].addressable_shards[3].data.shape == (D, D // N)
+    assert split["params"]["W_o"]["kernel"].addressable_shards[3].data.shape == (D // N, D)
+    assert_same_weights(parallel.gather(module.bind(split)), expected)
+    path = Path(folder) / "split.safetensors"
+    parallel.save(module.bind(split), path)
+    assert_same_weights(mha.load(path, backend="numpy").weights, expected)
+    zeros = jax.tree.map(jnp.zeros_like, split)
+    loaded = parallel.load(module.bind(zeros), path)
+    assert_same_weights(parallel.gather(loaded), expected)
+    assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, loaded.variables, where))
+    refused(lambda: parallel.save(module.bind(split), Path(folder) / "none" / "x"), "none", kind=OSError)
+
+    keeper = checkpoint.StandardCheckpointer()
+    keeper.save(Path(folder).resolve() / "orbax", split)
+    keeper.wait_until_finished()
+    restored = keeper.restore(Path(folder).resolve() / "orbax", zeros)
+    assert_same_weights(parallel.gather(module.bind(restored)), expected)
+    assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, restored, where))
+
+
+def check_what_does_not_divide_is_refused(folder):
+    module, variables = layer()
+    X, six = jnp.zeros((3, T, D)), mha.MultiHeadAttention(D - 4, 6, backend="jax").layer.unbind()
+
+    def call(made=(module, variables), X=X, **way):
+        return lambda: parallel.attend(*made, X, X, X, **{"mesh": mesh()} | way)
+
+    refused(call(data="devices"), "batch size 3", "8")
+    refused(call(six, X[..., :60], heads="devices"), "6", "8")
+    refused(call(six, X[..., :60], sequence="devices", how="ulysses"), "6 heads on 8 devices", '"ring"')
+    refused(call(heads="rows"), "heads is 'rows'", "'devices'")
+    refused(call(heads="devices", sequence="devices"), "an axis of its own")
+    refused(call(sequence="devices", how="rings"), "how", "ring")
+    refused(call(mesh=None, heads="devices"), "mesh", kind=TypeError)
+    refused(lambda: parallel.gather(module), "module.bind(variables)", kind=TypeError)
+    refused(lambda: parallel.plan(mha.MultiHeadAttention(4, 2, backend="jax")), "attention.layer", kind=TypeError)
+
+
+def main(folder, *names):
+    """What came of each check."""
+    found = {}
+    for name in names or [name for name in globals() if name.startswith("check_")]:
+        try:
+            globals()[name](folder)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

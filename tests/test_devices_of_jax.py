@@ -1,0 +1,32 @@
+"""A layer of JAX over eight devices: what is sent, numbers, dropout, weights, refusals."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.backends("jax")
+CHECKS = "devices_of_jax"
+DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "OMP_NUM_THREADS": "1"}
+
+
+def found(folder, *names):
+    """What came of all checks, or those that are named, of one process with eight devices."""
+    command = [sys.executable, str(ranks.HERE / f"{CHECKS}.py"), str(folder), *names]
+    result = subprocess.run(command, env=os.environ | DEVICES, capture_output=True, text=True, check=False, timeout=500)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What came of all checks, but the long ones."""
+    return found(tmp_path_factory.mktemp("devices"))
+
+
+@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+def test_devices(outcomes, name):
+    assert not outcomes[name], outcomes[name]
