@@ -21,7 +21,7 @@ DEVICES_BUGS = {
         '    changed = {"W_q": jax.tree.map(mixed, variables["params"]["W_q"])}\n'
         '    return spread({"params": variables["params"] | changed}, arrays)',
     ),
-    "keys that are filled in are seen": (SPREAD, r"queries\), 1\), K\)", "queries), 1), K + more_keys)"),
+    "keys that are filled in are seen": (SPREAD, r"jnp\.minimum\(lens, K\)", "lens + more_keys"),
     "all devices drop the same weights": (SPREAD, r"    for axis in axes:\n", "    for axis in ():\n"),
     "the first query of a ring is at 0 everywhere": (
         SEQUENCE,

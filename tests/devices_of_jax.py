@@ -193,8 +193,11 @@ def check_the_additive_ring_agrees(folder):
     agree({"ring"}, "additive, all options")
 
 
-def long_heads_and_large_scores_agree(folder):
+def check_heads_with_masks_of_their_own_agree(folder):
     agree({"heads"}, "lengths per query, mask")
+
+
+def long_large_scores_agree(folder):
     agree({"ring", "ulysses", "gather"}, "scale 30, lengths")
 
 
