@@ -11,18 +11,18 @@ BATCH_BUGS = {
     },
 }
 DEVICES_BUGS = {
-    "W_o's bias is added by every device": (SPREAD, r"if heads and module\.config\.bias:", "if False:"),
-    "masks of heads stay whole": (SPREAD, r"zip\(\(data, of_pairs, rows, None\)", "zip((data, None, rows, None)"),
+    "W_o's bias is added by every device": (SPREAD, r"if heads and part\.config\.bias:", "if False:"),
+    "masks of heads stay whole": (SPREAD, r"\(data, of_pairs, rows, None\)", "(data, None, rows, None)"),
     "columns are interleaved over the devices": (
         SPREAD,
         r"return spread\(variables, arrays\)",
         "def mixed(X):\n"
-        "        return X.reshape(*X.shape[:-1], -1, module.config.num_heads).swapaxes(-1, -2).reshape(X.shape)\n\n"
+        "        return X.reshape(*X.shape[:-1], -1, len(jax.devices())).swapaxes(-1, -2).reshape(X.shape)\n\n"
         '    changed = {"W_q": jax.tree.map(mixed, variables["params"]["W_q"])}\n'
         '    return spread({"params": variables["params"] | changed}, arrays)',
     ),
     "keys that are filled in are seen": (SPREAD, r"jnp\.minimum\(lens, K\)", "lens + more_keys"),
-    "all devices drop the same weights": (SPREAD, r"    for axis in axes:\n", "    for axis in ():\n"),
+    "all devices drop the same weights": (SPREAD, r"    for axis in axes:\n        rngs", "    for axis in ():\n        rngs"),
     "the first query of a ring is at 0 everywhere": (
         SEQUENCE,
         r"jax\.lax\.axis_index\(axis\) \* q\.shape\[1\]\)\n    return ring",
