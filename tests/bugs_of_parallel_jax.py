@@ -22,7 +22,11 @@ DEVICES_BUGS = {
         '    return spread({"params": variables["params"] | changed}, arrays)',
     ),
     "keys that are filled in are seen": (SPREAD, r"jnp\.minimum\(lens, K\)", "lens + more_keys"),
-    "all devices drop the same weights": (SPREAD, r"    for axis in axes:\n        rngs", "    for axis in ():\n        rngs"),
+    "all devices drop the same weights": (
+        SPREAD,
+        r"    for axis in axes:\n        rngs",
+        "    for axis in ():\n        rngs",
+    ),
     "the first query of a ring is at 0 everywhere": (
         SEQUENCE,
         r"jax\.lax\.axis_index\(axis\) \* q\.shape\[1\]\)\n    return ring",

@@ -99,6 +99,7 @@ def test_several_that_fail_at_once_are_all_told_of(ranks):
     assert told.startswith("rank 0: oh, before its first check | rank 1: the process was ended by signal 9")
 
 
+@pytest.mark.backends("torch")
 def test_a_failed_group_is_said_and_counts(ranks):
     ranks("exit 3")
     answer = run("parity", "--distributed", "torch:2")
