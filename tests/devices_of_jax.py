@@ -22,6 +22,8 @@ from orbax import checkpoint
 
 import mha
 from mha import parallel
+from mha.arguments import Hiding
+from mha.backends.jax.parallel import ring
 from mha.parity import devices
 
 N, B, T, H, D = 8, 8, 16, 8, 64
@@ -164,6 +166,38 @@ def within(found, expected, base, gradient=True):
     scale = float(np.abs(expected).max())
     limit = mha.parity.bound("float32", expected, base, gradient=gradient, scale=scale)
     assert mha.parity.error(np.asarray(found), expected) <= limit
+
+
+def needed(function, *arrays):
+    """MiB that XLA needs on each device for a call and its gradients, beside arguments and results."""
+
+    def both(*arrays):
+        output, pull = jax.vjp(function, *arrays)
+        return output, pull(output)
+
+    place = NamedSharding(mesh(), PartitionSpec(None, "devices"))
+    arrays = [jax.ShapeDtypeStruct(shape, "float32", sharding=place) for shape in arrays]
+    return jax.jit(both).lower(*arrays).compile().memory_analysis().temp_size_in_bytes / 2**20
+
+
+def long_a_ring_keeps_little(folder):
+    """What is measured is in docs/scale.md: 14.1 and 21.1; scores of all pairs would be 256 MiB."""
+    size, attention = 8192, mha.MultiHeadAttention(512, 8, backend="jax", seed=0)
+    module, variables = attention.layer.unbind()
+
+    def pooled(q, k, v):
+        offset = jnp.full((1, 1), jax.lax.axis_index("devices") * q.shape[1])
+        call = q, k, v, 8, Hiding(offset=offset), False, "devices"
+        return module.bind(variables).attention.apply({}, *call, method=ring.pool)
+
+    spec = PartitionSpec(None, "devices")
+    heads = jax.shard_map(pooled, mesh=mesh(), in_specs=3 * (spec,), out_specs=spec)
+    assert needed(heads, *3 * [(8, size, 64)]) <= 15
+
+    def whole(X):
+        return parallel.attend(module, variables, X, X, X, mesh=mesh(), sequence="devices", how="ring")
+
+    assert needed(whole, (1, size, 512)) <= 24
 
 
 def check_a_sharded_batch_is_never_collected(folder):

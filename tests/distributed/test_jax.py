@@ -13,6 +13,7 @@ from commands import run
 pytestmark = pytest.mark.backends("jax")
 LONG = (
     "long_sharded_batches_are_never_collected",
+    "long_a_ring_keeps_little",
     "long_large_scores_agree",
     "long_dropout_differs_in_the_other_ways",
 )
