@@ -36,10 +36,12 @@ def pytest_addoption(parser):
         action="store_true",
         help="XLA leaves out most optimisations: JAX compiles in two thirds of the time",
     )
+    parser.addoption("--long", action="store_true", help="also tests that are marked as long with a backend")
 
 
 MARKERS = (
     "backends(*names): a test of these backends alone; with others it is not collected",
+    "long(*names): with these backends it takes seconds where a quicker one says nearly the same; --long has it too",
     "all_backends: a test of all five together; without one of them it is not collected",
 )
 
@@ -65,6 +67,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("backend", metafunc.config.backends, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if not belongs(item)]
     config.hook.pytest_deselected(items=left_out)
@@ -81,7 +84,10 @@ def belongs(item):
     if "d2l" in item.fixturenames and backend and not dispatch.has_book(backend):
         return False
     markers = list(item.iter_markers("backends"))
-    if not all(({backend} if backend else asked) & set(marker.args) for marker in markers):
+    meant = ({backend} if backend else asked).intersection(*(marker.args for marker in markers))
+    if not meant:
+        return False
+    if not item.config.getoption("--long") and any(meant <= {*marker.args} for marker in item.iter_markers("long")):
         return False
     if item.get_closest_marker("all_backends"):
         return asked == set(dispatch.FRAMEWORKS)

@@ -120,7 +120,7 @@ def try_bug(bug: Bug, copy: Path) -> str | None:
     os.environ["PYTHONPATH"] = str(copy)
     os.chdir(copy)
     failure = FirstFailure()
-    options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--backends", bug.backend]
+    options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--long", "--backends", bug.backend]
     try:
         for name, source in changed.items():
             (copy / name).write_text(source, encoding="utf-8")

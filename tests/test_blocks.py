@@ -56,12 +56,11 @@ CASES = {
         dataclasses.replace(MANY, name="many pieces, all options"),
     )
 }
-# JAX compiles each for ten seconds and more.
-ON_JAX = (
-    "additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "window of some keys",
-    "many pieces, all options",
-)  # fmt: skip
-OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
+# TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
+QUICK = {
+    "additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options",
+}  # fmt: skip
+LONG = pytest.mark.long("tensorflow", "jax")
 
 
 @pytest.fixture
@@ -111,14 +110,7 @@ def ratios(backend, case, dtype, shrink):
     return worst
 
 
-# Of these, TensorFlow, which compiles each too, has one that cuts the same way.
-ALIKE = {
-    "no lengths", "length above K", "scale 0.01", "scale 30", "mask of each sample", "additive", "additive, scale 0.01",
-    "additive, scale 30", "equal widths, no bias", "one head", "head of width 1", "additive, lengths per query",
-    "causal", "length zero", "lengths per sample", "rotary", "window, offset",
-}  # fmt: skip
-EAGER = pytest.mark.backends("numpy", "torch", "mxnet")
-COSTLY = {name: EAGER if name in ALIKE else OTHERS for name in CASES if name not in ON_JAX}
+COSTLY = {name: LONG for name in CASES if name not in QUICK}
 COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 
@@ -129,7 +121,14 @@ def test_small_pieces_give_the_same_numbers(backend, small, name):
         assert not far, dtype
 
 
-@pytest.mark.parametrize("heads", [1, 2, 8], ids=["one head", "half a sample", "two samples"])
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(1, id="one head", marks=LONG),
+        pytest.param(2, id="half a sample"),
+        pytest.param(8, id="two samples", marks=LONG),
+    ],
+)
 def test_pieces_of_heads_and_of_samples(backend, small, heads):
     options = parity.WIDTHS | {"num_heads": 4, "num_hiddens": 28}
     case = parity.Case(
@@ -286,7 +285,7 @@ ONE_ARRAY = {
 }
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("bias", [pytest.param(False, id="no bias", marks=LONG), pytest.param(True, id="bias")])
 @pytest.mark.parametrize("name", ONE_ARRAY)
 def test_one_array_as_queries_keys_and_values(backend, rng, name, bias):
     """Self-attention may take other ways to the same numbers, in all parts."""

@@ -107,7 +107,14 @@ def close(result, expected):
 
 
 @pytest.mark.parametrize("hiding", HIDING, ids=lambda hiding: "-".join(map(str, hiding)))
-@pytest.mark.parametrize("sizes", SIZES, ids=["widths", "equal", "one-head"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(SIZES[0], id="widths"),
+        pytest.param(SIZES[1], id="equal", marks=pytest.mark.long("jax")),
+        pytest.param(SIZES[2], id="one-head", marks=pytest.mark.long("jax")),
+    ],
+)
 def test_plain_loops_agree(backend, rng, sizes, hiding):
     number = HIDING.index(hiding)
     pooling, bias = ("dot", "additive")[number % 2], number % 3 > 0

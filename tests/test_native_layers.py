@@ -69,10 +69,15 @@ def is_tried(kind, dtype, case):
     return dtype == "float64" or case == "equal widths" or peers.backend_of(kind) not in ("tensorflow", "jax")
 
 
+def marks_of(kind, case):
+    own = pytest.mark.backends(peers.backend_of(kind))
+    return own if "widths" in case else (own, pytest.mark.long("tensorflow", "jax"))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "case"),
     [
-        pytest.param(kind, dtype, case, marks=pytest.mark.backends(peers.backend_of(kind)), id=f"{kind} {dtype}-{case}")
+        pytest.param(kind, dtype, case, marks=marks_of(kind, case), id=f"{kind} {dtype}-{case}")
         for kind in peers.KINDS
         for dtype in ("float64", "float32")
         for case in (*CASES, "unequal widths")

@@ -127,6 +127,7 @@ def test_nan_that_is_seen_stays_in_its_sample(backend, rng, path, name):
     assert np.array_equal(output[1], expected[1])
 
 
+@pytest.mark.long("tensorflow", "jax")  # which compile for each dtype
 def test_large_scores_and_half_precision_stay_finite(backend, rng):
     lengths, causal, nothing = {"valid_lens": [0, 3]}, {"causal": True}, {"mask": np.zeros((Q, K), bool)}
     hidings = [lengths, causal, nothing]

@@ -39,10 +39,10 @@ def agree(found, expected):
     return parity.error(found, expected) <= parity.bound("float64", expected, expected)
 
 
-OFTEN = pytest.mark.backends("numpy", "torch", "mxnet")  # others compile each combination
+LONG = pytest.mark.long("tensorflow", "jax")  # they compile each combination
 
 
-@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=OFTEN) for number in range(2, 24))])
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=LONG) for number in range(2, 24))])
 def test_the_formula(backend, rng, number):
     case = drawn.options(number)
     call, attention, arrays = case.call("float64"), layer(backend, **case.options), inputs(rng)
@@ -177,7 +177,7 @@ def test_gates_of_0_and_1_choose_heads(backend, rng):
     assert agree(attention(*arrays, head_gates=gates), without(*arrays))
 
 
-@pytest.mark.parametrize("options", [pytest.param({}, marks=OFTEN), ALL], ids=["plain", "all options"])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=LONG), ALL], ids=["plain", "all options"])
 def test_token_by_token_is_the_causal_call(backend, rng, options):
     attention, X = layer(backend, **options), rng.normal(size=(B, Q, 11))
     at_once = attention(X, X, X, causal=True)

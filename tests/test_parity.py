@@ -13,24 +13,25 @@ from mha.parity.more_cases import SMALL
 PRECISE = {"lengths per sample", "scale 0.01", "scale 30", "additive", "2053 keys"}
 
 
-# Where compiling takes seconds, those of the options' cases that have several at once; `mha parity` tries all.
+# Where compiling takes seconds, other cases have these at once, or are compiled nearly alike.
 ONE_BY_ONE = {
     "grouped heads", "one head of keys", "window, offset", "score bias", "gates, scale, cap", "norms",
-    "rotary, interleaved, offsets",
+    "rotary, interleaved, offsets", "no lengths", "length above K", "mask of each sample", "mask of one row",
+    "mask of one head for all", "mask of one column, every query or none", "no bias", "one head", "head of width 1",
+    "equal widths, no bias", "more queries than keys, causal", "additive, one head", "additive, head of width 1",
+    "additive, scale 0.01", "additive, lengths per query", "additive, 2053 keys",
 }  # fmt: skip
+LONG = pytest.mark.long("tensorflow", "jax")
 
 
 def failures(results):
     return [str(result) for result in results if not result.passed]
 
 
-OTHERS = pytest.mark.backends("numpy", "torch", "mxnet")
-
-
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.name, marks=OTHERS if case.name in ONE_BY_ONE else ())
+        pytest.param(case, id=case.name, marks=LONG if case.name in ONE_BY_ONE else ())
         for case in (*parity.CASES, *SMALL)
     ],
 )
@@ -48,17 +49,7 @@ def test_exactness(backend):
         assert not failures(parity.check_exact(backend, dtype))
 
 
-NO_JAX = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(0, 1, 2),
-        *(pytest.param(number, marks=NO_JAX) for number in (3, 4, 5)),
-        *(pytest.param(number, marks=OTHERS) for number in range(6, 12)),
-    ],
-)
+@pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=LONG) for number in range(2, 12))])
 def test_drawn_sizes(backend, number):
     assert not failures(parity.check_case(backend, drawn.sizes(number), "float64"))
 

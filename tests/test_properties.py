@@ -13,6 +13,7 @@ import math
 
 import hypothesis
 import numpy as np
+import pytest
 from calls import agree, same
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from hypothesis import strategies as st
 import mha
 from mha import dispatch, parity
 from mha.config import Config, numpy_dtype, shapes
+
+pytestmark = pytest.mark.long("tensorflow", "jax")  # which compile what is drawn
 
 # B, Q and K, all primes, so that a swapped axis fails.
 SHAPES = [(2, 3, 5), (3, 5, 2), (2, 1, 11)]
