@@ -7,7 +7,10 @@ BATCH_BUGS = {
         "jax": [(r"jax\.lax\.pmax\(last, TOGETHER\)", "jax.lax.all_gather(last, TOGETHER)[0]")]
     },
     "samples are looped over on all devices": {
-        "jax": [(r"return 1 if varies\(X\) else math\.gcd\(batch_size, jax\.device_count\(\)\)", "return 1")]
+        "jax": [(r"return 1 if mesh\.empty or varies\(X\) else .*", "return 1")]
+    },
+    "samples of one device are computed as if they lay on all": {
+        "jax": [(r"mesh\.empty or (.*), mesh\.size\)", r"\1, jax.device_count())")]
     },
 }
 DEVICES_BUGS = {
@@ -34,6 +37,13 @@ DEVICES_BUGS = {
     ),
     "keys are rotated as if they were the first": (SEQUENCE, r"positions\(k, first_key\)", "positions(k)"),
     "keys that others see are blank": (SEQUENCE, r"seen = _anywhere\(seen, axis\)  # \(B, all keys\)", "pass"),
+    "one column is the first device's": (SEQUENCE, r"jnp\.broadcast_to\(flags, X\.shape\[:2\]\)", "flags"),
+    "NaN counts as nothing seen": (RING, r"sees = total != 0", "sees = total > 0"),
+    "one logarithm for maximum and sum": (
+        RING,
+        r"jnp\.exp\(scores - largest\) \* share",
+        "jnp.exp(scores - (largest - jnp.log(share)))",
+    ),
     "a merge without its maximum": (RING, r"base = jnp\.where\(.*", "base = jnp.zeros_like(most)"),
     "gradients of keys are not sent home": (RING, r"\*_passed\(circle, by_kv\), \*rest", "*by_kv, *rest"),
     "gradients of a bias pile up in the first columns": (

@@ -227,6 +227,57 @@ def check_the_additive_ring_agrees(folder):
     agree({"ring"}, "additive, all options")
 
 
+def check_one_column_stands_for_the_keys_of_all_devices(folder):
+    (module, variables), X = layer(), np.random.default_rng(0).normal(size=(2, T, D)).astype("float32")
+    mask, bias = np.arange(T)[:, None] % 5 != 2, np.arange(H * T, dtype="float32").reshape(1, H, T, 1)
+    attention = mha.MultiHeadAttention(D, H, bias=True, backend="numpy", seed=0)
+    wide, exact = X.astype("float64"), mha.parity.in_dtype(attention, "float64")
+    expected = exact(wide, wide, wide, mask=mask, score_bias=bias.astype("float64"))
+    base = attention(X, X, X, mask=mask, score_bias=bias)
+    for way in WAYS[2:]:
+        call = jax.jit(functools.partial(parallel.attend, module, mask=mask, score_bias=bias, mesh=mesh(), **way))
+        within(call(variables, X, X, X), expected, base, gradient=False)
+
+
+def check_a_ring_keeps_its_digits_at_large_scores(folder):
+    queries, keys, values, cotangent = np.random.default_rng(1).normal(size=(4, 1, 48, 12)).astype("float32") * 60
+    attention = mha.MultiHeadAttention(12, 4, backend="numpy", seed=1)
+    module, variables = attention.to("jax").layer.unbind()
+
+    def attend(values):
+        return parallel.attend(module, variables, queries, keys, values, mesh=mesh(), sequence="devices")
+
+    found = jax.jit(lambda values: jax.vjp(attend, values)[1](cotangent)[0])(values)
+    wide = [X.astype("float64") for X in (queries, keys, values)]
+    exact = mha.parity.in_dtype(attention, "float64").gradients(*wide, cotangent=cotangent.astype("float64"))
+    within(found, exact["values"], attention.gradients(queries, keys, values, cotangent=cotangent)["values"])
+
+
+def check_nan_that_is_seen_stays(folder):
+    module, variables = layer()
+    X = jnp.ones((1, T, D))
+    call = jax.jit(functools.partial(parallel.attend, module, mesh=mesh(), sequence="devices"))
+    assert np.isnan(call(variables, X, X.at[0, -1].set(jnp.nan), X)).all()
+
+
+def check_nothing_to_attend_to_is_no_error(folder):
+    module, variables = layer()
+    for size, Q, K in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
+        X, Y = jnp.zeros((size, Q, D)), jnp.zeros((size, K, D))
+        for way in WAYS:
+            output = parallel.attend(module, variables, X, Y, Y, mesh=mesh(), **way)
+            assert np.array_equal(output, module.apply(variables, X, Y, Y)), way
+
+
+def check_a_batch_on_one_device_is_computed_one_by_one(folder):
+    """The other devices of a process change nothing: 15 MiB; all samples at once would take more than 100."""
+    module, variables = layer()
+    lens = np.array([100 * n + 1 for n in range(B)])
+    X = jax.ShapeDtypeStruct((B, 1024, D), "float32")
+    call = jax.jit(lambda variables, X: module.apply(variables, X, X, X, lens)).lower(variables, X).compile()
+    assert call.memory_analysis().temp_size_in_bytes < 30 * 2**20
+
+
 def check_heads_with_masks_of_their_own_agree(folder):
     agree({"heads"}, "lengths per query, mask")
 
@@ -331,6 +382,7 @@ def check_what_does_not_divide_is_refused(folder):
     refused(call(heads="devices", sequence="devices"), "an axis of its own")
     refused(call(sequence="devices", how="rings"), "how", "ring")
     refused(call(mesh=None, heads="devices"), "mesh", kind=TypeError)
+    refused(call(heads="devices", rngs=jax.random.key(0)), "rngs", '{"dropout": jax.random.key(seed)}', kind=TypeError)
     refused(lambda: parallel.gather(module), "module.bind(variables)", kind=TypeError)
     refused(lambda: parallel.plan(mha.MultiHeadAttention(4, 2, backend="jax")), "attention.layer", kind=TypeError)
 

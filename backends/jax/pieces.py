@@ -129,9 +129,11 @@ def _pool_pieces(
 def devices(X, batch_size):
     """How many samples to compute at once, one of each device, where a batch may lie on several.
 
-    XLA sends all samples to all devices where a loop goes through them. Inside `jax.shard_map` a device has its own.
+    XLA sends all samples to all devices where a loop goes through them. An array's type has the mesh that it lies on,
+    but not always how; inside `jax.shard_map` a device has its own.
     """
-    return 1 if varies(X) else math.gcd(batch_size, jax.device_count())
+    mesh = jax.typeof(X).sharding.mesh
+    return 1 if mesh.empty or varies(X) else math.gcd(batch_size, mesh.size)
 
 
 def varies(X):

@@ -69,6 +69,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("fewer rows than devices", plain, [2], batch=1, num_queries=count - 1, num_keys=max(2, count - 1)),
         Case("no lengths", plain, **sizes, quick=()),
         Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
+        Case("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes, quick=()),
         Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),
         Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
         Case(

@@ -90,24 +90,25 @@ def _forward(circle, q, k, v, bias, variables, fixed, key):
     start = jax.lax.axis_index(circle.axis), (k, v), _own(state, (q, k, v, bias))
     (owner, kv, state), _ = jax.lax.scan(step, start, length=circle.size - 1)
     largest, total, pooled = see(owner, kv, state)
-    sees = total > 0
+    sees = total != 0  # so that NaN stays
     some = jnp.where(sees, total, 1)
     pooled = jnp.where(sees, pooled / some, 0).astype(v.dtype)  # (B*H, Q, dv)
-    log_sums = jnp.where(sees, largest + jnp.log(some), 0)  # (B*H, Q, 1)
-    return pooled, (q, k, v, bias, variables, fixed, key, pooled, log_sums)
+    largest = jnp.where(sees, largest, 0)
+    return pooled, (q, k, v, bias, variables, fixed, key, pooled, largest, some)
 
 
 def _backward(circle, saved, gradient):
-    q, k, v, bias, variables, fixed, key, pooled, log_sums = saved
+    q, k, v, bias, variables, fixed, key, pooled, largest, total = saved
     gradient = widen(gradient)
     shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
 
     def block(number, owner, kv, hiding, rows, state, carried):
         (q, *rest), (k, v), (by_k, by_v, by_variables) = rows, kv, carried
-        gradient, shares, log_sums = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
+        gradient, shares, largest, share = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
         scores_of = functools.partial(_scores, circle, hiding)
         scores, pull, visible = jax.vjp(scores_of, q, k, hiding.score_bias, variables, has_aux=True)
-        weights = jnp.exp(scores - log_sums)  # (B*G, H/G*block, K)
+        # From one logarithm of both, large scores would take the digits of the sum.
+        weights = jnp.exp(scores - largest) * share  # (B*G, H/G*block, K)
         weights = weights if visible is None else jnp.where(visible, weights, 0)
         kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
         by_v += jnp.matmul((weights * kept).swapaxes(1, 2), gradient)  # (B*G, K, dv)
@@ -121,7 +122,7 @@ def _backward(circle, saved, gradient):
         by_q, by_bias, by_variables = sums
         columns = _columns(by_bias, owner, kv[0].shape[1])
         carried = *by_kv, by_variables
-        rows = q, gradient, shares, log_sums
+        rows = q, gradient, shares, largest, 1 / total
         found = _by_blocks(circle, block, owner, kv, bias, fixed, rows, (by_q, columns), carried)
         (by_q, columns), (by_k, by_v, by_variables) = found
         return (by_k, by_v), (by_q, _replaced(by_bias, columns, owner), by_variables)

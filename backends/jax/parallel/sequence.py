@@ -44,15 +44,21 @@ def _blanked(queries, keys, values, hiding, axis, how, sizes, each):
     whole_queries, whole_keys = (jnp.zeros((B, size, 1), queries.dtype) for size in sizes)
     pairs = hiding.mask is not None or hiding.score_bias is not None
     if how == "ulysses" or not (pairs or each):
-        sees, seen = used(whole_queries, whole_keys, _offset(hiding, 0))
+        sees, seen = _used(whole_queries, whole_keys, _offset(hiding, 0))
         if pairs:  # of the heads that meet here alone
             sees, seen = _anywhere(sees, axis), _anywhere(seen, axis)
         sees = jax.lax.dynamic_slice_in_dim(sees, here * queries.shape[1], queries.shape[1], 1)  # (B, Q)
     else:
-        sees, seen = used(queries, whole_keys, _offset(hiding, here * queries.shape[1]))
+        sees, seen = _used(queries, whole_keys, _offset(hiding, here * queries.shape[1]))
         seen = _anywhere(seen, axis)  # (B, all keys)
     seen = jax.lax.dynamic_slice_in_dim(seen, here * keys.shape[1], keys.shape[1], 1)  # (B, K)
     return blank(queries, keys, values, sees, seen)
+
+
+def _used(queries, keys, hiding):
+    """As `used` of the fast path, with a flag for each query (B, Q) and key (B, K), also where one stands for all."""
+    found = zip(used(queries, keys, hiding), (queries, keys), strict=True)
+    return (jnp.broadcast_to(flags, X.shape[:2]) for flags, X in found)
 
 
 def _offset(hiding, first):

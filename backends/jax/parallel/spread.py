@@ -5,6 +5,7 @@ what is computed is not written again.
 """
 
 import functools
+from collections.abc import Mapping
 
 import flax
 import jax
@@ -45,9 +46,14 @@ def attend(
     lesson._refuse_to_narrow(module.config.dtype)
     checks.choice("how", how, tuple(HOWS))
     axes = _axes(mesh, data=data, heads=heads, sequence=sequence)
+    if not isinstance(rngs, Mapping | None):
+        raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
+    variables = flax.core.unfreeze(variables)
     call = valid_lens, mask, score_bias, causal, offset, head_gates, training
     checked = arguments.check("jax", module, queries, keys, values, *call)
     part = _part(module, queries, axes, mesh, how)
+    if 0 in (queries.size, keys.size):
+        return module.apply(variables, queries, keys, values, *call, rngs=rngs)  # nothing is there to spread
     plain = checked.mapped(lambda X: None).hiding
     run = functools.partial(_spread, part, axes, how, bool(training), plain)
     arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates, "rngs": rngs or {}}
