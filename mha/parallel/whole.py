@@ -9,6 +9,8 @@ from mha import weights
 from mha.config import Config
 from mha.weights import FileError
 
+ROOM = 512  # bytes of a problem that is told to the other ranks
+
 
 def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
     """The canonical weights in a file that `save` wrote, of a layer of this configuration; dropout may differ.
@@ -25,6 +27,12 @@ def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
     return arrays
 
 
-def failed(rank: int, problem: str) -> FileError:
-    """What the other ranks raise when the one that writes could not."""
-    return FileError(f"rank {rank} could not write the file: {problem}")
+def told(problem: Exception | None) -> np.ndarray:
+    """What the rank that writes tells the others: a problem, or none, in bytes of one number."""
+    return np.frombuffer(str(problem or "").encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)
+
+
+def failed(rank: int, told: np.ndarray) -> FileError | None:
+    """What the others raise when the rank that writes could not; None if it could."""
+    problem = told.tobytes().rstrip(b"\0").decode(errors="replace")
+    return FileError(f"rank {rank} could not write the file: {problem}") if problem else None

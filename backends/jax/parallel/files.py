@@ -14,8 +14,6 @@ from mha.parallel import whole
 from .. import layer as lesson
 from ..arrays import to_numpy
 
-ROOM = 512  # bytes of a problem that is told to the other processes
-
 
 def gather(layer):
     """See `mha.parallel.gather`."""
@@ -36,10 +34,8 @@ def save(layer, path):
         except (OSError, ValueError) as error:
             problem = error
     if jax.process_count() > 1:
-        text = str(problem or "").encode()[:ROOM]
-        told = np.array([*text, *[0] * (ROOM - len(text))], np.uint8)
-        told = bytes(np.asarray(multihost_utils.broadcast_one_to_all(told)).tolist()).rstrip(b"\0")
-        problem = problem or (told and whole.failed(0, told.decode(errors="replace")))
+        told = multihost_utils.broadcast_one_to_all(whole.told(problem))
+        problem = problem or whole.failed(0, np.asarray(told, np.uint8))
     if problem:
         raise problem
 

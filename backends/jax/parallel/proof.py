@@ -11,9 +11,9 @@ from mha.parity.devices import part_of_call
 from mha.parity.layouts import GRADIENT
 
 from ..layer import _parameters as parameters
+from .sequence import HOWS
 
 JIT = "data (jit)"
-HOWS = ("ring", "ulysses", "gather")
 FLOATS = ("queries", "keys", "values", "score_bias", "head_gates")
 
 

@@ -13,8 +13,6 @@ from ..arrays import place, tensor, to_numpy
 from .ranks import global_rank
 from .split import Split, check_layer
 
-ROOM = 512  # bytes of a problem that is told to the other ranks
-
 
 def gather(layer):
     """See `mha.parallel.gather`."""
@@ -35,8 +33,10 @@ def save(layer, path):
         except (OSError, ValueError) as error:
             problem = error
     for mesh in meshes:
-        told = _told(mesh, problem)
-        problem = problem or (told and whole.failed(global_rank(mesh, 0), told))
+        first = global_rank(mesh, 0)
+        told = torch.tensor(whole.told(problem), device=mesh.device_type)
+        distributed.broadcast(told, first, group=mesh.get_group())
+        problem = problem or whole.failed(first, to_numpy(told))
     if problem:
         raise problem
 
@@ -62,11 +62,3 @@ def _meshes(layer):
     names = () if mesh is None else mesh.mesh_dim_names if mesh.ndim > 1 else (None,)
     found = [mesh if name is None else mesh[name] for name in names]
     return [*found, layer.sequence] if isinstance(layer, Split) and layer.sequence is not None else found
-
-
-def _told(mesh, problem):
-    """What the first rank of a mesh has to say of a problem, on all of them; "" if there is none."""
-    text = str(problem or "").encode()[:ROOM]
-    told = torch.tensor([*text, *[0] * (ROOM - len(text))], dtype=torch.uint8, device=mesh.device_type)
-    distributed.broadcast(told, global_rank(mesh, 0), group=mesh.get_group())
-    return bytes(told.tolist()).rstrip(b"\0").decode(errors="replace")
