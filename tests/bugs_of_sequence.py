@@ -1,7 +1,9 @@
 """Bugs of a layer of PyTorch whose sequence is split over ranks, which its tests must notice: planted as in bugs.py."""
 
 SEQUENCE_TESTS = ["test_sequence_over_ranks.py"]
-RING, SEQUENCE, EXCHANGE = (f"backends/torch/parallel/{name}" for name in ("ring", "sequence", "exchange"))
+RING, SEQUENCE, EXCHANGE, SPLIT = (
+    f"backends/torch/parallel/{name}" for name in ("ring", "sequence", "exchange", "split")
+)
 SEQUENCE_BUGS = {
     "the causal order begins anew on each rank": (
         SEQUENCE,
@@ -26,9 +28,12 @@ SEQUENCE_BUGS = {
     "a need of gradients may differ": (SEQUENCE, r'facts\["requires_grad"\] = .*', "pass"),
     "lengths may differ": (
         SEQUENCE,
-        r"if any\(X is not None for X in given\.values\(\)\) or",
-        "if",
+        r"again = any\(X is not None for X in given\.values\(\)\) or",
+        "again =",
     ),
+    "weights may differ": (SPLIT, r'agree\(mesh, \{"the digest.*', "pass"),
+    "one column is the first rank's": (SEQUENCE, r"flags\.expand\(X\.shape\[:2\]\)", "flags"),
+    "lengths travel in the dtype of each rank": (SEQUENCE, r"lengths\.to\(torch\.int64\)", "lengths"),
     "padding reaches weights where there are no keys": (SEQUENCE, r" and 0 not in \(sum.*\):", ":"),
     "the merge without its maximum": (RING, r"torch\.where\(most == -math\.inf, 0, most\)", "0 * most"),
     "what was pooled is not weighed anew": (RING, r"pooled \* again", "pooled"),

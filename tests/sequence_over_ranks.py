@@ -122,6 +122,33 @@ def check_nan_that_is_seen_stays(group):
         assert layer_of(how, mesh)(queries, own, queries).isnan().all(), how
 
 
+def check_one_column_stands_for_the_keys_of_all_ranks(group):
+    """Of a mask and a bias without lengths; where each rank has one key, a wrong number would be no error."""
+    mesh = group.mesh
+    for keys in (mesh.size(), 7):
+        Y = random(2, keys, D, seed=1).detach()
+        queries = part(random(2, 7, D).detach(), mesh)
+        mask, bias = torch.arange(7)[:, None] % 3 != 1, random(1, H, 7, 1, seed=2).detach()
+        whole_layer = layer_of(None, mesh, bias=True)
+        expected = part(whole_layer(random(2, 7, D).detach(), Y, Y, mask=mask, score_bias=bias), mesh)
+        own = {"mask": part(mask, mesh, 0), "score_bias": part(bias, mesh, 2)}
+        for how in HOWS:
+            same(layer_of(how, mesh, bias=True)(queries, part(Y, mesh), part(Y, mesh), **own), expected)
+
+
+def check_lengths_of_any_dtype(group):
+    """Lengths per query above all keys on one rank alone, and of another dtype on each."""
+    mesh = group.mesh
+    X, N = random(1, 2 * mesh.size(), D).detach(), mesh.size()
+    lengths = torch.arange(2 * N)[None] % 3 + 1
+    lengths[0, -1] = 100
+    expected, own = part(layer_of(None, mesh)(X, X, X, lengths), mesh), part(X, mesh)
+    for how in HOWS:
+        mine = part(lengths, mesh)
+        for given in (mine, mine.to(torch.int16) if group.rank else mine):
+            same(layer_of(how, mesh)(own, own, own, given), expected)
+
+
 def check_empty_calls(group):
     mesh = group.mesh
     full, none = torch.full((2, 4, D), torch.nan, dtype=torch.float64), random(2, 0, D)
@@ -198,6 +225,19 @@ def check_calls_that_differ_are_refused(group):
         refused(ValueError, "batch of rank", layer, *[X[:1] if last else X] * 3)
         layer(X, X, X)
     refused(ValueError, f"how of rank {N - 1}", layer_of("ring" if last else "gather", mesh), X, X, X)
+    other = mha.MultiHeadAttention(D, H, seed=int(last), backend="torch").layer
+    refused(ValueError, f"the weights of rank {N - 1}", parallel.parallelize, other, mesh, "ring")
+
+
+def check_what_one_rank_refuses_is_told(group):
+    rank, mesh = group.rank, group.mesh
+    X, N = torch.ones(2, 2, D, dtype=torch.float64), mesh.size()
+    wrong = rank == N - 1
+    told, mask = f"rank {N - 1} has refused its arguments", torch.ones(2, 2 * N + wrong, dtype=torch.bool)
+    for layer in (layer_of(how, mesh) for how in HOWS):
+        refused(ValueError, "queries has" if wrong else told, layer, torch.ones(2, 2, D + wrong, dtype=X.dtype), X, X)
+        refused(ValueError, "mask" if wrong else told, layer, X, X, X, mask=mask)
+        layer(X, X, X)
 
 
 def check_what_does_not_fit_is_refused(group):
@@ -352,9 +392,9 @@ def check_bytes_that_are_sent(group):
 
 def check_a_rank_that_ends(group):
     rank, mesh = group.rank, group.mesh
-    X, last = torch.ones(1, 2, D, dtype=torch.float64), mesh.size() - 1
+    X, last, layer = torch.ones(1, 2, D, dtype=torch.float64), mesh.size() - 1, layer_of("ring", mesh)
     if rank == last:
         return
     started = time.monotonic()
-    refused(RuntimeError, f"rank {last} does not answer rank {rank}", layer_of("ring", mesh), X, X, X)
+    refused(RuntimeError, f"rank {last} does not answer rank {rank}", layer, X, X, X)
     assert time.monotonic() - started < ranks.WAIT

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-COLLECT = "on all of them call mha.parallel.gather or mha.parallel.save, for a layer"
+COLLECT = "on all of them call mha.parallel.gather, mha.parallel.save or mha.parallel.load, for a layer"
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 

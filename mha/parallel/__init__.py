@@ -51,10 +51,12 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
     Returns:
         The layer. Split by heads and then by sequence, over two dimensions of a mesh, it is both. Split by sequence,
         mask, score bias and lengths per query have a row for each query of this rank and a column for each key of
-        the whole, and `offset` is the position of the first query of the whole.
+        the whole, and `offset` is the position of the first query of the whole. Masks and biases of one row on all
+        ranks have that row for all queries, unless each rank has but one query.
 
     Raises:
-        TypeError, ValueError: if the layer or the mesh is of another kind, or the heads do not divide.
+        TypeError, ValueError: if the layer or the mesh is of another kind, the heads do not divide, or ranks that
+            split the sequence have other weights.
 
     Sources: Shoeybi et al., Megatron-LM (2019), section 3; Jacobs et al., DeepSpeed Ulysses (2023); Liu et al., Ring
     Attention with Blockwise Transformers (2023).

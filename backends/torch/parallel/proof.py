@@ -15,9 +15,9 @@ from mha.parity.layouts import GRADIENT
 from ..arrays import tensor, to_numpy
 from ..layer import _canonical as canonical
 from ..layer import _parameters as parameters
+from .split import HOWS
 
 DATA, HEADS = "data (DistributedDataParallel)", "heads"
-HOWS = ("ulysses", "ring", "gather")
 
 
 class Ranks:

@@ -10,6 +10,9 @@ from torch.autograd.function import once_differentiable
 from ..arrays import to_numpy
 
 TAG = 17  # of what is told here, beside what else is sent from rank to rank
+LENGTH = 24  # integers that each tells: as many whatever it does, since an engine ends the process where sizes differ
+MEETS, CALLS, REFUSES = range(3)  # what a rank is about to do
+DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "refuses its arguments"}
 
 # 1. Whether all make the same call
 
@@ -19,10 +22,9 @@ def agree(mesh, alike, own=()):
 
     mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and arrays of integers;
     own: integers that may differ. Returns those of all ranks, in their order. Raises ValueError on every rank, which
-    names the one that differs, and RuntimeError where one does not answer.
+    names the one that differs or has refused its arguments, and RuntimeError where one does not answer or does else.
     """
-    told = torch.tensor([*map(_digest, alike.values()), *own], dtype=torch.int64)
-    everybody = _exchanged(mesh, told)
+    everybody = _exchanged(mesh, CALLS, [*map(_digest, alike.values()), *own])
     for rank, theirs in enumerate(everybody):
         for number, name in enumerate(alike):
             if theirs[number] != everybody[0][number]:
@@ -34,8 +36,36 @@ def agree(mesh, alike, own=()):
     return [theirs[len(alike) :] for theirs in everybody]
 
 
-def _exchanged(mesh, told):
-    """The integers of each rank, in their order."""
+@contextlib.contextmanager
+def telling(mesh):
+    """Tells the other ranks of a mesh, who wait for this one, if it refuses arguments inside; None: nobody waits."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        if mesh is not None:
+            with contextlib.suppress(RuntimeError):  # one that has ended is not what is to be said
+                _exchanged(mesh, REFUSES, [])
+        raise
+
+
+def _exchanged(mesh, does, numbers):
+    """The integers of each rank, in their order; raises where ranks do not do the same."""
+    told = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
+    everybody = _told(mesh, told)
+    for rank, (theirs, count, *_) in enumerate(everybody):
+        other, here = global_rank(mesh, rank), distributed.get_rank()
+        if theirs == REFUSES != does:
+            raise ValueError(f"rank {other} has refused its arguments, and says why; rank {here} computes nothing")
+        if (theirs, count) != (does, len(numbers)) and does != REFUSES:
+            raise RuntimeError(
+                f"rank {other} {DOES[theirs]} where rank {here} {DOES[does]}, expected the same calls, forward and "
+                "backward, in the same order on all ranks"
+            )
+    return [numbers[:count] for _, count, *numbers in everybody]
+
+
+def _told(mesh, told):
+    """What each rank tells, in their order."""
     group, here = mesh.get_group(), mesh.get_local_rank()
     if mesh.device_type != "cpu":
         found = [torch.empty_like(told, device=mesh.device_type) for _ in range(mesh.size())]
@@ -64,7 +94,7 @@ def ready(mesh):
     processor wait by themselves.
     """
     if mesh.device_type == "cpu" and not torch.compiler.is_compiling():
-        _exchanged(mesh, torch.zeros(1, dtype=torch.uint8))
+        _exchanged(mesh, MEETS, [])
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from ..heads import positions, rotate
 from ..layer import blank, four_axes, repeat_groups, repeat_heads, transpose_output, transpose_qkv, visible_keys
 from . import split
 from .exchange import anywhere, gathered, to_heads, to_rows
-from .ranks import agree, global_rank, shared
+from .ranks import agree, global_rank, shared, telling
 from .ring import pool as ring
 
 
@@ -46,13 +46,24 @@ def call(layer, queries, keys, values, valid_lens=None, *rest):
         raise TypeError(
             "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
         )
+    with telling(layer.heads):
+        checked, rows = _agreed(layer, queries, keys, values, valid_lens, *rest)
+    *_, training, return_weights = rest
+    if layer.heads is not None:
+        agree(layer.heads, split.facts(layer, queries, keys, values, checked, training, return_weights))
+    return layer.attend(queries, keys, values, *checked, training, return_weights, rows)
+
+
+def _agreed(layer, queries, keys, values, valid_lens, *rest):
+    """The arguments of a call on which the ranks of its sequence agree, checked, and the `Rows` of all."""
     module = arguments.dispatch.load("torch")
     place = module.place(layer, queries)
     mask, score_bias, causal, offset, head_gates, training, return_weights = rest
     switches = causal, training, return_weights
-    calls.inputs(layer.config, queries, keys, values, None, None, *switches, is_own=module.is_own, place=place)
-    mask = mask if module.is_own(mask) else arguments.known("mask", mask, "bool")
-    score_bias = arguments.module_floats(module, "score_bias", score_bias, layer.config.dtype)
+    with telling(layer.sequence):
+        calls.inputs(layer.config, queries, keys, values, None, None, *switches, is_own=module.is_own, place=place)
+        mask = mask if module.is_own(mask) else arguments.known("mask", mask, "bool")
+        score_bias = arguments.module_floats(module, "score_bias", score_bias, layer.config.dtype)
     rest = mask, score_bias, causal, offset, head_gates, training, return_weights
     given = {"valid_lens": valid_lens, "mask": mask, "score_bias": score_bias, "head_gates": head_gates}
     facts = {"the layer": str(layer.config), "how": layer.how, "batch": len(queries), "causal": bool(causal)}
@@ -64,13 +75,12 @@ def call(layer, queries, keys, values, valid_lens=None, *rest):
     rows = _told(layer.sequence, facts, queries, keys, {"mask": mask, "score_bias": score_bias})
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
-    checked = arguments.check("torch", layer, queries, whole_keys, whole_values, valid_lens, *rest)
-    made = layer, queries, keys, values, checked, training, return_weights
-    if any(X is not None for X in given.values()) or type(offset) is not int:
-        agree(layer.sequence, split.facts(*made, rows=False))
-    if layer.heads is not None:
-        agree(layer.heads, split.facts(*made))
-    return layer.attend(queries, keys, values, *checked, training, return_weights, rows)
+    again = any(X is not None for X in given.values()) or type(offset) is not int  # what is not known to be alike yet
+    with telling(layer.sequence if again else None):
+        checked = arguments.check("torch", layer, queries, whole_keys, whole_values, valid_lens, *rest)
+    if again:
+        agree(layer.sequence, split.facts(layer, queries, keys, values, checked, training, return_weights, rows=False))
+    return checked, rows
 
 
 def _told(mesh, facts, queries, keys, pairs):
@@ -126,16 +136,16 @@ def _blanked(mesh, rows, queries, keys, values, hiding):
         sees = sees[:, rows.first_query :][:, : queries.shape[1]]  # (B, Q)
     else:
         sees, seen = _used(queries, whole_keys, hiding._replace(offset=hiding.offset + rows.first_query))
-        seen = anywhere(seen.expand(len(keys), -1), mesh)  # (B, all keys)
+        seen = anywhere(seen, mesh)  # (B, all keys)
     seen = seen[:, rows.first_key :][:, : keys.shape[1]]  # (B, K)
     return blank(queries, keys, values, sees, seen)
 
 
 def _used(queries, keys, hiding):
-    """As `used` of the fast path, also where there are no queries or no keys."""
+    """As `used` of the fast path, with flags (B, Q) and (B, K), also where one stands for all or there are no rows."""
     if 0 in (queries.shape[1], keys.shape[1]):
         return (torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device) for X in (queries, keys))
-    return used(queries, keys, hiding)
+    return (flags.expand(X.shape[:2]) for flags, X in zip(used(queries, keys, hiding), (queries, keys), strict=True))
 
 
 def _projected(part, queries, keys, values, offset, first_key):
@@ -176,7 +186,7 @@ def _ulysses(part, mesh, rows, projected, hiding, training):
     )
     lengths = hiding.valid_lens
     if lengths is not None and lengths.ndim == 2:
-        lengths = gathered(lengths, 1, rows.queries, mesh)  # (B, all queries)
+        lengths = gathered(lengths.to(torch.int64), 1, rows.queries, mesh)  # (B, all queries), which had a dtype here
     offset = hiding.offset - rows.first_query
     hiding = hiding._replace(valid_lens=lengths, mask=mask, score_bias=score_bias, offset=offset)
     count = of_queries[rows.rank]

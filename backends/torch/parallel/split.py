@@ -6,18 +6,19 @@ a layer of the class that it was, with fewer heads; what that one computes is no
 
 import contextlib
 import functools
+import hashlib
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import arguments, blocks, checks
 from mha.parallel.parts import part_of
 
 from .. import layer as lesson
-from .ranks import agree, joined, own_randomness, shared, summed
+from .ranks import agree, joined, own_randomness, shared, summed, telling
 
 HOWS = ("ulysses", "ring", "gather")
 # Which axis of a parameter, (out, in), has the heads; all heads share the others.
@@ -44,8 +45,11 @@ class Split:
 
             inputs = queries, keys, values
             return sequence.call(self, *inputs, *call)  # (B, Q of this rank, D)
-        checked = arguments.check("torch", self, queries, keys, values, *call)
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            checked = arguments.check("torch", self, queries, keys, values, *call)
+        else:
+            with telling(self.heads):
+                checked = arguments.check("torch", self, queries, keys, values, *call)
             agree(self.heads, facts(self, queries, keys, values, checked, training, return_weights))
         return self.attend(queries, keys, values, *checked, training, return_weights)  # (B, Q, D)
 
@@ -117,6 +121,12 @@ class Split:
             f"whole one; call backward on its output, or {WHOLE}"
         )
 
+    def __reduce_ex__(self, protocol):
+        raise ValueError(
+            f"a pickle came to a layer that is split over {self._ranks()}, expected a whole one; call "
+            "mha.parallel.save, or torch.distributed.checkpoint with its state_dict()"
+        )
+
     def _ranks(self):
         meshes = [mesh for mesh in (self.heads, self.sequence) if mesh is not None]
         return " x ".join(str(mesh.size()) for mesh in meshes) + " ranks"
@@ -139,8 +149,12 @@ def facts(layer, queries, keys, values, checked, training, return_weights, rows=
     found["head_gates"] = gates if gates is None else tuple(gates.shape)
     whole = rows or lengths is None or lengths.ndim == 1
     found["valid_lens"] = lengths if whole else lengths.shape[:1]
-    found |= {"offset": hiding.offset, "causal": hiding.causal}
-    return found | {"training": bool(layer.training if training is None else training), "weights": return_weights}
+    found |= {"offset": hiding.offset, "causal": hiding.causal, "return_weights": bool(return_weights)}
+    if rows:  # as many sums backward
+        found["which of queries, keys and values are one array"] = (queries is keys, keys is values, queries is values)
+        floats = *inputs.values(), hiding.score_bias, gates, *layer.parameters()
+        found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
+    return found | {"training": bool(layer.training if training is None else training)}
 
 
 def _shape(X, axis, rows):
@@ -210,10 +224,22 @@ def parallelize(layer, mesh, how=None):
     heads = layer.config.num_heads if not isinstance(layer, Split) else layer.config.num_heads // layer.heads.size()
     if how == "ulysses" and mesh.size() > heads:
         raise ValueError(f'how is "ulysses" on {mesh.size()} ranks, expected at most {heads}, one a head; use "ring"')
+    agree(mesh, {"the digest of the weights": _digest_of(layer)})
     if not isinstance(layer, Split):
         layer.__class__ = _split_class(type(layer))
     layer.sequence, layer.how = mesh, how
     return layer
+
+
+def _digest_of(layer):
+    """The weights in a few letters; what another engine has split, or what is nowhere yet, is left out."""
+    digest = hashlib.blake2b(digest_size=8)
+    for X in layer.parameters():
+        if isinstance(X, DTensor) and isinstance(layer, Split) and X.device_mesh == layer.heads:
+            X = X.to_local()
+        if not (isinstance(X, DTensor) or X.is_meta):
+            digest.update(X.detach().cpu().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def check_layer(layer):
