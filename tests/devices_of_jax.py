@@ -19,6 +19,7 @@ from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layers import assert_same_weights
 from orbax import checkpoint
+from ranks import refused
 
 import mha
 from mha import parallel
@@ -77,18 +78,6 @@ def texts(**way):
 def loops(text):
     """How many loops of a compiled text have N - 1 steps."""
     return text.count(f'"known_trip_count":{{"n":"{N - 1}"}}')
-
-
-def refused(call, *parts, kind=ValueError):
-    """A call raises an error with these parts in its one line."""
-    try:
-        call()
-    except kind as error:
-        text = str(error)
-        assert all(part in text for part in parts), text
-        assert "\n" not in text, text
-    else:
-        raise AssertionError(f"nothing raised that says {parts}")
 
 
 def check_heads_send_one_sum_of_outputs(folder):

@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import torch
 from layers import agrees, random_layer
+from ranks import refused
 from torch import distributed
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
@@ -42,18 +43,6 @@ def made(group, options, dtype="float64"):
     attention = random_layer(np.random.default_rng(1), options, dtype)
     whole = torch_layer(attention)
     return attention, whole, parallel.parallelize(torch_layer(attention).layer, group.mesh)
-
-
-def refused(call, *parts, kind=ValueError):
-    """A call raises an error with these parts in its one line."""
-    try:
-        call()
-    except kind as error:
-        text = str(error)
-        assert all(part in text for part in parts), text
-        assert "\n" not in text, text
-    else:
-        raise AssertionError(f"nothing raised that says {parts}")
 
 
 def check_output_weights_and_gradients_are_those_of_the_whole(group):

@@ -40,6 +40,18 @@ def checks(module):
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
+def refused(call, *parts, kind=ValueError):
+    """A call raises an error with these parts in its one line."""
+    try:
+        call()
+    except kind as error:
+        text = str(error)
+        assert all(part in text for part in parts), text
+        assert "\n" not in text, text
+    else:
+        raise AssertionError(f"nothing raised that says {parts}")
+
+
 def outcomes(module, count, folder, seconds):
     """What came of each check on each rank: a dict by name of lists; no process is left after so many seconds."""
     command = [sys.executable, __file__, module, str(count), str(folder), str(seconds)]
