@@ -41,8 +41,13 @@ DEVICES_BUGS = {
     "NaN counts as nothing seen": (RING, r"sees = total != 0", "sees = total > 0"),
     "one logarithm for maximum and sum": (
         RING,
-        r"jnp\.exp\(scores - largest\) \* share",
-        "jnp.exp(scores - (largest - jnp.log(share)))",
+        r"jnp\.exp\(_hidden\(scores, visible\) - largest\) \* share",
+        "jnp.exp(_hidden(scores, visible) - (largest - jnp.log(share)))",
+    ),
+    "both passes round scores in their own way": (
+        RING,
+        r"jnp\.exp\(_hidden\(scores, visible\) - largest\) \* share",
+        "jnp.exp(scores - largest) * share * (1 if visible is None else visible)",
     ),
     "a merge without its maximum": (RING, r"base = jnp\.where\(.*", "base = jnp.zeros_like(most)"),
     "gradients of keys are not sent home": (RING, r"\*_passed\(circle, by_kv\), \*rest", "*by_kv, *rest"),

@@ -271,8 +271,13 @@ def check_heads_with_masks_of_their_own_agree(folder):
     agree({"heads"}, "lengths per query, mask")
 
 
+def check_large_scores_agree(folder):
+    agree({"ring"}, "scale 30, lengths", "float32")
+
+
 def long_large_scores_agree(folder):
-    agree({"ring", "ulysses", "gather"}, "scale 30, lengths")
+    for dtype in ("float64", "float32"):
+        agree({"ring", "ulysses", "gather"}, "scale 30, lengths", dtype)
 
 
 def check_rows_that_do_not_divide_and_offsets_agree(folder):

@@ -68,7 +68,7 @@ def _forward(circle, q, k, v, bias, variables, fixed, key):
     def block(number, owner, kv, hiding, rows, state, carried):
         (q,), (k, v) = rows, kv
         scores, visible = _scores(circle, hiding, q, k, hiding.score_bias, variables)
-        scores = scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
+        scores = _hidden(scores, visible)
         largest, total, pooled = (_folded(X, k) for X in state)
         most = jnp.maximum(largest, scores.max(-1, keepdims=True))  # (B*G, H/G*block, 1)
         base = jnp.where(most == -math.inf, 0, most)  # of a query that has seen no key
@@ -108,8 +108,7 @@ def _backward(circle, saved, gradient):
         scores_of = functools.partial(_scores, circle, hiding)
         scores, pull, visible = jax.vjp(scores_of, q, k, hiding.score_bias, variables, has_aux=True)
         # From one logarithm of both, large scores would take the digits of the sum.
-        weights = jnp.exp(scores - largest) * share  # (B*G, H/G*block, K)
-        weights = weights if visible is None else jnp.where(visible, weights, 0)
+        weights = jnp.exp(_hidden(scores, visible) - largest) * share  # (B*G, H/G*block, K)
         kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
         by_v += jnp.matmul((weights * kept).swapaxes(1, 2), gradient)  # (B*G, K, dv)
         by_scores = weights * (jnp.matmul(gradient, widen(v).swapaxes(1, 2)) * kept - shares)
@@ -221,6 +220,11 @@ def _scores(circle, hiding, q, k, bias, variables):
     if circle.pooling.softcap is not None:
         scores = cap(scores, circle.pooling.softcap, visible)
     return scores if bias is None else scores + widen(bias), visible
+
+
+def _hidden(scores, visible):
+    """Scores, -inf where hidden: in both passes, since XLA may round a product once with the difference that follows."""
+    return scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
 
 
 def _folded(X, k):
