@@ -83,8 +83,8 @@ def check_the_suite(group):
 def check_the_suite_in_small_blocks(group):
     before, blocks.SCORES = blocks.SCORES, 300
     try:
-        names = "all options", "additive, all options", "window, offsets", "mask and bias of one row"
-        ways_of(group, "quick", names, ("float64",))
+        pairs = "mask and bias of one row", "mask and bias of one column"
+        ways_of(group, "quick", ("all options", "additive, all options", "window, offsets", *pairs), ("float64",))
     finally:
         blocks.SCORES = before
 

@@ -223,7 +223,7 @@ def _scores(circle, hiding, q, k, bias, variables):
 
 
 def _hidden(scores, visible):
-    """Scores, -inf where hidden: in both passes, since XLA may round a product once with the difference that follows."""
+    """Scores, -inf where hidden: in both passes, since XLA may round a product once with the difference after it."""
     return scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
 
 
