@@ -1,7 +1,8 @@
 """One layer on a sequence that the memory of one device does not hold, and that of four does.
 
 Each device may take so many MiB for a step of training: forward, backward and a step of gradient descent. Alone, the
-layer does not fit; with its sequence split four ways, by a ring, it does:
+layer does not fit; with its sequence split four ways, it does: by ulysses on PyTorch and by a ring on JAX, which take the
+least there:
 
     python examples/long_context.py torch                             # out of memory
     torchrun --nproc-per-node 4 examples/long_context.py torch        # trains
@@ -63,13 +64,13 @@ def with_torch(rows: int, limit: int, steps: int) -> None:
     layer = mha.MultiHeadAttention(D, H, backend="torch", seed=0).layer
     if ranks > 1:
         distributed.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))
-        layer = parallel.parallelize(layer, init_device_mesh("cpu", (ranks,)), how="ring")
+        layer = parallel.parallelize(layer, init_device_mesh("cpu", (ranks,)), how="ulysses")
     own = torch.arange(rows).tensor_split(ranks)[rank]
     X = torch.sin(own[:, None] * torch.arange(1, D + 1) / rows)[None]  # (1, rows here, D)
     optimiser = torch.optim.SGD(layer.parameters(), RATE)
     layer(X[:, :8], X[:, :8], X[:, :8]).sum().backward()  # what a first call sets up is no part of a step
     start = memory("VmRSS")
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (int((memory("VmData") + limit) * 2**20), hard))
     try:
         for _ in tracked(steps, f"{rows:,} rows on {ranks} processes", shown=rank == 0):
@@ -82,6 +83,7 @@ def with_torch(rows: int, limit: int, steps: int) -> None:
             raise
         typer.echo(f"rank {rank}: {len(own):,} rows take more than {limit} MiB; start more processes", err=True)
         os._exit(1)  # the others wait, and torchrun ends them
+    resource.setrlimit(resource.RLIMIT_DATA, (before, hard))  # threads that begin at the end take some, too
     typer.echo(f"rank {rank}: {len(own):,} rows took {memory('VmHWM') - start:.0f} MiB, limit {limit}")
     if ranks > 1:
         distributed.destroy_process_group()
