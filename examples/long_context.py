@@ -1,8 +1,8 @@
 """One layer on a sequence that the memory of one device does not hold, and that of four does.
 
 Each device may take so many MiB for a step of training: forward, backward and a step of gradient descent. Alone, the
-layer does not fit; with its sequence split four ways, it does: by ulysses on PyTorch and by a ring on JAX, which take the
-least there:
+layer does not fit; with its sequence split four ways, it does: by ulysses on PyTorch and by a ring on JAX, which take
+the least there:
 
     python examples/long_context.py torch                             # out of memory
     torchrun --nproc-per-node 4 examples/long_context.py torch        # trains
