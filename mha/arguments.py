@@ -27,6 +27,11 @@ class Hiding(NamedTuple):
     offset: Any = 0
     window: tuple[int | None, int | None] | None = None
 
+    def arrays(self) -> dict[str, Any]:
+        """Its arrays by name, those that are given; an offset may be an int."""
+        named = {name: getattr(self, name) for name in ("valid_lens", "mask", "score_bias", "offset")}
+        return {name: X for name, X in named.items() if X is not None and type(X) is not int}
+
 
 class Checked(NamedTuple):
     """The arguments of a call that has been checked, beside queries, keys and values.
@@ -39,9 +44,8 @@ class Checked(NamedTuple):
 
     def arrays(self) -> list[Any]:
         """Its arrays, those that are given."""
-        hiding = self.hiding
-        named = hiding.valid_lens, hiding.mask, hiding.score_bias, hiding.offset, self.head_gates
-        return [X for X in named if X is not None and type(X) is not int]
+        gates = [] if self.head_gates is None else [self.head_gates]
+        return [*self.hiding.arrays().values(), *gates]
 
     def replaced(self, named: dict[str, Any]) -> "Checked":
         """The same, with those arrays that are named: of score_bias and head_gates."""
@@ -50,12 +54,9 @@ class Checked(NamedTuple):
 
     def mapped(self, function: Callable[[Any], Any]) -> "Checked":
         """The same, with a function of its arrays in their places."""
-
-        def of(X: Any) -> Any:
-            return X if X is None or type(X) is int else function(X)
-
-        changed = {name: of(getattr(self.hiding, name)) for name in ("valid_lens", "mask", "score_bias", "offset")}
-        return Checked(self.hiding._replace(**changed), of(self.head_gates))
+        changed = {name: function(X) for name, X in self.hiding.arrays().items()}
+        gates = None if self.head_gates is None else function(self.head_gates)
+        return Checked(self.hiding._replace(**changed), gates)
 
 
 def check(

@@ -70,6 +70,11 @@ def outcomes(module, count, folder, seconds):
     return {name: [rank.get(name, unknown) for rank in found] for name in checks(module)}
 
 
+def assert_all_well(module, count, folder, seconds):
+    """Each check goes well on each rank of a group of so many."""
+    assert outcomes(module, count, folder, seconds) == {name: [""] * count for name in checks(module)}
+
+
 def work(module, rank, count, folder):
     """One rank: its checks, up to the first that fails, as the others would wait for this rank."""
     import torch

@@ -20,8 +20,8 @@ def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
     if not getattr(X, "is_fully_addressable", True):
         raise RuntimeError(
-            f"{jax.process_count()} processes have parts of this array; on all of them call mha.parallel.gather or "
-            "mha.parallel.save, for a layer"
+            f"{jax.process_count()} processes have parts of this array; on all of them call mha.parallel.gather, "
+            "mha.parallel.save or mha.parallel.load, for a layer"
         )
     return np.array(X)  # a copy: JAX's own cannot be written to
 

@@ -47,8 +47,7 @@ def pool_pieces(pooling, queries, keys, values, num_heads, hiding, training):
     key = pooling.make_rng("dropout") if training and pooling.dropout else jax.random.key(0)
     of_pair = pooling.scores_of_pair(queries[:1])
     pure = functools.partial(_pool_pieces, *pooling.unbind(), of_pair, num_heads, hiding, training, n > 1)
-    named = {name: getattr(hiding, name) for name in ("valid_lens", "mask", "score_bias", "offset")}
-    arrays = {name: X for name, X in named.items() if X is not None and type(X) is not int}
+    arrays = hiding.arrays()
     if n == 1:
         return pure(key, queries, keys, values, arrays)
 

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import torch
 
-COLLECT = "on all of them call mha.parallel.gather, mha.parallel.save or mha.parallel.load, for a layer"
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -20,7 +19,10 @@ def tensor(array, place=None):
 def to_numpy(X):
     """This framework's array as a NumPy array, with the same dtype."""
     if hasattr(X, "full_tensor"):  # torch.distributed's, which would send to all ranks without a word
-        raise RuntimeError(f"{X.device_mesh.size()} ranks have parts of this array; {COLLECT}, or X.full_tensor()")
+        raise RuntimeError(
+            f"{X.device_mesh.size()} ranks have parts of this array; on all of them call mha.parallel.gather, "
+            "mha.parallel.save or mha.parallel.load, for a layer, or X.full_tensor()"
+        )
     if X.dtype == torch.bfloat16:
         return X.detach().view(torch.int16).numpy(force=True).view(ml_dtypes.bfloat16)
     return X.numpy(force=True)

@@ -1,4 +1,4 @@
-"""The weights of a split layer in a file of ours: read and checked once, before anything changes."""
+"""The weights of a split layer in a file of ours: read and checked before anything changes; written by one for all."""
 
 import dataclasses
 import os
@@ -25,6 +25,15 @@ def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
                 f"{os.fspath(path)} has a layer with {field.name}={came!r}, expected {expected!r} as the layer"
             )
     return arrays
+
+
+def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> Exception | None:
+    """Write canonical weights, as `attention.save` does: the problem, which the others are told before it is raised."""
+    try:
+        weights.save(path, config, arrays)
+    except (OSError, ValueError) as error:
+        return error
+    return None
 
 
 def told(problem: Exception | None) -> np.ndarray:

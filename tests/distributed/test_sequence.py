@@ -4,16 +4,13 @@ import pytest
 import ranks
 
 pytestmark = pytest.mark.backends("torch")
-CHECKS = "long_sequence_over_ranks"
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_all_cases(count, tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed goes back to the system at once
-    outcomes = ranks.outcomes(CHECKS, count, tmp_path, 300)
-    assert outcomes == {name: [""] * count for name in ranks.checks(CHECKS)}
+    ranks.assert_all_well("long_sequence_over_ranks", count, tmp_path, 300)
 
 
 def test_one_rank_for_each_head(tmp_path):
-    outcomes = ranks.outcomes("sequence_over_ranks", 6, tmp_path, 200)
-    assert outcomes == {name: [""] * 6 for name in ranks.checks("sequence_over_ranks")}
+    ranks.assert_all_well("sequence_over_ranks", 6, tmp_path, 200)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mha import checks, weights
+from mha import checks
 from mha.config import shapes
 from mha.parallel import whole
 
@@ -27,12 +27,8 @@ def gather(layer):
 
 def save(layer, path):
     """See `mha.parallel.save`."""
-    arrays, problem = gather(layer), None
-    if jax.process_index() == 0:
-        try:
-            weights.save(path, layer.config, arrays)
-        except (OSError, ValueError) as error:
-            problem = error
+    arrays = gather(layer)
+    problem = whole.write(path, layer.config, arrays) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
         told = multihost_utils.broadcast_one_to_all(whole.told(problem))
         problem = problem or whole.failed(0, np.asarray(told, np.uint8))

@@ -14,7 +14,7 @@ from ..layer import _parameters as parameters
 from .sequence import HOWS
 
 JIT = "data (jit)"
-FLOATS = ("queries", "keys", "values", "score_bias", "head_gates")
+FLOATS = ("score_bias", "head_gates")  # which have gradients beside the inputs
 
 
 class Ranks:
@@ -22,7 +22,7 @@ class Ranks:
 
     def __init__(self, rank, count, meet, limit):
         devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
-        self.devices, self.axes = np.array(devices[:count]), {}
+        self.devices = np.array(devices[:count])
         self.ways = {JIT: count, "data": count, "heads": 1, **dict.fromkeys(HOWS, 1)}
         if count % 4 == 0:
             self.ways |= {f"data x heads x {how}": 2 for how in HOWS}
@@ -37,7 +37,7 @@ class Ranks:
             mesh = Mesh(self.devices.reshape(sizes), tuple(axes.values()) or ("data",))
             given, _ = part_of_call({name: X for name, X in call.items() if X is not None})
             arrays = dict(zip(("queries", "keys", "values"), inputs[:3], strict=True))
-            arrays |= {name: given.pop(name) for name in FLOATS[3:] if name in given}
+            arrays |= {name: given.pop(name) for name in FLOATS if name in given}
             cotangent = inputs[3]
             if way == JIT:
                 attend = functools.partial(module.apply, **given)

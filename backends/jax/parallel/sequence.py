@@ -35,14 +35,11 @@ def attend_rows(layer, queries, keys, values, checked, training, axis, how, size
 
 def _blanked(queries, keys, values, hiding, axis, how, sizes, each):
     """The inputs with zeros for queries that see no key, and for keys and values that no query of any device sees."""
-    if all(X is None for X in (hiding.valid_lens, hiding.mask, hiding.score_bias)) and blocks.reach(hiding) == (
-        None,
-        None,
-    ):
+    pairs = hiding.mask is not None or hiding.score_bias is not None
+    if not pairs and hiding.valid_lens is None and blocks.reach(hiding) == (None, None):
         return queries, keys, values
     here, B = jax.lax.axis_index(axis), len(queries)
     whole_queries, whole_keys = (jnp.zeros((B, size, 1), queries.dtype) for size in sizes)
-    pairs = hiding.mask is not None or hiding.score_bias is not None
     if how == "ulysses" or not (pairs or each):
         sees, seen = _used(whole_queries, whole_keys, _offset(hiding, 0))
         if pairs:  # of the heads that meet here alone

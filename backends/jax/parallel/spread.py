@@ -21,8 +21,6 @@ from .. import layer as lesson
 from ..pieces import signed
 from .sequence import HOWS, attend_rows
 
-ARRAYS = ("valid_lens", "mask", "score_bias", "offset")  # of what hides; an offset may be an int
-
 
 def plan(module, heads="heads"):
     """See `mha.parallel.plan`."""
@@ -56,9 +54,8 @@ def attend(
         return module.apply(variables, queries, keys, values, *call, rngs=rngs)  # nothing is there to spread
     plain = checked.mapped(lambda X: None).hiding
     run = functools.partial(_spread, part, axes, how, bool(training), plain)
-    arrays = {"queries": queries, "keys": keys, "values": values, "head_gates": checked.head_gates, "rngs": rngs or {}}
-    arrays |= {name: getattr(checked.hiding, name) for name in ARRAYS}
-    arrays = {name: X for name, X in arrays.items() if X is not None and type(X) is not int}
+    arrays = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | checked.hiding.arrays()
+    arrays |= {} if checked.head_gates is None else {"head_gates": checked.head_gates}
     if AxisType.Explicit not in mesh.axis_types:
         return run(mesh, variables, arrays)
     # Where shardings are part of types, XLA finds those inside by itself.
@@ -70,19 +67,17 @@ def attend(
 def _spread(part, axes, how, training, plain, mesh, variables, arrays):
     """The output of a call that is checked, of its arrays by name; plain: what hides, without arrays."""
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
-    hiding = plain._replace(**{name: arrays[name] for name in ARRAYS if name in arrays})
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
-    (queries, keys, values), hiding = _filled(*inputs, hiding, mesh.shape.get(sequence, 1))
-    arrays = arrays | {"queries": queries, "keys": keys, "values": values}
-    arrays |= {name: X for name in ARRAYS if (X := getattr(hiding, name)) is not None and type(X) is not int}
+    (queries, keys, values), hiding = _filled(*inputs, _hiding(plain, arrays), mesh.shape.get(sequence, 1))
+    arrays = arrays | {"queries": queries, "keys": keys, "values": values} | hiding.arrays()
     each = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
     place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}
     of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
     def local(variables, arrays):
-        own = plain._replace(**{name: arrays[name] for name in ARRAYS if name in arrays})
-        inputs = arrays["queries"], arrays["keys"], arrays["values"], Checked(own, arrays.get("head_gates"))
+        checked = Checked(_hiding(plain, arrays), arrays.get("head_gates"))
+        inputs = arrays["queries"], arrays["keys"], arrays["values"], checked
         options = {"training": training, "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads and part.config.bias:
             variables = _once(variables, heads)
@@ -94,6 +89,11 @@ def _spread(part, axes, how, training, plain, mesh, variables, arrays):
 
     spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
     return spread(variables, arrays)[:, :Q]  # (B, Q, D)
+
+
+def _hiding(plain, arrays):
+    """What hides, with its arrays of a call's arrays by name."""
+    return plain._replace(**{name: X for name, X in arrays.items() if name in plain._fields})
 
 
 def _place(name, X, axes, together):
@@ -149,19 +149,14 @@ def _filled(queries, keys, values, hiding, parts):
         lens = jnp.pad(lens, ((0, 0), (0, more_queries)))  # (B, Q, and more)
     queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
     keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
-    mask, bias = (
-        X
-        if X is None
-        else jnp.pad(
-            X, [(0, 0), (0, 0), *((0, 0 if n == 1 else more) for n, more in _rows(X, more_queries, more_keys))]
-        )
-        for X in (mask, bias)
-    )
+    mask, bias = (X if X is None else _filled_pairs(X, more_queries, more_keys) for X in (mask, bias))
     return (queries, keys, values), hiding._replace(valid_lens=lens, mask=mask, score_bias=bias)
 
 
-def _rows(pairs, *more):
-    return zip(pairs.shape[2:], more, strict=True)
+def _filled_pairs(X, more_queries, more_keys):
+    """A mask or bias (B, H, Q, K) with zeros for more queries and keys; a size of 1 stays 1."""
+    Q, K = X.shape[2:]
+    return jnp.pad(X, ((0, 0), (0, 0), (0, 0 if Q == 1 else more_queries), (0, 0 if K == 1 else more_keys)))
 
 
 def _once(variables, axis):

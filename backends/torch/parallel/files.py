@@ -4,7 +4,7 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from mha import checks, weights
+from mha import checks
 from mha.config import shapes
 from mha.parallel import whole
 
@@ -26,12 +26,9 @@ def gather(layer):
 
 def save(layer, path):
     """See `mha.parallel.save`."""
-    arrays, meshes, problem = gather(layer), _meshes(layer), None
-    if all(mesh.get_local_rank() == 0 for mesh in meshes):
-        try:
-            weights.save(path, layer.config, arrays)
-        except (OSError, ValueError) as error:
-            problem = error
+    arrays, meshes = gather(layer), _meshes(layer)
+    writes = all(mesh.get_local_rank() == 0 for mesh in meshes)
+    problem = whole.write(path, layer.config, arrays) if writes else None
     for mesh in meshes:
         first = global_rank(mesh, 0)
         told = torch.tensor(whole.told(problem), device=mesh.device_type)
