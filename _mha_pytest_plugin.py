@@ -1,7 +1,7 @@
 """The fixture `mha_backend` for pytest, which loads this file wherever `mha` is installed.
 
-It lies beside `mha`, not in it, and imports it only for a test that asks for the fixture: so it neither slows the start
-of pytest nor comes before what measures coverage or filters warnings.
+It is beside `mha`, not in it, and imports `mha` only for a test that uses the fixture. So it does not slow the start of
+pytest, and coverage and filters of warnings are in place before `mha` is imported.
 """
 
 import importlib
@@ -14,9 +14,9 @@ NAME = "mha_backend"
 
 @pytest.fixture(scope="session")
 def mha_backend(request: pytest.FixtureRequest) -> str:
-    """The name of an installed backend of `mha`: a test that asks for it runs once on each.
+    """The name of an installed backend of `mha`: a test that takes it runs once on each.
 
-    A framework that is there but broken is an error of the tests that ask for it, with its own message.
+    If a framework is installed but broken, the tests that take it fail with the framework's own message.
     """
     backend: str = request.param
     importlib.import_module("mha.dispatch").load(backend)
@@ -24,15 +24,15 @@ def mha_backend(request: pytest.FixtureRequest) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for the fixture on every installed backend, unless it says itself on which."""
-    told = any(map(_names, metafunc.definition.iter_markers("parametrize")))
-    if NAME in metafunc.fixturenames and not told:
+    """Run each test that takes the fixture on every installed backend, unless the test chooses backends itself."""
+    chosen = any(map(_names, metafunc.definition.iter_markers("parametrize")))
+    if NAME in metafunc.fixturenames and not chosen:
         mha = importlib.import_module("mha")
         installed = [name for name, known in mha.backends().items() if known.installed]
         metafunc.parametrize(NAME, installed, indirect=True, scope="session")
 
 
 def _names(mark: pytest.Mark) -> bool:
-    """Whether a mark of a test is of this fixture."""
+    """True if a mark of a test parametrizes this fixture."""
     given: Any = mark.args[0] if mark.args else mark.kwargs["argnames"]
     return NAME in ([one.strip() for one in given.split(",")] if isinstance(given, str) else given)

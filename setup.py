@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: where the packages are, also in a checkout without links, and the text for PyPI."""
+"""Settings that pyproject.toml cannot have: the folders of packages, even without symbolic links; the text for PyPI."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 
 
 def for_pypi(readme):
-    """The README without links to its own files, which lead nowhere on PyPI: each becomes its text and a file name."""
+    """The README without links to files of the repository, which fail on PyPI: each becomes text and a file name."""
 
     def words(link):
         text, file = link.groups()

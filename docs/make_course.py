@@ -1,8 +1,9 @@
 """Run the notebooks of docs/course/ and write what they print and draw into them: python docs/make_course.py.
 
-Each runs in a Jupyter kernel, and the solutions of its exercises after it, in their order. What a solution prints goes
-into the block of text behind its code. `--check` writes nothing, and compares: texts must be the same on each backend,
-of pictures there must be as many. A cell with the tag "backend" is compared on NumPy alone, one with "timings" never.
+Each notebook runs in a Jupyter kernel, and then the solutions of its exercises, in their order. The output of a
+solution is written into the text block after its code. `--check` writes nothing, and compares: each backend must print
+the same texts and draw the same number of pictures. A cell with the tag "backend" is compared on NumPy alone, a cell
+with the tag "timings" never.
 """
 
 import copy
@@ -26,7 +27,7 @@ SOLUTION = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
 def run(notebook: nbformat.NotebookNode, backend: str) -> nbformat.NotebookNode:
-    """A copy of a notebook with the outputs of a backend; CellExecutionError shows the cell that raises."""
+    """Run a copy of a notebook on a backend; CellExecutionError shows the cell that raises."""
     done = copy.deepcopy(notebook)
     solutions = [code for cell in markdown(done) for code, _ in SOLUTION.findall(cell.source)]
     whole = nbformat.from_dict(done | {"cells": done.cells + [nbformat.v4.new_code_cell(code) for code in solutions]})
@@ -45,12 +46,12 @@ def run(notebook: nbformat.NotebookNode, backend: str) -> nbformat.NotebookNode:
 
 
 def markdown(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    """The cells of a notebook that are no code."""
+    """The cells of a notebook that hold text."""
     return [cell for cell in notebook.cells if cell.cell_type == "markdown"]
 
 
 def text(cell: nbformat.NotebookNode) -> str:
-    """What a cell prints, with the place of each picture."""
+    """The text that a cell prints, with a mark for each picture."""
     return "".join(
         output.text if output.output_type == "stream" else "".join(f"[{kind}]\n" for kind in sorted(output.data))
         for output in cell.outputs
@@ -58,7 +59,7 @@ def text(cell: nbformat.NotebookNode) -> str:
 
 
 def shown(notebook: nbformat.NotebookNode, backend: str) -> list[str]:
-    """The lines of a notebook that must be the same on a backend: its Markdown, and what its cells print."""
+    """The lines of a notebook that must be the same on a backend: its Markdown, and the output of its cells."""
     left_out = {"timings"} if backend == "numpy" else {"timings", "backend"}
     parts = []
     for cell in notebook.cells:
@@ -71,7 +72,9 @@ def shown(notebook: nbformat.NotebookNode, backend: str) -> list[str]:
 
 def main(
     backends: Annotated[str, typer.Option(help="Backends, joined by commas.")] = "numpy",
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; say what is not as it would be.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; show how notebooks differ from new ones.")
+    ] = False,
     only: Annotated[str, typer.Option(help="The beginning of a notebook's name.")] = "",
 ) -> None:
     """Run the notebooks of the course, and write the outputs of NumPy into them.

@@ -1,7 +1,7 @@
-"""Write docs/mistakes.md: each known mistake in the lesson of every backend, by what it is noticed, how it is named.
+"""Write docs/mistakes.md: known mistakes planted in every backend's lesson, how each is noticed, how it is named.
 
-Every cell is what came of a call. `--check` compares the page with what comes out now. With some of the backends alone
-the tables are printed, and nothing is written.
+Every cell is the result of a call. `--check` compares the page with the results of now. With only some backends, the
+tables are printed and nothing is written.
 """
 
 import dataclasses
@@ -26,58 +26,58 @@ import planted
 import planted_in_lessons
 
 from mha import MultiHeadAttention, dispatch, parity
-from mha.parity import mistakes, pipeline, precision
-from mha.parity.problem import problem
+from mha.parity.same.problem import problem
+from mha.parity.why import mistakes, pipeline, precision
 
 PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"
 HEAD = """# Is every known mistake noticed, on every backend?
 
-This page is for those who ask what a green comparison is worth. Each mistake that `mha.parity` knows
+This page shows how much you can trust a comparison that finds no difference. Each mistake that `mha.parity` knows
 ([the catalogue](parity.md#the-catalogue), lower precisions, dropout, weights of another layer) was planted in the
-lesson of each backend, `backends/<framework>/layer.py`. Then [`mha.parity.compare`](parity.md) was asked whether it
-gives the same numbers, and why not. `python docs/make_mistakes.py` writes the page; nothing in the tables is typed by
-hand.
+lesson of each backend, the chapters in `backends/<framework>/`. Then [`mha.parity.compare`](parity.md) said whether the
+numbers are the same, and why not. `python docs/make_mistakes.py` writes the page; nothing in the tables is
+typed by hand.
 
 ## How a mistake is planted
 
-A mistake is a function from one plan of the computation to another (`mha/parity/pipeline.py`). What it changes is
-carried to the framework's own layer, with `readable=True`, by code that is the same for all five
-(`tests/planted_in_lessons.py`):
+A mistake is a function that changes the plan of a computation (`mha/parity/why/pipeline.py`). The change is made in the
+framework's own layer, with `readable=True`, by code that is the same for all five (`tests/planted_in_lessons.py`):
 
-- **Weights, inputs, options of the layer, gates and biases of scores** are given to the layer. A dropped bias is zeros.
-- **What hides** is given as a `mask` of booleans, in place of the lengths, the causal order and the window.
-- **What is done otherwise** takes the place of the lesson's function of that name, as long as the call runs: it takes
-  the framework's array to NumPy, does it wrongly there, and hands it back. Where hidden keys get weights,
-  `blank_unused` leaves them as they are.
-- **Products in a lower precision**: what goes into each is rounded first; the framework multiplies as always.
+- **Changed weights, inputs, options, gates and biases of scores** are given to the layer. A dropped bias is zeros.
+- **Other hidden keys** are given as a `mask` of booleans, which replaces lengths, causal order and window.
+- **A wrong function** replaces the lesson's function of that name, in every chapter, during the call. It converts the
+  framework's array to NumPy, computes the wrong result there, and converts it back. If hidden keys get weights,
+  `blank_unused` leaves them unchanged.
+- **Products in a lower precision**: their inputs are rounded first; then the framework multiplies as always.
 
-All else is the framework's own arithmetic in float32 (for "float32 arithmetic", in float64). With nothing planted, and
-yet all of this replaced by what does the same, each lesson stays within the bound in every step: the script checks that
-first. Every form of every mistake is planted, but for numbers of heads into which the features cannot be split, and
-lower precisions "everywhere": a lesson has no one place where every result could be rounded.
+Everything else is the framework's own arithmetic in float32 (for "float32 arithmetic", in float64). First the script
+replaces the same functions by correct ones, and checks that each lesson stays within the bound in every step. Every
+form of every mistake is planted, with two exceptions: numbers of heads that do not divide the features, and lower
+precisions "everywhere", since a lesson has no one place where every result could be rounded.
 
 ## How to read the tables
 
 - **noticed by**: the first step of `trace` outside its bound, by the [rule](testing.md#the-rule).
-- **from the output**, **with steps**: the rank of the mistake among the explanations, where the output alone or every
-  step is given. "1 of 2": two give the same numbers in this call, and both are named. "perhaps": named, but nothing is
-  certain, since the output is NaN wherever it differs. "named otherwise": it is sure of something else.
-- A cell holds for all forms on all backends; what holds for some names them in brackets.
+- **from the output**, **with steps**: the rank of the mistake among the explanations, if only the output is given, or
+  every step. "1 of 2": two mistakes give the same numbers in this call, and both are named. "perhaps": the mistake is
+  named, but not for certain, since the output is NaN wherever it differs. "named otherwise": another mistake is named
+  for certain.
+- A cell holds for all forms on all backends. If some differ, they stand in brackets.
 
-Three forms are not named first from the output. Of NaN in padding nothing but NaN is left to tell by. A rotation of
-queries and keys by one more position changes no distance, and so no output. Rows without keys that get the weights of
-their scores are also what a weak mask fill gives that is added; both are named.
+Three forms are not named first from the output. With NaN in padding, the output shows nothing but NaN. A rotation of
+queries and keys by one more position changes no distance, and so no output. If rows without keys get the weights of
+their scores, the numbers are also those of a weak mask fill that is added; both are named.
 
-## What came of it
+## Results
 
 """
 
 
 class Answer(NamedTuple):
-    """What came of a mistake on a backend.
+    """The result for a mistake on a backend.
 
-    noticed: the first step outside its bound; output, steps: how it was named from the output alone and with all steps.
+    noticed: the first step outside its bound; output, steps: its name from the output alone and from all steps.
     """
 
     noticed: str
@@ -89,7 +89,7 @@ class Answer(NamedTuple):
 class Row:
     """A mistake, and the call in which it is planted.
 
-    name, how: as a diagnosis says them; change: from one plan to another; others: of `parity.compare`.
+    name, how: as in a diagnosis; change: from one plan to another; others: as for `parity.compare`.
     """
 
     name: str
@@ -106,11 +106,11 @@ class Row:
         return right, self.change(right)
 
     def place(self) -> str:
-        """Where it is planted."""
+        """The place where the mistake is planted."""
         return planted_in_lessons.places(*self.plans())
 
     def asked(self, backend: str) -> Answer:
-        """What comes of it on a backend."""
+        """Plant the mistake on a backend, and compare."""
         layer, inputs, arguments = self.call.made(self.dtype)
         steps = planted_in_lessons.steps(backend, layer, inputs, arguments, *self.plans())
         whole, alone = (
@@ -122,7 +122,7 @@ class Row:
 
 
 def named(name: str, report: parity.Report) -> str:
-    """The rank at which a report names a mistake; mistakes that give the same numbers share it."""
+    """The rank of a mistake in a report; mistakes that give the same numbers share a rank."""
     if report:
         return "the same"
     found = report.diagnosis.explanations
@@ -135,7 +135,7 @@ def named(name: str, report: parity.Report) -> str:
 
 
 def order(one: parity.Explanation) -> tuple[int, float]:
-    """What puts one explanation before another."""
+    """The key by which explanations are sorted."""
     return len(one.mistakes), round(one.ratio, 1)
 
 
@@ -144,12 +144,12 @@ def rows() -> list[Row]:
     found = []
     for form in planted.FORMS:
         shown = planted.planted_in(form) or planted.planted_in(form, None)
-        if shown is not None:  # another number of heads may be none that these features can be split into
+        if shown is not None:  # the features cannot be split into every number of heads
             found.append(Row(form.mistake.name, form.how, form.change, shown[0]))
     for rounding in precision.ROUNDINGS:
         dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
         for how, change in rounding.forms.items():
-            if how != "everywhere":  # which rounds every result, and for that a lesson has no place
+            if how != "everywhere":  # a lesson has no one place where every result could be rounded
                 found.append(Row(rounding.name, how, change, planted.CALLS[0], dtype))
     found += [Row("dropout left on", f"p = {p}", partial(dropping, p), planted.CALLS[0]) for p in (0.25, 0.5)]
     another = MultiHeadAttention(**planted.SQUARE, seed=5, backend="numpy")
@@ -159,7 +159,7 @@ def rows() -> list[Row]:
 
 
 def dropping(p: float, plan: pipeline.Plan) -> pipeline.Plan:
-    """Weights of which a part is dropped, as in training."""
+    """The plan with dropout of attention weights, as in training."""
 
     def after(weights: np.ndarray) -> np.ndarray:
         kept = np.random.default_rng(11).random(weights.shape) >= p
@@ -169,7 +169,7 @@ def dropping(p: float, plan: pipeline.Plan) -> pipeline.Plan:
 
 
 def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str | None:
-    """The first step in which a lesson is off, with each of its parts replaced by what does the same; None = none."""
+    """The first wrong step of a lesson whose functions are replaced by ones that do the same; None = none."""
     for call in calls:
         layer, inputs, arguments = call.made()
         right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
@@ -183,7 +183,7 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
 
 
 def tables(answers: dict[str, list[Answer]], asked: list[Row]) -> str:
-    """What came of all mistakes on some backends, as two tables."""
+    """The results for all mistakes on some backends, as two tables."""
     titles = "backend", "forms planted", "noticed", "named first from the output", "named first with steps"
     lines = [line(*titles), "|---" * 5 + "|"]
     for backend, found in answers.items():
@@ -202,18 +202,18 @@ def tables(answers: dict[str, list[Answer]], asked: list[Row]) -> str:
 
 
 def cell(texts: dict[tuple[str, str], str]) -> str:
-    """What came of the forms of a mistake, by form and backend: once what is the same, most often first."""
+    """The results for the forms of a mistake, by form and backend: each once, the most frequent first."""
     together: dict[str, list[tuple[str, str]]] = {}
     for key, text in texts.items():
         together.setdefault(text, []).append(key)
     backends = {backend for _, backend in texts}
     (usual, _), *rest = sorted(together.items(), key=lambda one: -len(one[1]))
-    told = []
+    others = []
     for text, keys in rest:
         forms = {how: [backend for one, backend in keys if one == how] for how, _ in keys}
         where = [f"{how} {'' if set(on) == backends else 'on ' + ', '.join(on)}".strip() for how, on in forms.items()]
-        told.append(f"{text} ({'; '.join(where) if len(where) <= 4 else f'{len(where)} forms'})")
-    return "; ".join([usual, *told])
+        others.append(f"{text} ({'; '.join(where) if len(where) <= 4 else f'{len(where)} forms'})")
+    return "; ".join([usual, *others])
 
 
 def line(*cells: object) -> str:
@@ -224,12 +224,12 @@ def line(*cells: object) -> str:
 def main(
     backends: Annotated[str, typer.Option(help="Backends, joined by commas.")] = ",".join(dispatch.FRAMEWORKS),
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say whether the page is as it would be.")
+        bool, typer.Option("--check", help="Write nothing; show how the page differs from a new one.")
     ] = False,
 ) -> None:
-    """Write docs/mistakes.md from what comes of known mistakes, planted in the lesson of each backend.
+    """Write docs/mistakes.md from the results of known mistakes, planted in the lesson of each backend.
 
-    Exit code 1 if a lesson is off where nothing is planted, or if the page differs and --check is given.
+    Exit code 1 if a lesson is wrong with nothing planted, or if the page differs and --check is given.
     """
     names = backends.split(",")
     if unknown := set(names) - dispatch.FRAMEWORKS.keys():
@@ -240,7 +240,7 @@ def main(
     answers: dict[str, list[Answer]] = {}
     for name in names:
         if off := unlike(name):
-            console.print(f"{name}: with nothing planted, the lesson is off in {off}")
+            console.print(f"{name}: with nothing planted, the lesson is wrong in {off}")
             raise typer.Exit(1)
         shown = track(asked, description=name, console=console, transient=True, disable=not console.is_terminal)
         answers[name] = [row.asked(name) for row in shown]

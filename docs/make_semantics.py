@@ -1,8 +1,8 @@
 """Write docs/semantics.md: what `mha` does with each kind of input, and what the book and the frameworks do instead.
 
-Every cell of the page's tables is what a call came to, not what somebody typed. A probe is one call; `mha` answers it
-on each backend, each peer by an adapter that is given the same weights and the same numbers. `--check` compares the
-page with what comes out now.
+Every cell of the page's tables is the result of a call; none is typed by hand. A probe is one call. `mha` makes it on
+each backend, and an adapter makes it on each peer, with the same weights and the same numbers. `--check` compares the
+page with the results of now.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-# Before any framework is imported. One thread, so that kernels which write where they should not do so in order.
+# Before any framework is imported. With one thread, kernels that write out of bounds always do so in the same order.
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the frameworks' own layers are made and called there
 
@@ -26,14 +26,14 @@ PAGE = Path(__file__).with_name("semantics.md")
 
 def main(
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say whether the page is as it would be.")
+        bool, typer.Option("--check", help="Write nothing; show how the page differs from a new one.")
     ] = False,
     one: Annotated[tuple[str, str], typer.Option(hidden=True, help="Ask one peer, by name, one probe, by rule.")] = (
         "",
         "",
     ),
 ) -> None:
-    """Write docs/semantics.md from what `mha`, the book's rule and the frameworks' own layers answer.
+    """Write docs/semantics.md from the answers of `mha`, of the book's rule and of the frameworks' own layers.
 
     Exit code 1 if `mha` itself does not keep a rule, or if the page differs and --check is given.
     """

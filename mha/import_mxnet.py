@@ -8,6 +8,7 @@ names. Only modules named `mxnet` or `mxnet.*` see it.
 import builtins
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 import types
 import warnings
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy
 
-# Removed names that have a successor; and those without one, which MXNet lists on import but attention never calls.
+# Removed names that have a successor; and names without one, which MXNet imports but attention never calls.
 _SUCCESSORS: dict[str, Any] = {
     "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
     "NAN": numpy.nan, "NaN": numpy.nan,
@@ -34,7 +35,7 @@ def enable() -> None:
 
 
 def is_needed() -> bool:
-    """Whether this NumPy lacks names that MXNet asks for."""
+    """True if this NumPy lacks names that MXNet uses."""
     return numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0"
 
 
@@ -43,7 +44,9 @@ class _NumPyForMXNet(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return getattr(numpy, name)
+            found = getattr(numpy, name)
+            setattr(self, name, found)  # MXNet looks up the same few names in every operation
+            return found
         except AttributeError:
             if name in _SUCCESSORS:
                 return _SUCCESSORS[name]
@@ -73,11 +76,15 @@ class _MXNetFinder(importlib.abc.MetaPathFinder):
 
 class _MXNetLoader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module)["__builtins__"] = _BUILTINS
+        own = vars(module)["__builtins__"] = dict(vars(builtins), __import__=_import)
         with warnings.catch_warnings():
             # MXNet compares versions with a module of Python that is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             super().exec_module(module)
+        if not re.search(rb"[\n:;][ \t]+(import|from) numpy\b", self.get_data(self.path)):
+            own["__import__"] = (
+                builtins.__import__
+            )  # no function imports it later, and some import others at every call
 
 
 def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:
@@ -86,4 +93,3 @@ def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:
 
 
 _STAND_IN = _NumPyForMXNet("numpy")
-_BUILTINS = dict(vars(builtins), __import__=_import)

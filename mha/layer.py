@@ -2,14 +2,17 @@
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from mha import arguments, calls, checks, dispatch, inputs, native, seeds, weights
+from mha import checks, dispatch, seeds, weights
+from mha.call import Arguments, Call, call_of, check, inputs, of_output, spelled
+from mha.call import native as own_array
 from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
+from mha.weights import native
 
 
 class MultiHeadAttention:
@@ -41,7 +44,7 @@ class MultiHeadAttention:
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
         seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
             for each layer, the same in every run: see `mha.manual_seed`.
-        readable: whether the lesson itself runs, `layer.py` of the backend's folder, step by step and slower, so that
+        readable: whether the lesson itself runs, the chapters of the backend's folder, step by step and slower, so that
             breakpoints, prints and edits in it take effect; None = as MHA_READABLE says, 1 or 0, else False.
         backend: "numpy", "torch", "tensorflow", "jax" or "mxnet"; None = MHA_BACKEND, else "numpy".
 
@@ -110,8 +113,7 @@ class MultiHeadAttention:
         self.seed = seeds.next_seed() if seed is None else seed
         arrays = weights.initial(config, self.seed) if arrays is None else arrays
         with self._module.context(config.dtype):
-            kind = self._module.Lesson if self.readable else self._module.MultiHeadAttention
-            self.layer = self._module.build(config, arrays, self.seed, kind=kind)
+            self.layer = self._module.build(config, arrays, self.seed, self._calls.MultiHeadAttention)
 
     @property
     def _module(self) -> Any:
@@ -131,13 +133,9 @@ class MultiHeadAttention:
         values: Any,
         valid_lens: Any = None,
         *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
         training: bool = False,
         return_weights: Literal[True],
+        **call: Unpack[Arguments],
     ) -> tuple[Any, Any]: ...
 
     @overload
@@ -148,15 +146,12 @@ class MultiHeadAttention:
         values: Any,
         valid_lens: Any = None,
         *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
         training: bool = False,
         return_weights: bool = False,
+        **call: Unpack[Arguments],
     ) -> Any: ...
 
+    @spelled
     def __call__(
         self,
         queries: Any,
@@ -164,13 +159,9 @@ class MultiHeadAttention:
         values: Any,
         valid_lens: Any = None,
         *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
         training: bool = False,
         return_weights: bool = False,
+        **call: Unpack[Arguments],
     ) -> Any:
         """Attend.
 
@@ -194,19 +185,22 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        causal, training = checks.flag("causal", causal), checks.flag("training", training)
-        switches = training, checks.flag("return_weights", return_weights)
-        call: Any = valid_lens, mask, score_bias, causal, offset, head_gates
-        queries, keys, values, given = self._arrays(queries, keys, values)
-        if given == self.backend:  # its layer checks
-            arrays, back = (queries, keys, values), _same
-        else:
-            arrays, call, back = self._checked(queries, keys, values, given, *call, *switches)
-        module = self._module
-        with module.context(self.config.dtype, tracked=given == self.backend):
-            result = self._calls.attend(self.layer, *arrays, *call, training=training, return_weights=return_weights)
+        if training is None:  # as the frameworks' own layers take it
+            checks.flag("training", training)
+        switches = {"training": training, "return_weights": return_weights}
+        given = call_of("MultiHeadAttention.__call__", valid_lens, call, **switches)
+        module = dispatch.load(self.backend)
+        calls = dispatch.lesson(self.backend) if self.readable else module
+        own = dispatch.backend_of_all(queries, keys, values) == self.backend
+        if own:  # its layer checks
+            with module.context(self.config.dtype):
+                return calls.attend(self.layer, queries, keys, values, given)
+        arrays, _, back = self._checked("__call__", queries, keys, values, valid_lens, call, **switches)
+        with module.context(self.config.dtype, tracked=False):
+            result = calls.attend(self.layer, *arrays, given)
             return tuple(map(back, result)) if return_weights else back(result)
 
+    @spelled
     def vjp(
         self,
         queries: Any,
@@ -214,12 +208,8 @@ class MultiHeadAttention:
         values: Any,
         valid_lens: Any = None,
         *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
         training: bool = False,
+        **call: Unpack[Arguments],
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
         """Attend, and keep what gradients need: one forward pass for the output and for any number of gradients.
 
@@ -234,14 +224,12 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
         """
-        causal, training = checks.flag("causal", causal), checks.flag("training", training)
-        given = valid_lens, mask, score_bias, causal, offset, head_gates, training
-        arrays, (checked,), back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, checked, back = self._checked("vjp", queries, keys, values, valid_lens, call, training=training)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
             copies = {id(X): module.copied(X) for X in arrays}
             arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(module.copied)
-            output, pull = self._calls.vjp(self.layer, *arrays, checked, training=training)
+            output, pull = self._calls.vjp(self.layer, *arrays, checked)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
             cotangent = self._cotangent(cotangent, output.shape, place)
@@ -250,6 +238,7 @@ class MultiHeadAttention:
 
         return back(output), pull_back
 
+    @spelled
     def gradients(
         self,
         queries: Any,
@@ -257,12 +246,8 @@ class MultiHeadAttention:
         values: Any,
         valid_lens: Any = None,
         *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
         cotangent: Any = None,
+        **call: Unpack[Arguments],
     ) -> dict[str, Any]:
         """Gradients of sum(output * cotangent), without dropout; the layer stays as it was.
 
@@ -277,27 +262,22 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        given = valid_lens, mask, score_bias, causal, offset, head_gates
-        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, checked, back = self._checked("gradients", queries, keys, values, valid_lens, call)
         if cotangent is not None:
             shape = *arrays[0].shape[:2], self.config.num_hiddens
             cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
-            gradients = self._calls.gradients(self.layer, *arrays, *call, cotangent=cotangent)
+            gradients = self._calls.gradients(self.layer, *arrays, checked, cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
+    @spelled
     def trace(
         self,
         queries: Any,
         keys: Any,
         values: Any,
         valid_lens: Any = None,
-        *,
-        mask: Any = None,
-        score_bias: Any = None,
-        causal: bool = False,
-        offset: Any = 0,
-        head_gates: Any = None,
+        **call: Unpack[Arguments],
     ) -> dict[str, Any]:
         """Every step of a call without dropout, from the projected inputs to the output.
 
@@ -314,10 +294,9 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        given = valid_lens, mask, score_bias, causal, offset, head_gates
-        arrays, call, back = self._checked(*self._arrays(queries, keys, values), *given)
+        arrays, checked, back = self._checked("trace", queries, keys, values, valid_lens, call)
         with self._module.context(self.config.dtype):
-            steps = self._calls.trace(self.layer, *arrays, *call)
+            steps = self._calls.trace(self.layer, *arrays, checked)
             return {name: back(step) for name, step in steps.items()}
 
     @property
@@ -381,32 +360,36 @@ class MultiHeadAttention:
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
-    def _arrays(self, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
-        """Queries, keys and values as arrays of one framework, and the backend that it is."""
-        return inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
+    def _checked(
+        self, function: str, queries: Any, keys: Any, values: Any, valid_lens: Any, call: Any, **switches: Any
+    ) -> tuple[Any, Call, Callable[[Any], Any]]:
+        """The inputs and the checked call, as the backend's arrays; and the function that turns results back.
 
-    def _checked(self, queries: Any, keys: Any, values: Any, given: Any, *call: Any) -> tuple[Any, Any, Any]:
-        """The inputs of a call and its other arguments, checked, as the backend's arrays; what turns results back.
-
-        given: the backend of queries, keys and values; call: the other arguments, from valid_lens on.
+        function: the name of the method that was called; call: its keyword arguments.
         """
+        call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
         module = self._module
+        queries, keys, values, given = inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
+        arrays = [queries, keys, values]
+        if given != self.backend and getattr(self.layer, "sequence", None) is not None:  # see mha.parallel.parallelize
+            raise TypeError(
+                "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
+            )
         with module.context(self.config.dtype):
-            checked = arguments.check(given, self.layer, queries, keys, values, *call)
-            arrays = queries, keys, values
-            if given == "numpy":
-                place = module.place(self.layer)
-                taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
-                arrays = tuple(taken[id(X)] for X in arrays)
-                checked = checked.mapped(lambda X: inputs.taken(module, place, X))
-            return arrays, (checked,), module.to_numpy if given == "numpy" else _same
+            checked = check(dispatch.load(given), self.layer, queries, keys, values, call)
+            if given == self.backend:
+                return arrays, checked, _same
+            place = module.place(self.layer)
+            taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
+            own = checked.mapped(lambda X: inputs.taken(module, place, X))
+            return [taken[id(X)] for X in arrays], own, module.to_numpy
 
     def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
         """A cotangent of an output of this shape, checked, as the backend's own array."""
         cotangent, kind = inputs.array(self.backend, self.config.dtype, "cotangent", cotangent)
-        calls.output(self.config, cotangent, tuple(shape), is_own=dispatch.load(kind).is_own, place=place)
+        of_output(dispatch.load(kind), self.config, place, cotangent, tuple(shape))
         with self._module.context(self.config.dtype):
-            return arguments.native(self._module, place, cotangent)
+            return own_array(self._module, place, cotangent)
 
 
 def restore(

@@ -1,4 +1,4 @@
-"""The names that arguments take, as types: for type checkers, and for annotations of your own. Imports no framework."""
+"""Types of the names that arguments take, for type checkers and for your own annotations. Imports no framework."""
 
 from typing import Any, Literal, Protocol
 
@@ -9,14 +9,15 @@ PoolingName = Literal["dot", "additive"]
 NormName = Literal["rms", "layer"]
 LanguageName = Literal["en", "zh", "ja", "id", "vi"]
 FloatName = Literal["float32", "float64", "float16", "bfloat16"]
+SuiteName = Literal["quick", "full"]
 IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "flax",
     "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "t5", "opt",
 ]  # fmt: skip
-SchemeChoice = Literal["auto"] | SchemeName  # "auto" = as the names of the arrays show
-# Layers of other kinds, which `to_native` makes.
+SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays
+# The kinds of layers that `to_native` makes.
 KindName = Literal[
     "torch.nn.MultiheadAttention",
     "keras.layers.MultiHeadAttention",
@@ -29,26 +30,26 @@ KindName = Literal[
     "mha.d2l.jax.MultiHeadAttention",
     "mha.d2l.mxnet.MultiHeadAttention",
 ]
-# The beginning of such a name, where it tells which is meant.
+# The beginnings of such names that are enough to choose one kind.
 KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx"]
 
 
 class TorchDtype(Protocol):
-    """A dtype as PyTorch writes it, told by what no string has."""
+    """A dtype of PyTorch, recognised by an attribute that no string has."""
 
     @property
     def is_floating_point(self) -> bool:
-        """Whether it is one of floats."""
+        """True for a dtype of floats."""
 
 
 class TensorFlowDtype(Protocol):
-    """A dtype as TensorFlow writes it, told by what no string has."""
+    """A dtype of TensorFlow, recognised by an attribute that no string has."""
 
     @property
     def as_numpy_dtype(self) -> Any:
-        """NumPy's."""
+        """The NumPy dtype of the same numbers."""
 
 
-# What `dtype` takes: of a layer, and of any array. JAX and MXNet write dtypes as NumPy does.
+# The types of the argument `dtype`, for layers and for any array. JAX and MXNet use NumPy's dtypes.
 LayerDtype = FloatName | np.dtype[Any] | type[np.generic] | TorchDtype | TensorFlowDtype
 ArrayDtype = LayerDtype | IntegerName | Literal["bool"] | type[bool]

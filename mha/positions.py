@@ -1,4 +1,4 @@
-"""What today's models make of positions: rotations, and biases of the scores; in NumPy, for every backend."""
+"""Rotations and score biases by position, as today's models have them; in NumPy, for every backend."""
 
 import dataclasses
 import math
@@ -11,15 +11,17 @@ from mha import checks
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """How queries and keys turn with their positions: at position p, pair i of components by p * frequencies[i].
+    """Rotation of queries and keys by their positions: at position p, pair i of components turns by p * frequencies[i].
 
     Args:
-        dim: how many components of a head turn, an even number 2n; those after them stay. None = all, or as many as
-            frequencies tell.
-        base: frequency i is base ** (-2i / dim) where none are given.
-        interleaved: whether pair i is components (2i, 2i + 1), as in RoFormer and Meta's LLaMA, instead of (i, n + i),
-            as in GPT-NeoX and in Hugging Face's LLaMA.
-        frequencies: the n angles, in radians, by which a pair turns from one position to the next; None = by base.
+        dim: number of components of a head that turn, an even number 2n; the components after them do not turn.
+            None = two for each frequency, or all components if no frequencies are given.
+        base: frequency i is base ** (-2i / dim), if no frequencies are given.
+        interleaved: True = pair i is components (2i, 2i + 1), as in RoFormer and Meta's LLaMA; False = (i, n + i), as
+            in GPT-NeoX and Hugging Face's LLaMA.
+        frequencies: the n angles, in radians, by which the pairs turn from one position to the next; None = by base.
+
+    The layers of PyTorch, Keras and Flax have no rotation.
 
     Raises TypeError or ValueError if an argument is not as above.
 
@@ -53,15 +55,15 @@ class Rotary:
             fill("dim", 2 * given.size)
 
     def within(self, width: int) -> "Rotary":
-        """The same for heads of this width, with dim filled in; frequencies that base gives are told by base alone.
+        """The same rotation for heads of this width, with dim filled in; frequencies that base gives become None.
 
-        Raises ValueError if a head has fewer components than turn, or an odd number of which all are to turn.
+        Raises ValueError if a head has fewer than dim components, or if dim is None and their number is odd.
         """
         dim = width if self.dim is None else self.dim
         if dim > width or dim % 2:
             raise ValueError(
-                f"dim of Rotary is {dim}, expected an even number of at most key_dim = {width}; say with dim= how "
-                "many components turn"
+                f"dim of Rotary is {dim}, expected an even number of at most key_dim = {width}; give dim=, the number "
+                "of components that turn"
             )
         plain = Rotary(dim, self.base, self.interleaved)
         return plain if self.frequencies in (None, plain.angles()) else dataclasses.replace(self, dim=dim)
@@ -83,16 +85,16 @@ def llama3_frequencies(
     high_freq_factor: float = 4.0,
     original_length: int = 8192,
 ) -> tuple[float, ...]:
-    """The frequencies of LLaMA 3.1 and later, for `Rotary(frequencies=...)`: slow rotations are slowed down further.
+    """Frequencies of LLaMA 3.1 and later, for `Rotary(frequencies=...)`: slow rotations are made slower.
 
-    Pairs that turn fewer than low_freq_factor times within original_length positions are slowed down by `factor`, those
-    that turn more than high_freq_factor times stay as they are, and between the two it goes smoothly.
+    Pairs that turn fewer than low_freq_factor times within original_length positions are slowed down by `factor`.
+    Pairs that turn more than high_freq_factor times do not change. Between the two, the change is gradual.
 
     Args:
-        dim: how many components turn, an even number.
-        base: frequency i is base ** (-2i / dim) before.
-        factor, low_freq_factor, high_freq_factor, original_length: `rope_scaling` of a model's `config.json`, there
-            with the last as `original_max_position_embeddings`.
+        dim: number of components that turn, an even number.
+        base: frequency i is base ** (-2i / dim) before the change.
+        factor, low_freq_factor, high_freq_factor, original_length: numbers in `rope_scaling` of a model's
+            `config.json`, where the last one is called `original_max_position_embeddings`.
 
     Returns:
         dim / 2 frequencies in radians.
@@ -117,14 +119,14 @@ def llama3_frequencies(
 
 
 def alibi(num_heads: int, num_keys: int, *, dtype: Any = "float32") -> np.ndarray:
-    """The linear biases of ALiBi, for `score_bias=` of a causal call: (1, H, 1, K), the head's slope times j for key j.
+    """Linear biases of ALiBi, for `score_bias=` of a causal call: (1, H, 1, K), the head's slope times j for key j.
 
-    The paper's bias is slope * (j - i) for query i. What is the same for all keys of a query changes no weight, so
-    that i is left out, and the bias serves every query and every offset.
+    The paper's bias for query i is slope * (j - i). The term slope * i is the same for all keys of a query, so it
+    changes no weight. It is left out here, and the bias fits every query and every offset.
 
     Args:
         num_heads: number of heads H; num_keys: number of keys K.
-        dtype: that of the layer, a NumPy dtype or its name.
+        dtype: the dtype of the layer, as a NumPy dtype or its name.
 
     Raises TypeError or ValueError if a size is no positive number.
 
@@ -147,22 +149,22 @@ def t5_buckets(
     max_distance: int = 128,
     offset: int = 0,
 ) -> np.ndarray:
-    """The bucket of every distance between a query and a key, as T5 has them: integers (Q, K) below num_buckets.
+    """T5's bucket of the distance between each query and each key: integers (Q, K) below num_buckets.
 
-    With a model's table (num_buckets, H), `table[buckets].transpose(2, 0, 1)[None]` is its `score_bias`, (1, H, Q, K).
+    With a model's table (num_buckets, H), the `score_bias` (1, H, Q, K) is `table[buckets].transpose(2, 0, 1)[None]`.
 
     Args:
         num_queries, num_keys: numbers of queries Q and keys K.
-        bidirectional: whether keys after the query have buckets of their own, half of all, as in the encoder; in the
-            decoder they share that of distance 0.
-        num_buckets: how many buckets there are, at least 4.
-        max_distance: the distance from which on all share the last bucket; more than the exact buckets.
+        bidirectional: True = half of the buckets are for keys after the query, as in the encoder; False = these keys
+            have the bucket of distance 0, as in the decoder.
+        num_buckets: number of buckets, at least 4.
+        max_distance: from this distance on, all keys share the last bucket; more than the number of exact buckets.
         offset: position of the first query.
 
     Raises TypeError or ValueError if an argument is not as above.
 
     Source: Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer (2020),
-    section 2.1. The logarithms are taken in float32 as in the authors' code, on which some borders depend.
+    section 2.1. Logarithms are computed in float32, as in the authors' code: some borders depend on it.
     """
     Q, K = checks.size("num_queries", num_queries), checks.size("num_keys", num_keys)
     bidirectional = checks.flag("bidirectional", bidirectional)

@@ -1,4 +1,4 @@
-"""The seeds of layers that are given none: the first, the second, ... that a process makes."""
+"""Seeds for layers that are made without one: the first, the second, ... in a process."""
 
 import threading
 
@@ -11,9 +11,10 @@ _start, _count = 0, 0
 
 
 def manual_seed(seed: int) -> None:
-    """Begin anew: the n-th layer made from now on without a seed draws from (seed, n), on every backend.
+    """Set where seeds begin: the n-th layer made from now on without a seed draws from (seed, n), on every backend.
 
-    A process begins with `manual_seed(0)`, so that a script makes the same layers in every run.
+    A process begins with `manual_seed(0)`, so that a script makes the same layers in every run. Unlike
+    `torch.manual_seed`, it changes only the seeds of layers that are made later.
 
     Raises TypeError or ValueError if seed is no int of at least 0.
     """

@@ -1,11 +1,12 @@
-"""Layers from elsewhere: from another kind of layer, from a file, and with the weights of another one."""
+"""Make a layer from another kind of layer or from a file, and copy weights between layers."""
 
 import os
 from typing import Any
 
-from mha import dispatch, native, weights
+from mha import dispatch, weights
 from mha.layer import MultiHeadAttention, restore
 from mha.names import BackendName, SchemeChoice
+from mha.weights import native
 
 
 def from_native(
@@ -17,7 +18,11 @@ def from_native(
     backend: BackendName | None = None,
     **options: Any,
 ) -> MultiHeadAttention:
-    """The layer with the weights of another kind of layer, or of named arrays, bit for bit; the source stays as it is.
+    """Make a layer with the weights of a framework's layer or of named arrays, bit for bit. The source is not changed.
+
+    The new layer follows the rules of mha, not those of the source: True in a mask means that a query may attend to a
+    key, and a query that sees no key gets weights 0 (the layers of PyTorch, Keras and Flax may give NaN, or weigh
+    padding).
 
     Args:
         source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention or GroupQueryAttention, a
@@ -25,21 +30,20 @@ def from_native(
             Dive into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an
             mha.MultiHeadAttention; or a mapping of names to arrays, which may be nested: a state dict, Flax's params,
             an nnx.State.
-        scheme: how the arrays of a mapping are named and stored, one of `mha.weights.SCHEMES`; "auto" = as the names
-            show.
-        prefix: what the names of the layer's arrays begin with; None = as the names show.
-        num_heads: the number of heads, where a mapping does not show it.
+        scheme: the naming scheme of a mapping's arrays, one of `mha.weights.SCHEMES`; "auto" = found from the names.
+        prefix: beginning of the names of the layer's arrays; None = found from the names.
+        num_heads: number of heads, if a mapping does not show it.
         backend: None = MHA_BACKEND, else "numpy".
-        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. Where a
-            scheme's models may rotate positions, as LLaMA's, rotary must be given, if only as None.
+        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. If
+            models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation.
 
     Returns:
-        The layer, with the sizes, biases, dtype and dropout of the source; a mapping tells no dropout, so that it is 0.
+        The layer, with the sizes, biases, dtype and dropout of the source; dropout is 0 for a mapping, which has none.
 
     Raises:
-        TypeError: if the source is of another class, a subclass included, or its arrays are no floats of one dtype.
-        ValueError: if the source has no weights yet or an option that has no counterpart, or if its arrays are not
-            those of one layer of a known scheme, or do not go together; the message says what was expected.
+        TypeError: if the source is of another class, even a subclass, or its arrays are no floats of one dtype.
+        ValueError: if the source has no weights yet, or has an option that mha does not have, or if its arrays are not
+            those of one layer of a known scheme, or do not fit together; the message says what was expected.
     """
     backend = dispatch.backend_name(backend)
     return restore(*native.read(source, scheme, prefix, num_heads, options), backend)
@@ -54,32 +58,31 @@ def load(
     num_heads: int | None = None,
     **options: Any,
 ) -> MultiHeadAttention:
-    """Load an attention layer from a safetensors file, bit for bit: one that `save` wrote, or one of a checkpoint.
+    """Load an attention layer from a safetensors file, bit for bit: from one that `save` wrote, or from a checkpoint.
 
-    A file that `save` wrote says everything about its layer. Of a checkpoint, only the header and the arrays of the one
-    layer are read, and the model's `config.json`, or Meta's `params.json`, if it lies beside the file. Nothing is
-    unpickled, and no number is read before its description is right.
+    A file that `save` wrote says everything about its layer. From a checkpoint, only the header and the arrays of the
+    one layer are read, and the model's `config.json`, or Meta's `params.json`, if it is in the same folder. Unlike
+    `torch.load`, it unpickles nothing, and it reads no numbers before it has checked the header.
 
     Args:
         path: of the file.
         backend: None = MHA_BACKEND, else "numpy".
-        scheme: how a checkpoint names and stores the arrays, one of `mha.weights.SCHEMES`; "auto" = as the names show.
-        prefix: what the names of the layer's arrays begin with, with or without the last dot; None = as the names show.
-        num_heads: the number of heads, where neither an array has an axis for them nor `config.json` says it.
-        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, where no `config.json` says
-            them. Where a scheme's models may rotate positions, as LLaMA's, rotary must then be given, if only as None.
+        scheme: the naming scheme of a checkpoint, one of `mha.weights.SCHEMES`; "auto" = found from the names.
+        prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = found from the names.
+        num_heads: number of heads, if no array has an axis for the heads and no `config.json` says it.
+        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, if no `config.json` says
+            them. If models of the scheme may rotate positions, as LLaMA's do, rotary must then be given; None = none.
 
     Returns:
-        The layer, with the sizes, biases and dtype of its arrays; dropout is 0, or what a file that `save` wrote says.
+        The layer, with the sizes, biases and dtype of its arrays; dropout is as `save` recorded it, else 0.
 
     Raises:
-        FileNotFoundError: if nothing is there.
+        FileNotFoundError: if there is no such file.
         mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
-        TypeError: if an argument is of another type, or one is needed; the message names the argument.
-        ValueError: if it is no safetensors file, if it has no layer or several that fit scheme and prefix, or if the
-            arrays do not go together or are not finite; if `config.json` is broken, has an option about attention that
-            is not known here, or contradicts an argument or the arrays; the message names the path, and says what was
-            found.
+        TypeError: if an argument has a wrong type, or is missing; the message names the argument.
+        ValueError: if it is no safetensors file; if no layer, or more than one, fits scheme and prefix; if the arrays
+            do not fit together or are not finite; if `config.json` is broken, has an option about attention that mha
+            does not know, or contradicts an argument or the arrays. The message names the path and says what was found.
     """
     backend = dispatch.backend_name(backend)
     return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads, options=options), backend)
@@ -88,8 +91,8 @@ def load(
 def sync(source: MultiHeadAttention, target: MultiHeadAttention) -> None:
     """Copy the weights of one layer to another, whatever their backends.
 
-    Raises TypeError if either is not an mha layer, ValueError if they differ in anything but dropout and backend; the
-    target then stays as it was.
+    Raises TypeError if either is not an mha layer, ValueError if they differ in anything but dropout and backend; then
+    the target is not changed.
     """
     for name, attention in (("source", source), ("target", target)):
         if not isinstance(attention, MultiHeadAttention):

@@ -1,16 +1,19 @@
-"""The plain tables that commands print."""
+"""Plain tables, lines and numbers, as commands and reports print them."""
 
+import io
 import re
+import shutil
+import sys
 import textwrap
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-# Chinese and Japanese have no spaces: a line may end after any of their characters, but none begins with a closing mark
-# or a small letter, or ends with an opening mark. A formula, `B = 2`, stays on one line.
+# Chinese and Japanese have no spaces: a line may end after any of their characters. But no line begins with a closing
+# mark or a small letter, and none ends with an opening mark. A formula, `B = 2`, stays on one line.
 WIDE = "\u3040-\u30ff\u3400-\u9fff"
 OPENING = "\u300c\u300e\uff08"  # brackets
 CLOSING = "\u3001\u3002\u300d\u300f\uff01\uff09\uff0c\uff0e\uff1a\uff1b\uff1fーっゃゅょッャュョ々"
@@ -64,10 +67,36 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
-    """As `wrapped`, of a text in any language, whose wide characters take two columns and have no spaces between."""
+    """Wrap a text in any language; wide characters take two columns, and a line may break between them."""
     lines = [indent]
     for chunk in CHUNK.findall(text):
         if cell_len(lines[-1] + chunk.rstrip()) > width and lines[-1] != indent:
             lines.append(indent)
         lines[-1] += chunk
     return [line.rstrip() for line in lines]
+
+
+def counted(count: int, thing: str) -> str:
+    """Count things: 1 array, 2 arrays."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def number(value: float) -> str:
+    """Write a number with three digits: 0.05, 3.3e+05."""
+    return "0" if value == 0 else f"{value:.3g}"
+
+
+def lines(text: str, options: ConsoleOptions) -> RenderResult:
+    """Break a text between words, as wide as the console."""
+    for line in wrapped(text, options.max_width) or [""]:
+        yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def text(printed: ConsoleRenderable) -> str:
+    """Print with `rich` into plain text, as wide as the terminal; in a pipe 100 columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, markup=False, highlight=False, emoji=False).print(
+        printed, overflow="ignore", crop=False
+    )
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())

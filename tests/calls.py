@@ -17,8 +17,7 @@ B, Q, K, H, D = 2, 5, 7, 3, 11
 WIDTHS = {"query_size": 13, "key_size": 17, "value_size": 19, "key_dim": 4, "value_dim": 6}
 SHAPES = {"queries": (B, Q, 13), "keys": (B, K, 17), "values": (B, K, 19)}
 
-# Tests of the book's names, which NumPy has none of.
-HAS_BOOK = pytest.mark.backends(*filter(dispatch.has_book, dispatch.FRAMEWORKS))
+HAS_BOOK = pytest.mark.needs("commands/book.py")
 
 
 def make(backend, **options):

@@ -1,4 +1,4 @@
-"""One suite, any backends: `pytest --backends torch,jax`; without the option, all five.
+"""One suite, any backends: `pytest --backends torch,jax`; without the option, all of them.
 
 A backend that is asked for and cannot be loaded is an error, never a skip.
 """
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 
+import adapters
 import hypothesis
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--backends",
         default=",".join(dispatch.FRAMEWORKS),
-        help="the backends to test, joined by commas; default: all five",
+        help="the backends to test, joined by commas; default: all",
     )
     parser.addoption(
         "--quick-xla",
@@ -41,8 +42,9 @@ def pytest_addoption(parser):
 
 MARKERS = (
     "backends(*names): a test of these backends alone; with others it is not collected",
+    "needs(*names): a test of backends that lack none of these, as the facts of their folders say",
     "long(*names): with these backends it takes seconds where a quicker one says nearly the same; --long has it too",
-    "all_backends: a test of all five together; without one of them it is not collected",
+    "all_backends: a test of all of them together; without one of them it is not collected",
 )
 
 
@@ -81,7 +83,10 @@ def pytest_collection_modifyitems(config, items):
 def belongs(item):
     """Whether a test belongs to a run with the backends that are asked for: each test runs once, where it says most."""
     backend, asked = backend_of(item), set(item.config.backends)
-    if "d2l" in item.fixturenames and backend and not dispatch.has_book(backend):
+    needed = {name for marker in item.iter_markers("needs") for name in marker.args}
+    if "d2l" in item.fixturenames:
+        needed.add("commands/book.py")
+    if backend and any(adapters.lacks(backend, name) for name in needed):
         return False
     markers = list(item.iter_markers("backends"))
     meant = ({backend} if backend else asked).intersection(*(marker.args for marker in markers))
@@ -118,7 +123,7 @@ def rng():
 
 @pytest.fixture
 def d2l(backend):
-    """The module of the book's names for a backend; a test that asks for it is not collected with NumPy."""
+    """The module of the book's names for a backend; a test that asks for it needs a section of the book."""
     with dispatch.load(backend).context("float32"):
         yield importlib.import_module(f"mha.d2l.{backend}")
 

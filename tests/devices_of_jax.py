@@ -23,9 +23,9 @@ from ranks import refused
 
 import mha
 from mha import parallel
-from mha.arguments import Hiding
 from mha.backends.jax.parallel import ring
-from mha.parity import devices
+from mha.call import Call
+from mha.parity.cases import devices
 
 N, B, T, H, D = 8, 8, 16, 8, 64
 PART = B * T * D // N  # numbers of an array of inputs that one device holds
@@ -176,7 +176,7 @@ def long_a_ring_keeps_little(folder):
 
     def pooled(q, k, v):
         offset = jnp.full((1, 1), jax.lax.axis_index("devices") * q.shape[1])
-        call = q, k, v, 8, Hiding(offset=offset), False, "devices"
+        call = q, k, v, 8, Call(offset=offset), "devices"
         return module.bind(variables).attention.apply({}, *call, method=ring.pool)
 
     spec = PartitionSpec(None, "devices")

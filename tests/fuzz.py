@@ -45,9 +45,9 @@ FOLDER = tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm")
 H, SIZE = 2, 6
 # What a checkpoint may not say, by how the error begins that asks for it.
 ASKED: dict[str, dict[str, Any]] = {
-    "num_heads is None": {"num_heads": H},
+    "num_heads is not given": {"num_heads": H},
     "rotary is not given": {"rotary": None},
-    "qk_norm is None": {"qk_norm": "rms"},
+    "qk_norm is not given": {"qk_norm": "rms"},
 }
 
 

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mha
-from mha import blocks, parallel
+from mha import parallel
+from mha.engine import cutting
 
 B, Q, K, H, D = 2, 3, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
@@ -181,7 +182,7 @@ def check_dropout(group):
 def check_dropout_of_pieces_that_are_computed_again(group):
     split, inputs = see_through(group)
     split.train()
-    before, blocks.SCORES = blocks.SCORES, 1000  # scores at a time
+    before, cutting.SCORES = cutting.SCORES, 1000  # scores at a time
     try:
         values = inputs[2].clone().requires_grad_()
         torch.manual_seed(5)
@@ -189,7 +190,7 @@ def check_dropout_of_pieces_that_are_computed_again(group):
         cotangent = torch.arange(output.numel(), dtype=torch.float64).reshape(output.shape).cos()
         output.backward(cotangent)
     finally:
-        blocks.SCORES = before
+        cutting.SCORES = before
     # The output is linear in values: with the same weights dropped, both are the same sum.
     assert agrees((values.grad * values.detach()).sum(), np.array((output * cotangent).sum().item()), gradient=True)
 

@@ -13,7 +13,8 @@ import mha
 from mha import dispatch
 
 
-def through_own_arrays(backend, attention, *arrays, **options):
+def through_own_arrays(backend, attention, queries, keys, values, *rest, **options):
+    arrays = queries, keys, values, *rest
     given = [own(backend, X) for X in arrays]
     if any(isinstance(X, np.ndarray) for X in given):  # of two kinds is another matter
         given = arrays

@@ -1,7 +1,8 @@
 """Plant deliberate bugs and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
 
-Each bug of `bugs.py` is planted in a copy of the checkout, where its tests run; a bug that no test notices is an error.
-So is a pattern that is not found, lest the lists go stale: all are looked for first, with `--check` no more than that.
+A bug is a function that takes the place of a right one (`bugs_by_seam.py`), or a pattern of text with its replacement
+(`bugs_of_backends.py`, `bugs_of_mha.py`). Each is planted in a copy of the checkout, where its tests run; a bug that no
+test notices is an error. So is one that finds no place: all are looked for first, with `--check` no more than that.
 """
 
 import ast
@@ -13,10 +14,13 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import bugs
+import bugs_by_seam
+import bugs_of_backends
+import bugs_of_mha
 import pytest
 import typer
 from rich.console import Console
@@ -28,70 +32,90 @@ from mha import dispatch
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-# Of a backend's folder: a bug in these is none of what it computes.
-ELSEWHERE = ("book.py", "native.py", "bench.py", "facts.py")
+
+
+SHARED = ("mha/call", "mha/engine")  # by all engines
+OURS = ("mha", "bugs_by_seam", "seams")  # which a process has from ROOT, before it has a copy's
 
 
 @dataclasses.dataclass(frozen=True)
 class Bug:
-    """One bug of one backend, or of mha itself, which NumPy's tests are to notice then.
+    """One bug of one backend, or of mha itself.
 
-    of: the backend, or the group of mha's bugs; files: those to search, from the root of the checkout.
+    of: the backend, or the group of mha's bugs; rooms: the folders to search, from the root of the checkout, of "mha"
+    the top alone; replacements: patterns and what takes their places; seam: the function to replace, "" = none.
     """
 
     of: str
     name: str
-    backend: str
-    files: tuple[str, ...]
+    rooms: tuple[str, ...]
     replacements: tuple[tuple[str, str], ...]
     tests: tuple[str, ...]
+    seam: str = ""
 
     def planted(self, root: Path) -> dict[str, str]:
         """The source of each file in a checkout that the bug changes, with the bug in it."""
-        sources = {name: (root / name).read_text(encoding="utf-8") for name in self.files}
+        paths = [path for room in self.rooms for path in files(root / room, nested=room != "mha")]
+        sources = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths}
+        if self.seam:
+            self._found(rf"\bdef {self.seam.rpartition('.')[2]}\(", sources)
+            name = f"backends/{self.of}/__init__.py"
+            line = f"\nimport bugs_by_seam\n\nbugs_by_seam.plant({self.of!r}, {self.name!r})\n"
+            return {name: sources[name] + line}
         changed = {}
         for pattern, replacement in self.replacements:
-            found = {name: source for name, source in sources.items() if re.search(pattern, source)}
-            if not found:
-                raise LookupError(f"the bug {self.name!r} finds no {pattern!r} in {' or '.join(self.files)}")
-            changed |= {name: re.sub(pattern, replacement, source) for name, source in found.items()}
-            sources |= changed
+            for name in self._found(pattern, sources):
+                changed[name] = sources[name] = re.sub(pattern, replacement, sources[name])
         return changed
+
+    def backend(self, changed: Iterable[str]) -> str:
+        """The backend whose tests must notice the bug, by the files that it changes."""
+        found = [name.split("/")[1] for name in changed if name.startswith("backends/")]
+        return self.of if self.of in dispatch.FRAMEWORKS else [*found, "numpy"][0]
+
+    def _found(self, pattern: str, sources: dict[str, str]) -> list[str]:
+        found = [name for name, source in sources.items() if re.search(pattern, source)]
+        if not found:
+            raise LookupError(f"the bug {self.name!r} finds no {pattern!r} in {' or '.join(self.rooms)}")
+        return found
+
+
+def files(folder: Path, nested: bool) -> list[Path]:
+    """The sources in a folder, and in those in it."""
+    return sorted(path for path in folder.glob("**/*" if nested else "*") if path.suffix in (".py", ".js"))
 
 
 def bugs_of(backend: str) -> list[Bug]:
     """The bugs of a backend; some are of other backends alone."""
-    folder = ROOT / "backends" / backend
-    files = [f"backends/{backend}/{path.name}" for path in sorted(folder.glob("*.py")) if path.name not in ELSEWHERE]
-    found = []
-    for group, tests in bugs.BACKEND_GROUPS:
-        for name, replacements in group.items():
-            own = replacements.get(backend, []) if isinstance(replacements, dict) else replacements
-            written = tuple((pattern, _written(replacement, backend)) for pattern, replacement in own)
-            if written:
-                found.append(Bug(backend, name, backend, (*files, "mha/blocks.py"), written, tuple(tests)))
+    rooms, found = (f"backends/{backend}", *SHARED), []
+    elsewhere = bugs_by_seam.ELSEWHERE.get(backend, ())
+    for mistakes, tests in bugs_by_seam.GROUPS:
+        seams = [(name, seam) for name, (seam, _) in mistakes.items() if name not in elsewhere]
+        found += [Bug(backend, name, rooms, (), paths(tests), seam) for name, seam in seams]
+    for tests, group in bugs_of_backends.GROUPS.values():
+        for name, by_backend in group.items():
+            own = [flat for names, flat in by_backend.items() if names == "all" or backend in names.split()]
+            found += [Bug(backend, name, rooms, pairs(flat), paths(tests)) for flat in own]
     return found
 
 
 def package_bugs() -> list[Bug]:
-    """The bugs of mha itself, and those of what a backend knows of its framework's own layers."""
-    return [
-        Bug(group, name, _noticed_by(module), (f"mha/{module}.py",), ((pattern, replacement),), tuple(tests))
-        for group, (listed, tests) in bugs.PACKAGE_GROUPS.items()
-        for name, (module, pattern, replacement) in listed.items()
-    ]
+    """The bugs of mha itself, and those of what a backend knows of its framework's own layers and several devices."""
+    found = []
+    for group, (rooms, tests, listed) in bugs_of_mha.GROUPS.items():
+        searched = tuple(room for one in rooms.split() for room in (one, *SHARED * (one == "mha")))
+        found += [Bug(group, name, searched, pairs(flat), paths(tests)) for name, flat in listed.items()]
+    return found
 
 
-def _noticed_by(module: str) -> str:
-    """The backend whose tests must notice a bug in a module of mha."""
-    return module.split("/")[1] if re.search("/native$|/parallel/", module) else "numpy"
+def pairs(flat: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Patterns and replacements, one after the other, in pairs."""
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _written(replacement: str, backend: str) -> str:
-    """A replacement with its words in capitals written the backend's way."""
-    for general, own in bugs.WAYS.items():
-        replacement = replacement.replace(general, own[backend])
-    return replacement
+def paths(names: str) -> tuple[str, ...]:
+    """The files of tests of these names."""
+    return tuple(re.sub(r"(\w+)$", r"test_\1.py", f"tests/{name}") for name in names.split())
 
 
 class FirstFailure:
@@ -111,20 +135,20 @@ def try_bug(bug: Bug, copy: Path) -> str | None:
     Of one process, which tries many bugs and imports its framework but once: what is ours is imported anew.
     """
     changed = bug.planted(copy)
+    backend = bug.backend(changed)
     before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
-    ours = [name for name, module in sys.modules.items() if name.partition(".")[0] == "mha" or _is_in(copy, module)]
+    ours = [name for name, module in sys.modules.items() if name.partition(".")[0] in OURS or _is_in(copy, module)]
     for name in ours:
         del sys.modules[name]
-    if str(copy) not in sys.path:
-        sys.path.insert(0, str(copy))
-    os.environ["PYTHONPATH"] = str(copy)
+    sys.path[:] = dict.fromkeys([str(copy), str(copy / "tests"), *sys.path])
+    os.environ["PYTHONPATH"] = f"{copy}{os.pathsep}{copy / 'tests'}"
     os.chdir(copy)
     failure = FirstFailure()
-    options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--long", "--backends", bug.backend]
+    options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--long", "--backends", backend]
     try:
         for name, source in changed.items():
             (copy / name).write_text(source, encoding="utf-8")
-        code = pytest.main([*options, *(f"tests/{name}" for name in bug.tests)], [failure])
+        code = pytest.main([*options, *bug.tests], [failure])
     finally:
         for name, source in before.items():
             (copy / name).write_text(source, encoding="utf-8")
@@ -182,7 +206,7 @@ def main(
 
     caught = {bug: found[bug] for bug in planned}
     show("The first test that notices each bug", chosen, caught)
-    for group in bugs.PACKAGE_GROUPS:
+    for group in bugs_of_mha.GROUPS:
         show("The first test that notices each bug", [group], caught)
     unnoticed = [bug for bug, test in caught.items() if test is None]
     print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")

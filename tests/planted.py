@@ -7,9 +7,10 @@ import numpy as np
 
 import mha
 from mha.config import numpy_dtype
-from mha.parity import CATALOGUE, pipeline
-from mha.parity.problem import problem
-from mha.parity.search import Bench, Form
+from mha.parity import CATALOGUE
+from mha.parity.same.problem import problem
+from mha.parity.why import pipeline
+from mha.parity.why.search import Bench, Form
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 MODERN = SQUARE | {"num_key_value_heads": 2, "scale": 0.7, "softcap": 1.5, "window": (2, 1), "qk_norm": "rms"}

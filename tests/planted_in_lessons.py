@@ -1,19 +1,19 @@
-"""A known mistake in a backend's own lesson, `layer.py`: the framework computes, with a part of it replaced.
+"""A known mistake in a backend's own lesson: the framework computes, with functions of the chapters replaced.
 
-A mistake is a function from one plan of `mha.parity.pipeline` to another. What it changes of weights, inputs, options
-and masks is given to the framework's layer. What it does otherwise takes the place of the lesson's function for it,
-which has the same name in all five lessons, while the call runs.
+A mistake is a function from one plan of `mha.parity.why.pipeline` to another. What it changes of weights, inputs,
+options and masks is given to the framework's layer. What it does otherwise takes the place of the lesson's function
+for it, which has the same name in every lesson, in all chapters that call it, while the call runs.
 """
 
-import contextlib
 import dataclasses
-from unittest import mock
 
 import numpy as np
+import seams
 
 from mha import arrays, dispatch
+from mha.call import keep
 from mha.layer import restore
-from mha.parity import pipeline
+from mha.parity.why import pipeline
 from mha.positions import Rotary
 
 # Of a plan's fields, those that can be planted, and where they are.
@@ -130,24 +130,19 @@ class Planting:
 
     # What takes the place of the lesson's own functions
 
-    @contextlib.contextmanager
     def planted(self):
         """The lesson, with its functions replaced as long as this lasts."""
-        lesson, names = self.lesson, self.names
         functions = {
-            (lesson, "transpose_qkv"): (self.split, {"split"}),
-            (lesson, "transpose_output"): (self.merge, {"merge"}),
-            (lesson, "repeat_groups"): (self.share, {"share"}),
-            (lesson, "visible_softmax"): (self.softmax, {"bend", "softmax", "after"}),
-            (lesson, "blank_unused"): (self.blank, {"softmax", "after", "blanked", "into_product"}),
-            (lesson.AttentionPooling, "drop"): (self.dropped(), {"into_product"}),
-            (lesson.MultiHeadAttention, "turn"): (self.turn(), {"rotary_offsets", "norm_first", "normed"}),
+            "transpose_qkv": (self.split, {"split"}),
+            "transpose_output": (self.merge, {"merge"}),
+            "repeat_groups": (self.share, {"share"}),
+            "visible_softmax": (self.softmax, {"bend", "softmax", "after"}),
+            "blank_unused": (self.blank, {"softmax", "after", "blanked", "into_product"}),
+            "AttentionPooling.drop": (self.dropped(), {"into_product"}),
+            "MultiHeadAttention.turn": (self.turn(), {"rotary_offsets", "norm_first", "normed"}),
         }
-        with contextlib.ExitStack() as stack:
-            for (owner, name), (function, fields) in functions.items():
-                if names & fields:
-                    stack.enter_context(mock.patch.object(owner, name, function))
-            yield
+        used = {name: function for name, (function, fields) in functions.items() if self.names & fields}
+        return seams.replaced(self.backend, {name: lambda right, wrong=wrong: wrong for name, wrong in used.items()})
 
     def numpy(self, X):
         """An array of the framework as NumPy's."""
@@ -204,11 +199,11 @@ class Planting:
 
     def turn(self):
         """The layer's method `turn`."""
-        return lambda layer, q, k, offset=0: self.turned(layer, {"q": q, "k": k}, offset)
+        return lambda layer, q, k, call: self.turned(layer, {"q": q, "k": k}, call.offset)
 
     def turned(self, layer, heads, offset):
-        """Heads of queries and keys, by q and k, normed and rotated; and a dict of these steps."""
-        plan, config, lesson, found = self.plan, layer.config, self.lesson, {}
+        """Heads of queries and keys, which are given by q and k, normed and rotated."""
+        plan, config, lesson = self.plan, layer.config, self.lesson
         numbers = {"q": config.num_heads, "k": config.num_key_value_heads}
         for change in ("norm", "rotate") if plan.norm_first else ("rotate", "norm"):
             for role, X in heads.items():
@@ -222,9 +217,8 @@ class Planting:
                     X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
                 else:
                     continue
-                heads = heads | {role: X}
-                found[f"{change}_{role}"] = X
-        return heads["q"], heads["k"], found
+                heads = heads | {role: keep(f"{change}_{role}", X)}
+        return heads["q"], heads["k"]
 
 
 PLACES_OF = {"scale": "scale", "softcap": "softcap", "qk_norm": "norm", "qk_norm_eps": "eps"}

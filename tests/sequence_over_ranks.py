@@ -12,9 +12,10 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 import mha
-from mha import blocks, parallel
+from mha import parallel
 from mha.backends.torch.parallel import exchange, ring
-from mha.parity import devices
+from mha.engine import cutting
+from mha.parity.cases import devices
 
 HOWS = ("ulysses", "ring", "gather")
 D, H = 12, 6
@@ -78,12 +79,12 @@ def check_the_suite(group):
 
 
 def check_the_suite_in_small_blocks(group):
-    before, blocks.SCORES = blocks.SCORES, 300
+    before, cutting.SCORES = cutting.SCORES, 300
     try:
         pairs = "mask and bias of one row", "mask and bias of one column"
         ways_of(group, "quick", ("all options", "additive, all options", "window, offsets", *pairs), ("float64",))
     finally:
-        blocks.SCORES = before
+        cutting.SCORES = before
 
 
 def check_a_lesson(group):
@@ -246,7 +247,9 @@ def check_what_does_not_fit_is_refused(group):
         refused(ValueError, "mask has 1 rows on rank 1, expected 2: one for each", layer, X, X, X, mask=rows)
         refused(ValueError, f"expected (2, {2 * N})", layer, X, X, X, mask=rows[:1, :2].expand(2, 2))
         refused(ValueError, "return_weights came to a layer that is split", layer, X, X, X, return_weights=True)
-        refused(TypeError, "expected tensors", mha.backends.torch.attend, layer, X, X, X, mha.arguments.Checked(None))
+        attention = mha.MultiHeadAttention(D, H, dtype="float64", backend="torch")
+        attention.layer = layer
+        refused(TypeError, "queries is of NumPy, expected tensors", attention, *[X.numpy()] * 3)
 
 
 def check_other_poolings(group):
@@ -259,7 +262,7 @@ def check_other_poolings(group):
     class Replaced(torch.nn.Module):
         def forward(self, queries, keys, values, visible=None, score_bias=None, training=None):
             weights = torch.full((*queries.shape[:2], keys.shape[1]), 1 / keys.shape[1], dtype=keys.dtype)
-            return {"weights": weights, "pooled": weights @ values}
+            return weights @ values, weights
 
     X = random(1, 6, D)
     for kind, hows in ((lambda: Own(0.0), HOWS), (Replaced, ("ulysses", "gather"))):
@@ -314,7 +317,7 @@ def check_gradients_of_dropout(group):
     """Along a line, the slope of what was drawn is the gradient's: both passes drop the same."""
     mesh = group.mesh
     step = 1e-5
-    before, blocks.SCORES = blocks.SCORES, 50
+    before, cutting.SCORES = cutting.SCORES, 50
     options = {"dropout": 0.3, "softcap": 2.0}
     try:
         for how, pooling in ((how, pooling) for how in HOWS for pooling in ("dot", "additive")):
@@ -335,7 +338,7 @@ def check_gradients_of_dropout(group):
             slope = whole(slope, mesh).sum()
             assert abs(slope - expected) <= 1e-7 * abs(expected), (how, pooling, slope, expected)
     finally:
-        blocks.SCORES = before
+        cutting.SCORES = before
 
 
 # 4. What is sent, and kept

@@ -20,7 +20,7 @@ def test_arrays_are_made_and_taken_back(backend, monkeypatch):
         (mha.tensor([True, False]), np.array([True, False])),
         (mha.normal(1, 2, (2, 3), seed=4), np.random.default_rng(4).normal(1, 2, (2, 3)).astype("float32")),
     ):
-        assert dispatch.backend_of(array) == backend
+        assert dispatch.backend_of(array) == adapters.of_arrays(backend)
         assert mha.to_numpy(array).dtype == expected.dtype
         assert np.array_equal(mha.to_numpy(array), expected)
         mha.check_shape(array, expected.shape)
@@ -28,7 +28,7 @@ def test_arrays_are_made_and_taken_back(backend, monkeypatch):
         mha.check_shape(mha.ones((2, 3)), (3, 2))
     with pytest.raises(TypeError, match="data has dtype str32, expected numbers or booleans"):
         mha.tensor(["a"])
-    with pytest.raises(TypeError, match="X is a list, expected an array of numpy, torch, tensorflow, jax, mxnet"):
+    with pytest.raises(TypeError, match=f"X is a list, expected an array of {adapters.NAMES}"):
         mha.to_numpy([1.0])
     assert mha.to_numpy(mha.tensor([3, 2])).tolist() == [3, 2]
     for dtype in {"float16", "bfloat16"} - set(dispatch.load(backend).DTYPES):
@@ -36,7 +36,7 @@ def test_arrays_are_made_and_taken_back(backend, monkeypatch):
             mha.ones((2,), dtype)
 
 
-@pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
+@pytest.mark.needs("64 bits everywhere")
 def test_integers_may_have_64_bits(backend):
     assert mha.to_numpy(mha.tensor([2**40, 3], backend=backend)).tolist() == [2**40, 3]
 
@@ -51,7 +51,7 @@ def test_transposes(backend):
     X = np.arange(2 * 3 * 10, dtype="float32").reshape(2, 3, 10)
     (array,) = adapters.of(backend).own(X)
     split = mha.transpose_qkv(array, 5)
-    assert dispatch.backend_of(split) == backend
+    assert dispatch.backend_of(split) == adapters.of_arrays(backend)
     expected = np.stack([X[b, :, 2 * h : 2 * h + 2] for b in range(2) for h in range(5)])
     assert np.array_equal(mha.to_numpy(split), expected)
     assert np.array_equal(mha.to_numpy(mha.transpose_output(split, 5)), X)
@@ -73,7 +73,7 @@ def test_masked_softmax(backend):
     ):
         before = mha.to_numpy(array).copy()
         weights = mha.masked_softmax(array, lengths if lengths is None else mha.tensor(lengths, backend=backend))
-        assert dispatch.backend_of(weights) == backend
+        assert dispatch.backend_of(weights) == adapters.of_arrays(backend)
         assert agrees(mha.to_numpy(weights), np.array(expected))
         assert (mha.to_numpy(weights)[np.array(expected) == 0] == 0).all()
         assert np.array_equal(mha.to_numpy(array), before)

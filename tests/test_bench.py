@@ -8,16 +8,18 @@ import re
 import sys
 import time
 
+import adapters
 import numpy as np
 import pytest
 from commands import run
 
 import mha
-from mha import parity, processes
+from mha import parity
 from mha.bench import cases, report, worker
 from mha.bench import run as parent
 from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results
+from mha.parity.run import processes
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, ragged=True), Shape("causal", 2, 31, 22, 2, causal=True)
@@ -96,7 +98,7 @@ def test_a_shape_without_its_option():
     }
 
 
-EAGER = pytest.mark.backends("numpy", "torch", "mxnet")  # of the others, training computes outputs too
+EAGER = pytest.mark.backends(*adapters.EAGER)  # of the others, training computes outputs too
 WAYS = [
     pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=EAGER if kind == "inference" and more else ())
     for kind in cases.KINDS
@@ -116,7 +118,9 @@ def test_implementations_compute_what_numpy_computes(backend, kind, shape):
         if kind == "training":
             found["input"] = sum(map(mha.to_numpy, results.by_input))
             found["weights"] = in_order(map(mha.to_numpy, results.by_weights))
-        gradients_alone = kind == "training" and (backend == "numpy" or name.startswith("attention.gradients"))
+        gradients_alone = kind == "training" and (
+            adapters.lacks(backend, "automatic differentiation") or name.startswith("attention.gradients")
+        )
         assert set(oracle) - set(found) == ({"output"} if gradients_alone else set())
         for part, X in found.items():
             limit = parity.bound("float32", oracle[part], base[part], gradient=part != "output")
@@ -159,26 +163,12 @@ def test_a_worker_names_the_implementations(backend, kind):
         assert found[shape] == roles | {f"{REFERENCE}, {other}": "simpler layer" for other in others}
 
 
-# What stands beside the layer at C, and at W; at G, the classes that have groups.
-BESIDE = {
-    "numpy": set(), "mxnet": set(),
-    "torch": {"nn.MultiheadAttention", "F.scaled_dot_product_attention"},
-    "tensorflow": {"keras.layers.MultiHeadAttention", "keras.layers.MultiHeadAttention, eager"},
-    "jax": {"linen.MultiHeadDotProductAttention", "nnx.MultiHeadAttention", "jax.nn.dot_product_attention"},
-}  # fmt: skip
-GROUPS = BESIDE | {
-    "torch": {"F.scaled_dot_product_attention"},
-    "tensorflow": {"keras.layers.GroupQueryAttention", "keras.layers.GroupQueryAttention, eager"},
-    "jax": {"nnx.MultiHeadAttention", "jax.nn.dot_product_attention"},
-}
-
-
 @pytest.mark.parametrize("kind", cases.KINDS)
 def test_the_frameworks_own_ways_stand_beside_ours(backend, kind):
-    of_theirs = "native", "eager native", "second native", "kernel"
+    of_theirs, framework = ("native", "eager native", "second native", "kernel"), adapters.of(backend)
     for shape, roles in worker.implementations(backend, kind)["roles"].items():
         theirs = {name for name, role in roles.items() if role in of_theirs}
-        assert theirs == (GROUPS if shape == "G" else BESIDE)[backend]
+        assert theirs == set(framework.beside_groups if shape == "G" else framework.beside)
 
 
 # A worker
@@ -297,7 +287,8 @@ def test_a_window_of_another_width_is_refused(monkeypatch):
 
 def test_memory_is_measured_of_what_only_shapes_with_groups_have(monkeypatch, backend):
     monkeypatch.setitem(cases.SHAPES, "G", dataclasses.replace(GROUPED, H=8, D=16))
-    for name in {f"{REFERENCE}, 8 key-value heads"} | GROUPS[backend] - BESIDE[backend]:
+    framework = adapters.of(backend)
+    for name in {f"{REFERENCE}, 8 key-value heads"} | {*framework.beside_groups} - {*framework.beside}:
         assert 0 <= worker.memory(backend, "G", "inference", name)["mebibytes"] < 100
 
 
@@ -336,7 +327,7 @@ def test_a_worker_says_what_there_is_to_measure():
 
 def test_users_calls_are_measured_on_every_backend(backend):
     inference, training = (worker.implementations(backend, kind)["roles"] for kind in cases.KINDS)
-    of = ["NumPy arrays"] if backend == "numpy" else ["own arrays", "NumPy arrays"]
+    of = ["own arrays"] * (not adapters.lacks(backend, "arrays of its own")) + ["NumPy arrays"]
     for shape in cases.SHAPES:
         calls = {name for name, role in (inference[shape] | training[shape]).items() if role in report.CALLS}
         assert calls == {f"attention(...), {arrays}" for arrays in of} | {f"attention.gradients(...), {of[0]}"}

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import adapters
 import numpy as np
 import pytest
 from commands import run
@@ -118,12 +119,12 @@ def measured(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--backends", "cupy"], "--backends is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet"),
+        (["--backends", "cupy"], f"--backends is 'cupy', expected one of {adapters.NAMES}"),
         (["--shapes", "S,Q"], "--shapes is 'Q', expected one of S, M, L, XL, R, C, G, W"),
         (["--shapes", "T128"], "--shapes is 'T128', expected one of S, M, L, XL, R, C, G, W"),
         (["--kinds", "both"], "--kinds is 'both', expected one of inference, training"),
-        (["--shapes", ""], "nothing is to be measured, expected a kind and a shape, or --plot"),
-        (["--kinds", ","], "nothing is to be measured, expected a kind and a shape, or --plot"),
+        (["--shapes", ""], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),
+        (["--kinds", ","], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),
         (["--json", "missing/bench.json"], "no folder"),
         (["--json", "."], "no regular file"),
     ],

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import blocks, dispatch, parity
-from mha.parity.cases import ALL
+from mha import dispatch, parity
+from mha.engine import cutting
+from mha.parity.cases.usual import ALL
 
 SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
 
@@ -60,23 +61,22 @@ CASES = {
 QUICK = {
     "additive, lengths, mask, causal", "many pieces, causal", "many pieces, window", "many pieces, all options",
 }  # fmt: skip
-LONG = pytest.mark.long("tensorflow", "jax")
+LONG = pytest.mark.long(*adapters.COMPILED)
 
 
 @pytest.fixture
 def small(monkeypatch, backend):
     """Makes pieces small, when called."""
-    fast = importlib.import_module(f"{dispatch.load(backend).__name__}.fast")
-    large = blocks.SCORES
+    large = cutting.SCORES
 
     def shrink(scores=SMALL):
-        monkeypatch.setattr(blocks, "SCORES", scores)
+        monkeypatch.setattr(cutting, "SCORES", scores)
         if backend == "jax":
-            monkeypatch.setattr(fast, "SHORT", 1)
+            monkeypatch.setattr(importlib.import_module("mha.backends.jax.engine.layer"), "SHORT", 1)
         adapters.of(backend).forget_programs()
 
     yield shrink
-    if large != blocks.SCORES:
+    if large != cutting.SCORES:
         adapters.of(backend).forget_programs()
 
 
@@ -116,7 +116,7 @@ COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=COSTLY.get(name, ())) for name in CASES])
 def test_small_pieces_give_the_same_numbers(backend, small, name):
-    for dtype in ("float64",) if backend in ("jax", "tensorflow") else ("float32", "float64"):  # they compile each
+    for dtype in ("float64",) if backend in adapters.COMPILED else ("float32", "float64"):
         far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
         assert not far, dtype
 
@@ -155,7 +155,7 @@ def test_both_paths_train_alike(backend):
     assert parity.error(found[1], expected["values"]) <= 1e-10 * parity.largest(expected["values"])
 
 
-@pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")  # NumPy's gradients have no dropout
+@pytest.mark.needs("automatic differentiation")  # by hand, gradients have no dropout
 def test_what_is_computed_again_drops_the_same(backend, small):
     """Without biases the output is linear in the values, if both passes drop the same weights."""
     case = dataclasses.replace(CASES["many pieces, causal"], options=parity.WIDTHS | {"bias": False})
@@ -202,7 +202,7 @@ def test_gradients_by_some_alone(backend, small):
     assert not autograd.is_recording()
 
 
-@pytest.mark.backends("numpy", "torch", "mxnet")  # the others' pieces, in loops of their own, cannot be seen
+@pytest.mark.backends(*adapters.EAGER)  # the others' pieces, in loops of their own, cannot be seen
 @pytest.mark.parametrize("pooling", ["dot", "additive"])
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("options", [{}, {"window": (3, 1), "num_key_value_heads": 1}], ids=["plain", "window"])
@@ -217,11 +217,11 @@ def test_no_piece_has_more_scores_than_fit(backend, monkeypatch, pooling, traini
         return scores(self, queries, keys, *rest)
 
     monkeypatch.setattr(kind, "scores", counted)
-    monkeypatch.setattr(blocks, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
+    monkeypatch.setattr(cutting, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
     attention = mha.MultiHeadAttention(12, 3, dropout=0.5, pooling=pooling, **options, backend=backend)
     X = np.ones((2, 31, 12), "float32")
     attention(X, X, X, **hiding, training=training)
-    assert max(seen, default=0) <= blocks.SCORES
+    assert max(seen, default=0) <= cutting.SCORES
     if options and not (backend == "torch" and hiding):  # work in proportion to the window, of 5 keys
         assert sum(seen) < 0.5 * attention.config.num_heads * 2 * 31 * 31 * (4 if pooling == "additive" else 1)
     by_kernel = backend == "torch" and pooling == "dot" and not training  # which keeps no scores
@@ -299,7 +299,7 @@ def test_one_array_as_queries_keys_and_values(backend, rng, name, bias):
     attention = oracle.to(backend)
     output, gradient = by_values(attention, None, None, X, cotangent, hiding)
     assert parity.error(output, expected) <= parity.bound("float64", expected, expected)
-    if backend == "numpy":  # whose gradients are by one of the three inputs at a time
+    if adapters.lacks(backend, "automatic differentiation"):  # whose gradients are by one of the three inputs at a time
         by_X = gradients["values"]
     assert parity.error(gradient, by_X) <= parity.bound("float64", by_X, by_X, gradient=True)
     weights = oracle(X, X, X, **hiding, return_weights=True)[1]  # (B, H, T, T)
@@ -335,7 +335,7 @@ def by_values(attention, queries, keys, values, cotangent, hiding, training=Fals
         result = attention(*(others or (X, X)), X, **options)
         return result[0] if return_weights else result
 
-    if attention.backend == "numpy":
+    if adapters.lacks(attention.backend, "automatic differentiation"):
         inputs = (values, values, values) if queries is None else (queries, keys, values)
         gradients = attention.gradients(*inputs, **hiding, cotangent=cotangent)
         return output(values, *inputs[:2]), gradients["values"]

@@ -10,6 +10,7 @@ from layers import agrees
 
 import mha
 from mha import dispatch, parity
+from mha.call import Call
 from mha.config import numpy_dtype
 
 STEPS = {
@@ -26,11 +27,11 @@ def test_numpy_in_numpy_out_and_native_in_native_out(backend, rng):
     assert type(output) is type(weights) is np.ndarray
     assert (output.shape, output.dtype, weights.shape) == ((B, Q, 11), np.float32, (B, H, Q, K))
     theirs, their_weights = attention(*own(*arrays), mha.tensor([3, 2], backend=backend), return_weights=True)
-    assert dispatch.backend_of(theirs) == dispatch.backend_of(their_weights) == backend
+    assert dispatch.backend_of(theirs) == dispatch.backend_of(their_weights) == adapters.of_arrays(backend)
     assert np.array_equal(mha.to_numpy(theirs), output)
     assert np.array_equal(mha.to_numpy(their_weights), weights)
     for results in (attention.trace(*own(*arrays)), attention.gradients(*own(*arrays))):
-        assert {dispatch.backend_of(result) for result in results.values()} == {backend}
+        assert {dispatch.backend_of(result) for result in results.values()} == {adapters.of_arrays(backend)}
 
 
 @pytest.mark.backends("torch")  # it records what any call does, unless told otherwise
@@ -66,7 +67,7 @@ def test_numpy_arrays_of_any_memory_order(backend, rng):
 def test_native_layer_and_dispatch_compute_the_same(backend, rng):
     attention, arrays = make(backend, bias=True), adapters.of(backend).own(*draw(rng))
     lengths = mha.tensor(np.array([3, 2], "int32"), backend=backend)
-    output = dispatch.load(backend).attend(attention.layer, *arrays, lengths, causal=True)
+    output = dispatch.load(backend).attend(attention.layer, *arrays, Call(lengths, causal=True))
     assert np.array_equal(mha.to_numpy(output), mha.to_numpy(attention(*arrays, lengths, causal=True)))
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import mha
-from mha import blocks, calls, checks, parity
-from mha.arguments import Hiding
+from mha import checks, parity
+from mha.call import Call
+from mha.call.check import limited
+from mha.engine.reach import lengths_hide, longest
 
 MANY = checks.FEW + 20
 
@@ -39,7 +41,9 @@ def test_one_of_many_lengths_is_the_longest(place):
     X = np.random.default_rng(0).normal(size=(MANY, 6, 4))
     lengths = np.full(MANY, 2)
     lengths[place] = 5
-    assert blocks.groups(Hiding(lengths), (MANY, 2, 6, 6), lengths) == [(slice(0, MANY), slice(0, 5), True)]
+    call = Call(lengths, known={"valid_lens": lengths})
+    assert longest(call, 6) == 5
+    assert lengths_hide(call, 5)
     output = attention(X, X, X, lengths)
     alone = attention(*3 * [X[place : place + 1]], [5])
     assert parity.error(output[place : place + 1], alone) <= parity.bound("float64", alone, alone)
@@ -49,8 +53,7 @@ def test_one_of_many_lengths_is_the_longest(place):
 def test_one_of_many_lengths_is_above_the_keys(place):
     lengths = np.full(MANY, 2)
     lengths[place] = 2**40
-    limited = calls.lengths(lengths, 6)
-    assert limited.tolist() == [6 if i == place else 2 for i in range(MANY)]
+    assert limited(lengths, 6)[0].tolist() == [6 if i == place else 2 for i in range(MANY)]
 
 
 @pytest.mark.parametrize(("size", "name"), [("query_size", "queries"), ("key_size", "keys"), ("value_size", "values")])

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import adapters
 import pytest
 from commands import run, run_installed
 
 import mha
 from mha import dispatch
-from mha.cli.options import in_options
+from mha.weights import said
 
 
 def test_without_a_command_the_help_is_shown():
@@ -44,7 +45,7 @@ def test_an_unknown_backend_is_one_line_that_lists_the_known(monkeypatch, argume
     assert result.exit_code == 2
     assert result.stdout == ""
     name = arguments[1] if len(arguments) > 1 else "MHA_BACKEND"
-    assert result.stderr == f"mha: {name} is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet\n"
+    assert result.stderr == f"mha: {name} is 'cupy', expected one of {adapters.NAMES}\n"
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["backends"], ["parity"], ["bench", "--backends", "numpy"]])
@@ -56,35 +57,43 @@ def test_a_mode_that_is_neither_on_nor_off_is_one_line(monkeypatch, arguments):
     assert result.stderr == "mha: MHA_READABLE is 'on', expected one of 0, 1\n"
 
 
-OPTIONS = {"scheme": "--from", "prefix": "--prefix", "num_heads": "--num-heads"}
+OPTIONS = {"scheme": "--from", "prefix": "--prefix", "num_heads": "--num-heads", "rotary": "--rotary"}
 
 
 @pytest.mark.parametrize(
-    ("given", "text", "told"),
+    ("values", "code", "typed"),
     [
-        ({"scheme": "brt"}, "scheme is 'brt', expected one of auto", "--from is 'brt', expected one of auto"),
-        ({"num_heads": 4}, "expected a multiple of num_heads = 4", "expected a multiple of --num-heads = 4"),
-        ({}, "num_heads is None; pass num_heads=...", "--num-heads is not given; pass --num-heads ..."),
-        ({}, "choose scheme='bert', prefix='a.0.'; or", "choose --from bert --prefix a.0.; or"),
-        ({}, 'pass scheme="mha" and num_heads=3; else', "pass --from mha and --num-heads 3; else"),
-        ({}, "choose scheme='d2l', prefix=''", "choose --from d2l --prefix ''"),
-        ({}, "choose prefix='a b'", "choose --prefix 'a b'"),
-        ({}, "none with scheme='auto', prefix=None; choose", "none with --from auto, no --prefix; choose"),
-        ({"prefix": "\\1"}, r"prefix is '\\1'", r"--prefix is '\\1'"),
+        ({"scheme": "bert", "prefix": "a.0."}, "scheme='bert', prefix='a.0.'", "--from bert --prefix a.0."),
+        ({"scheme": "d2l", "prefix": ""}, "scheme='d2l', prefix=''", "--from d2l --prefix ''"),
+        ({"prefix": "a b"}, "prefix='a b'", "--prefix 'a b'"),
+        ({"scheme": "auto", "prefix": None}, "scheme='auto', prefix=None", "--from auto, no --prefix"),
+        ({"num_heads": 3}, "num_heads=3", "--num-heads 3"),
+        ({"num_heads": said.Code("...")}, "num_heads=...", "--num-heads ..."),
+        ({"rotary": None}, "rotary=None", "--rotary none"),
+        ({"rotary": said.Code("mha.Rotary(base=...)")}, "rotary=mha.Rotary(base=...)", "--rotary BASE"),
     ],
-)  # fmt: skip
-def test_errors_name_options_as_they_are_typed(given, text, told):
-    given = dict.fromkeys(OPTIONS) | given
-    assert in_options(text, OPTIONS, given) == told
-    assert in_options(text, {}, given) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["its configuration is wrong: num_heads is 40", "own_num_heads=3", "--prefix is 'a'", "no known scheme is there"],
 )
-def test_what_is_no_word_about_an_option_stays(text):
-    assert in_options(text, OPTIONS, {"scheme": "bert", "prefix": "a", "num_heads": 4}) == text
+def test_errors_name_options_as_they_are_typed(values, code, typed):
+    assert said.setting(**values) == code
+    with said.named(OPTIONS):
+        assert said.setting(**values) == typed
+    assert said.setting(**values) == code
+
+
+def test_an_error_has_the_name_of_the_argument_in_python():
+    with said.named({"num_heads": "--num-heads"}):
+        error = said.LackingError("num_heads", "an int", "nothing says it")
+    assert str(error) == "--num-heads is not given, expected an int: nothing says it"
+    assert error.argument == "num_heads"
+
+
+def test_names_inside_others_are_those_of_the_outermost():
+    with said.named({"scheme_a": "--from-a"}), said.named({"scheme": "scheme_a", "prefix": "prefix_a"}):
+        assert (said.name("scheme"), said.name("prefix"), said.name("num_heads")) == (
+            "--from-a",
+            "prefix_a",
+            "num_heads",
+        )
 
 
 @pytest.mark.parametrize("command", ["demo --backend", "parity --backends"])

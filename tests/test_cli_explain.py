@@ -3,6 +3,7 @@
 import json
 import re
 
+import adapters
 import pages
 import pytest
 from commands import narrow, run, run_installed
@@ -60,6 +61,7 @@ def test_sizes_are_those_that_were_asked_for():
 def test_another_backend():
     result = run("explain", "--backend", "torch")
     assert "torch/layer.py:" in result.stdout
+    assert "torch/heads.py:" in result.stdout
     assert "X.permute(0, 2, 1, 3)" in result.stdout
 
 
@@ -158,13 +160,13 @@ def test_as_json(tmp_path):
     [
         (["--heads", "7"], "--hiddens is 100, expected a multiple of --heads = 7; choose --heads 5"),
         (["--hiddens", "7", "--heads", "99"], "--hiddens is 7, expected a multiple of --heads = 99; choose --heads 7"),
-        (["--kv-heads", "2"], "--kv-heads is 2, expected a divisor of --heads = 5: each serves as many heads"),
+        (["--kv-heads", "2"], "--kv-heads is 2, expected a divisor of --heads = 5: each serves equally many"),
         (["--lens", "3,2,1"], "--lens is 3,2,1, expected 2 lengths, one for each sample; --batch says how many"),
         (["--lens", "3,x"], "--lens is 3,x, expected whole numbers of at least 0, joined by commas, such as 3,2"),
         (["--lens", "3,-1"], "--lens is 3,-1, expected whole numbers of at least 0, joined by commas, such as 3,2"),
         (["--lang", "de"], "--lang is 'de', expected one of en, zh, ja, id, vi"),
-        (["--backend", "cupy"], "--backend is 'cupy', expected one of numpy, torch, tensorflow, jax, mxnet"),
-        (["--values", "--heads", "5"], "--values has sizes of its own, expected no --heads; leave out one of the two"),
+        (["--backend", "cupy"], f"--backend is 'cupy', expected one of {adapters.NAMES}"),
+        (["--values", "--heads", "5"], "--heads came with --values, whose sizes are fixed; leave out one of the two"),
         (["--keys", "10000000"], "a step has 2,000,000,000 numbers, expected at most 10,000,000; choose smaller sizes"),
         (["--json", "/no/folder/x"], "--json is /no/folder/x, but there is no folder /no/folder; make it first"),
     ],

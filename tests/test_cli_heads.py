@@ -1,5 +1,6 @@
 """`mha heads`: the heads of a trained model, in the terminal and as a picture; the encoder that computes them."""
 
+import importlib
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import sys
 
 import formula
 import numpy as np
+import pages
 import pytest
 import safetensors.numpy
 import tiny_bert
@@ -15,7 +17,7 @@ from commands import narrow, run
 from layers import agrees
 
 import mha
-from mha.heads import encoder
+from mha.cli import bert
 
 pytestmark = pytest.mark.backends("numpy")
 TEXT = "The cat sat down."
@@ -26,6 +28,14 @@ TOKENS = ["[CLS]", "the", "cat", "sat", "down", ".", "[SEP]"]
 def model(tmp_path):
     """The path of a tiny model."""
     return str(tiny_bert.write(tmp_path))
+
+
+@pytest.fixture
+def sentences(monkeypatch):
+    """`examples/sentences.py` as a module."""
+    monkeypatch.syspath_prepend(pages.ROOT / "examples")
+    yield importlib.import_module("sentences")
+    del sys.modules["sentences"]
 
 
 def written_out(path, numbers):
@@ -56,26 +66,26 @@ def written_out(path, numbers):
     return every, X
 
 
-def test_the_encoder_is_that_of_its_formulas(model):
-    numbers = encoder.tokenizer(os.path.dirname(model)).encode(TEXT).ids
+def test_the_encoder_is_that_of_its_formulas(model, sentences):
+    numbers = bert.tokenizer(os.path.dirname(model)).encode(TEXT).ids
     assert numbers == [tiny_bert.WORDS.index(word) for word in TOKENS]
     every, states = written_out(model, numbers)
     tokens, valid = np.array([[*numbers, 0, 0]]), np.array([[True] * 7 + [False] * 2])
-    X, outputs, weights = encoder.Encoder(model, "numpy", "float64")(tokens, valid)
+    X, outputs, weights = sentences.states(bert.Encoder(model, "numpy", "float64"), tokens, valid)
     assert agrees(X[0, :7], states)
     assert len(outputs) == tiny_bert.LAYERS
     for found, expected in zip(weights, every, strict=True):
         assert agrees(found[0, :, :7, :7], expected)
         assert not found[..., 7:].any()
     mean = states.mean(0)
-    assert agrees(encoder.sentence_embeddings(X, valid)[0], mean / np.linalg.norm(mean))
+    assert agrees(sentences.sentence_embeddings(X, valid)[0], mean / np.linalg.norm(mean))
 
 
 def test_gelu_is_exact():
     X = np.concatenate([np.linspace(-9, 9, 4001), [-1e30, 1e30, 0.0]])
     expected = np.array([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in X])
-    np.testing.assert_allclose(encoder.gelu(X), expected, rtol=1e-13, atol=1e-13)
-    assert encoder.gelu(X.astype(np.float32)).dtype == np.float32
+    np.testing.assert_allclose(bert.gelu(X), expected, rtol=1e-13, atol=1e-13)
+    assert bert.gelu(X.astype(np.float32)).dtype == np.float32
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -115,7 +125,7 @@ REFUSED = [
     ({"--layer": "-1"}, "--layer is -1, expected 0 to 1"),
     ({"--head": "3"}, "--head is 3, expected 0 to 2"),
     ({"--text": " "}, "--text is ' ', expected some words"),
-    ({"--text": "the " * 8}, "10 tokens came, expected at most 9, as many as have a position"),
+    ({"--text": "the " * 8}, "10 tokens came, expected at most 9, the positions of the model"),
     ({"--output": "heads.gif"}, "expected a name that ends in .png or .svg"),
     ({"--output": "nowhere/heads.png"}, "--output is nowhere/heads.png, but there is no folder"),
     ({"--backend": "numpi"}, "backend is 'numpi', expected one of numpy"),
@@ -133,9 +143,9 @@ def test_what_is_refused(model, options, text, tmp_path, monkeypatch):
 
 def test_files_that_are_missing_are_named(model, tmp_path):
     for name, text in {
-        "vocab.txt": f"{tmp_path} has neither tokenizer.json nor vocab.txt, expected one beside the model",
-        "config.json": f"{tmp_path / 'config.json'} is not there, expected beside the model",
-        "model.safetensors": f"{model} is not there, or is no file",
+        "vocab.txt": f"{tmp_path} has neither tokenizer.json nor vocab.txt, expected one of them with the model",
+        "config.json": f"there is no file {tmp_path / 'config.json'}, expected one with the model",
+        "model.safetensors": f"there is no file {model}",
     }.items():
         (tmp_path / name).unlink()
         result = run("heads", model, "--text", TEXT)
@@ -167,7 +177,7 @@ def test_broken_files_are_refused(model, tmp_path):
     assert (result.exit_code, "lacks encoder.layer.1.output.dense.bias" in result.output) == (2, True), result.output
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer's file"):
-        encoder.tokenizer(tmp_path)
+        bert.tokenizer(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     for text, problem in (("{", "is no configuration of a model"), ("[]", "is no configuration of a model"),
                           (json.dumps({"model_type": "bert"}), "lacks num_hidden_layers"),

@@ -12,7 +12,7 @@ from commands import run, run_installed
 
 import mha
 from mha import dispatch, parity
-from mha.parity import workers
+from mha.parity.run import workers
 
 FEW = ("--case", "mask")
 CHECKS = {"output and weights", "steps", "gradients", "lesson", "gradients of the lesson", "hidden keys", "padding"}
@@ -195,8 +195,8 @@ def test_processes_share_the_processors(monkeypatch, python, said, threads):
         (("--suite", "slow"), "--suite is 'slow', expected one of quick, full"),
         (("--case", "masks"), "did you mean 'mask'?"),
         (("--dtype", "float8"), "--dtype is 'float8', expected one of"),
-        (("--python", "mxnet"), "--python is mxnet, expected BACKEND=FILE"),
-        (("--python", "mxnet=/no/such/python"), "expected BACKEND=FILE with a Python that can be run"),
+        (("--python", "torch"), "--python is torch, expected BACKEND=FILE"),
+        (("--python", "torch=/no/such/python"), "expected BACKEND=FILE with a Python that can be run"),
         (("--python", "caffe=python"), "--python is 'caffe', expected one of numpy"),
         (("--case", "2053 keys", "--dtype", "float16"), "nothing was compared"),
     ],

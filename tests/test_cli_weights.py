@@ -36,7 +36,7 @@ def test_show_lists_arrays_and_layers(bert):
     assert "metadata: format='pt'" in result.stdout
     assert f"{path.stat().st_size:,} bytes, 17 arrays" in result.stdout
     for i in range(2):
-        assert re.search(rf"^bert +layer\.{i}\.attention\. +not told +BERT", result.stdout, re.MULTILINE)
+        assert re.search(rf"^bert +layer\.{i}\.attention\. +not recorded +BERT", result.stdout, re.MULTILINE)
 
 
 def test_show_tells_the_heads_that_arrays_tell(tmp_path):
@@ -124,7 +124,7 @@ def test_convert_says_in_one_line_what_is_wrong(bert, tmp_path, arguments, text)
 def test_a_file_that_is_none_of_weights_is_refused_in_one_line(tmp_path, command):
     rest = [str(tmp_path / "out")] if command == ("convert",) else []
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.")
-    for name, text in {"absent": "is not there", "": "is a directory", "pickle": "begins as a pickle does"}.items():
+    for name, text in {"absent": "there is no file", "": "is a directory", "pickle": "begins as a pickle does"}.items():
         result = run(*command, str(tmp_path / name), *rest)
         assert result.exit_code == 2
         assert text in result.stderr

@@ -4,6 +4,7 @@ import io
 import re
 from contextlib import redirect_stdout
 
+import adapters
 import numpy as np
 import pytest
 from calls import own
@@ -202,7 +203,7 @@ WRONG = {
                         "theirs has 'weigths', expected some of W_q, .*did you mean 'weights'"),
     "nothing": (lambda X: {}, ValueError, "theirs is empty, expected an array or a mapping of some of W_q"),
     "a function": (lambda X: len, TypeError, "theirs is a builtin_function_or_method, which can be called, expected"),
-    "a list": (lambda X: X.tolist(), TypeError, "theirs is a list, expected an array of numpy, torch"),
+    "a list": (lambda X: X.tolist(), TypeError, f"theirs is a list, expected an array of {adapters.NAMES}"),
     "None": (lambda X: {"output": None}, TypeError, r"theirs\['output'\] is a NoneType, expected an array"),
     "integers": (lambda X: X.astype(int), TypeError, "theirs has dtype int64, expected float32"),
     "one twice": (lambda X: {"queries": X, "gradient.queries": X}, ValueError, "theirs has gradient.queries twice"),

@@ -257,7 +257,7 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("absent",), "absent is not there"),
+        (("absent",), "mha: there is no file "),
         ((".",), " is a directory, expected a regular file"),
         (("pickle",), "pickle is not a safetensors file: it begins as a pickle does"),
         (("none",), "none does not hold the layer that is asked for: no attention layer of a known scheme is there"),
@@ -291,7 +291,7 @@ def test_the_file_that_is_wrong_is_named_on_either_side(ours, tmp_path):
     _, path = ours
     for arguments in ((path, str(tmp_path / "absent")), (str(tmp_path / "absent"), path)):
         result = run("compare", *arguments)
-        assert (result.exit_code, result.stderr) == (2, f"mha: {tmp_path / 'absent'} is not there\n")
+        assert (result.exit_code, result.stderr) == (2, f"mha: there is no file {tmp_path / 'absent'}\n")
 
 
 def test_wrong_arguments_of_the_functions(ours):

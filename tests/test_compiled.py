@@ -7,10 +7,9 @@ from layers import B, H, K, Q, agrees, draw, make
 
 import mha
 
-# MXNet compiles the dense layers of a layer alone.
-COMPILES = pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
+COMPILES = pytest.mark.needs("a compiler")
 # A compiler that traces does not know the values of lengths, and so nothing checks them.
-TRACES = pytest.mark.backends("torch", "tensorflow", "jax")
+TRACES = pytest.mark.needs("a compiler of calls")
 
 HIDING = {
     "nothing": lambda rng, B, Q, K: (None, None, False),

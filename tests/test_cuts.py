@@ -2,49 +2,56 @@
 
 import numpy as np
 
-from mha import blocks
-from mha.arguments import Hiding
+from mha.call import Call
+from mha.engine import cutting
+from mha.engine.reach import all_used, lengths_hide, longest, span
 
 
 def test_blocks_of_queries(monkeypatch):
-    monkeypatch.setattr(blocks, "SCORES", 60)
-    assert blocks.fits(60)
-    assert not blocks.fits(61)
-    assert blocks.queries(7, 10) == 4  # two blocks of 4 and 3, not of 6 and 1
-    assert blocks.queries(6, 10) == 6
-    assert blocks.queries(5, 1000) == 1
-    assert blocks.queries(0, 10) == 1
-    assert blocks.cuts(31) == [8, 16, 24, 31]
-    assert blocks.cuts(2) == [1, 2]
+    monkeypatch.setattr(cutting, "SCORES", 60)
+    assert cutting.fits(60)
+    assert not cutting.fits(61)
+    assert cutting.queries(7, 10) == 4  # two blocks of 4 and 3, not of 6 and 1
+    assert cutting.queries(6, 10) == 6
+    assert cutting.queries(5, 1000) == 1
+    assert cutting.queries(0, 10) == 1
+    assert cutting.cuts(31) == [8, 16, 24, 31]
+    assert cutting.cuts(2) == [1, 2]
 
 
 def test_keys_that_order_and_window_let_be_seen():
-    def span(*sizes, **hiding):
-        keys = blocks.span(Hiding(**hiding), *sizes)
+    def seen(*sizes, **call):
+        keys = span(Call(**call), *sizes)
         return keys.start, keys.stop
 
-    assert span(3, 5) == (0, 5)
-    assert span(3, 5, causal=True) == (0, 3)
-    assert span(3, 5, causal=True, offset=1) == (0, 4)
-    assert span(3, 5, causal=True, offset=-9) == (0, 1)  # none is seen, one is kept
-    assert span(3, 9, window=(1, 2), offset=4) == (3, 9)
-    assert span(3, 9, window=(1, 1), offset=4) == (3, 8)
-    assert span(3, 9, window=(1, 1), causal=True, offset=4) == (3, 7)
-    assert span(3, 9, window=(None, 1), offset=4) == (0, 8)
-    assert span(3, 9, window=(1, None), offset=4) == (3, 9)
-    assert span(3, 9, window=(1, 1), offset=100) == (8, 9)
-    assert span(3, 9, window=(1, 1), offset=np.array([[4], [1]])) == (0, 8)
-    assert span(3, 9, window=(1, 1), offset="not known yet") == (0, 9)
+    assert seen(3, 5) == (0, 5)
+    assert seen(3, 5, causal=True) == (0, 3)
+    assert seen(3, 5, causal=True, offset=1) == (0, 4)
+    assert seen(3, 5, causal=True, offset=-9) == (0, 1)  # none is seen, one is kept
+    assert seen(3, 9, window=(1, 2), offset=4) == (3, 9)
+    assert seen(3, 9, window=(1, 1), offset=4) == (3, 8)
+    assert seen(3, 9, window=(1, 1), causal=True, offset=4) == (3, 7)
+    assert seen(3, 9, window=(None, 1), offset=4) == (0, 8)
+    assert seen(3, 9, window=(1, None), offset=4) == (3, 9)
+    assert seen(3, 9, window=(1, 1), offset=100) == (8, 9)
+    assert seen(3, 9, window=(1, 1), offset=np.array([[4], [1]])) == (0, 8)
+    assert seen(3, 9, window=(1, 1), offset="not known yet") == (0, 9)
 
 
 def test_groups_of_samples(monkeypatch):
-    monkeypatch.setattr(blocks, "SCORES", 60)
+    monkeypatch.setattr(cutting, "SCORES", 60)
     lengths = np.array([5, 2, 0])
 
-    def groups(sizes, valid_lens=None, offset=None, **hiding):
-        given = Hiding(valid_lens, offset=0 if offset is None else offset, **hiding)
-        found = blocks.groups(given, sizes, valid_lens, offset)
-        return [(samples.start, samples.stop, keys.start, keys.stop, hides) for samples, keys, hides in found]
+    def groups(sizes, valid_lens=None, offset=None, **call):
+        """Slices of the samples, with the keys that each needs, and whether lengths hide some of these."""
+        known = {name: X for name, X in (("valid_lens", valid_lens), ("offset", offset)) if X is not None}
+        call, found = Call(valid_lens, offset=0 if offset is None else offset, **call, known=known), []
+        for samples in cutting.samples(call, sizes):
+            own = call.part(samples)
+            keys = span(own, *sizes[2:])
+            last = max(keys.start + 1, min(keys.stop, longest(own, sizes[3])))
+            found.append((samples.start, samples.stop, keys.start, last, lengths_hide(own, last)))
+        return found
 
     assert groups((3, 2, 3, 5)) == [(0, 2, 0, 5, False), (2, 3, 0, 5, False)]  # 30 scores a sample
     assert groups((3, 2, 3, 5), lengths) == [(0, 2, 0, 5, True), (2, 3, 0, 1, True)]
@@ -57,27 +64,27 @@ def test_groups_of_samples(monkeypatch):
 
 
 def test_where_every_query_sees_a_key():
-    def all_used(num_queries, num_keys, hides=False, **hiding):
-        return blocks.all_used(Hiding(**hiding), num_queries, [(slice(0, 2), slice(0, num_keys), hides)])
+    def used(num_queries, num_keys, hides=False, **call):
+        return all_used(Call(np.array([1, 2]) if hides else None, **call), num_queries, num_keys)
 
-    assert all_used(3, 5)
-    assert not all_used(3, 5, True)
-    assert all_used(3, 5, causal=True)
-    assert not all_used(3, 5, causal=True, offset=-1)  # the first query is before the first key
-    assert all_used(3, 5, window=(0, 1), offset=-1)
-    assert all_used(3, 5, window=(1, 0), offset=3)
-    assert not all_used(3, 5, window=(1, 0), offset=4)  # the last query looks back to key 5
-    assert not all_used(3, 5, mask=np.ones((3, 5), bool))
-    assert not all_used(3, 5, score_bias=np.ones((3, 5)))
+    assert used(3, 5)
+    assert not used(3, 5, True)
+    assert used(3, 5, causal=True)
+    assert not used(3, 5, causal=True, offset=-1)  # the first query is before the first key
+    assert used(3, 5, window=(0, 1), offset=-1)
+    assert used(3, 5, window=(1, 0), offset=3)
+    assert not used(3, 5, window=(1, 0), offset=4)  # the last query looks back to key 5
+    assert not used(3, 5, mask=np.ones((3, 5), bool))
+    assert not used(3, 5, score_bias=np.ones((3, 5)))
 
 
 def test_blocks_of_a_window(monkeypatch):
-    monkeypatch.setattr(blocks, "SCORES", 60)
+    monkeypatch.setattr(cutting, "SCORES", 60)
 
-    def pieces(num_queries, num_keys, scores, **hiding):
+    def pieces(num_queries, num_keys, scores, **call):
         return [
             (queries.start, queries.stop, keys.start, keys.stop)
-            for queries, keys in blocks.pieces(Hiding(**hiding), num_queries, num_keys, scores)
+            for queries, keys in cutting.pieces(Call(**call), num_queries, num_keys, scores)
         ]
 
     assert pieces(4, 7, 2) == [(0, 4, 0, 7)]
@@ -85,15 +92,15 @@ def test_blocks_of_a_window(monkeypatch):
     assert pieces(5, 7, 2, causal=True) == [(0, 3, 0, 3), (3, 5, 0, 5)]
     assert pieces(9, 30, 2, causal=True, window=(2, 0), offset=3) == [(0, 3, 1, 6), (3, 6, 4, 9), (6, 9, 7, 12)]
     assert pieces(4, 3, 5, window=(9, 9)) == [(0, 4, 0, 3)]  # a window wider than the keys
-    monkeypatch.setattr(blocks, "SCORES", 2**30)
-    assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // blocks.LEAST
+    monkeypatch.setattr(cutting, "SCORES", 2**30)
+    assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // cutting.LEAST
     assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
-    assert blocks.block(Hiding(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
+    assert cutting.block(Call(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
 
 
 def test_of_some_samples_queries_and_keys():
     """Part of what is visible is what is visible of the parts."""
-    from mha.backends.numpy.layer import visible_keys
+    from mha.backends.numpy.hiding import visible_keys
 
     random = np.random.default_rng(0)
     B, H, Q, K = 3, 2, 7, 11
@@ -105,9 +112,9 @@ def test_of_some_samples_queries_and_keys():
                 bias = np.where(random.random(shape) < 0.3, -np.inf, 0)
                 mask = random.random((Q, K)) < 0.8
                 valid_lens = random.integers(0, K + 1, lengths)
-                hiding = Hiding(valid_lens, mask, bias, True, offset, (4, 1))
-                whole = np.broadcast_to(visible_keys(queries, keys, *hiding), (B, H, Q, K))
-                cut = blocks.part(hiding, samples, rows, columns)
-                found = visible_keys(queries[samples, rows], keys[samples, columns], *cut)
+                call = Call(valid_lens, mask, bias, True, offset, window=(4, 1))
+                whole = np.broadcast_to(visible_keys(queries, keys, call), (B, H, Q, K))
+                cut = call.part(samples, queries=rows, keys=columns)
+                found = visible_keys(queries[samples, rows], keys[samples, columns], cut)
                 expected = whole[samples, :, rows, columns]
                 np.testing.assert_array_equal(np.broadcast_to(found, expected.shape), expected)

@@ -3,7 +3,6 @@
 import concurrent.futures
 import functools
 import gc
-import importlib
 import weakref
 
 import adapters
@@ -12,6 +11,7 @@ import pytest
 
 import mha
 from mha import dispatch, parity
+from mha.call import Call
 from mha.config import Config
 
 B, Q, K, H, d = 2, 3, 5, 7, 11
@@ -140,8 +140,7 @@ def test_the_layer_of_jax_takes_any_pooling(d2l):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_layer_gives_the_numbers_of_mha(backend, d2l, rng, lengths):
-    module, framework = dispatch.load(backend), adapters.of(backend)
-    lesson = importlib.import_module(f"mha.backends.{backend}.layer")
+    module, framework, lesson = dispatch.load(backend), adapters.of(backend), dispatch.lesson(backend)
     reference = mha.MultiHeadAttention(D, H, 0.5, True, seed=3, backend=backend)
     (*inputs, valid_lens) = (*draw(backend, rng, (B, Q, D), (B, K, D), (B, K, D)), *framework.own(LENGTHS[lengths]))
     attention = framework.start(d2l.MultiHeadAttention(D, H, 0.5, True), *inputs, valid_lens)
@@ -149,12 +148,13 @@ def test_a_layer_gives_the_numbers_of_mha(backend, d2l, rng, lengths):
     output, attention_weights = framework.call_book(attention, *inputs, valid_lens)
 
     # The lesson's layer rather than that of `reference`, which some backends compile as a whole: that rounds otherwise.
-    plain = lesson.build(reference.config, reference.weights)
-    expected, expected_weights = lesson.attend(plain, *inputs, valid_lens, training=False, return_weights=True)
+    plain = lesson.build(reference.config, reference.weights, 0, lesson.MultiHeadAttention)
+    call = Call(valid_lens, training=False)
+    expected, expected_weights = lesson.attend(plain, *inputs, call._replace(return_weights=True))
     np.testing.assert_array_equal(mha.to_numpy(output), mha.to_numpy(expected))
     d2l.check_shape(attention_weights, (B * H, Q, K))
     np.testing.assert_array_equal(mha.to_numpy(attention_weights).reshape(B, H, Q, K), mha.to_numpy(expected_weights))
-    output = module.attend(attention, *inputs, valid_lens, training=False)
+    output = module.attend(attention, *inputs, call)
     assert parity.ratio(reference, output, *inputs, valid_lens) <= 1
     for name, array in module.get_weights(attention).items():
         np.testing.assert_array_equal(array, reference.weights[name])
@@ -213,7 +213,9 @@ def test_weights_are_kept_for_the_thread_that_called(backend, d2l, rng, kind):
     (X,) = draw(backend, rng, (B, Q, D))
     made, framework = KINDS[kind](d2l), adapters.of(backend)
     assert not keeps(made)
-    with pytest.raises(AttributeError, match="attention_weights are kept after a call, and this thread has made none"):
+    with pytest.raises(
+        AttributeError, match="attention_weights are kept after a call, but this thread has made no call"
+    ):
         adapters.attention_weights(made)
 
     def elsewhere():

@@ -11,9 +11,10 @@ from calls import own
 
 import mha
 from mha import parity
-from mha.parity import pipeline, precision
-from mha.parity.mistakes import GENERAL, PROJECTIONS
-from mha.parity.problem import problem
+from mha.parity.same.problem import problem
+from mha.parity.why import pipeline, precision
+from mha.parity.why.diagnosis import GENERAL
+from mha.parity.why.mistakes import PROJECTIONS
 
 # What changes no output: with dot-product pooling, the bias of keys shifts all scores of a query alike, and a rotation
 # of both by one more changes no distance.
@@ -144,7 +145,7 @@ def test_mistakes_that_give_the_same_numbers_are_both_named():
     call = planted.Call(planted.SQUARE, {"valid_lens": [4, 3, 6]})
     diagnosis = diagnosed(call, planted.with_mistake(FORMS["everything is seen", ""], call))
     assert diagnosis.mistakes == ("the lengths are ignored", "everything is seen")
-    assert str(diagnosis).startswith("why: one of these, which cannot be told apart by what was given\n")
+    assert str(diagnosis).startswith("why: one of these, which all fit what was given\n")
 
 
 def test_a_mistake_in_one_sample_alone_is_found_beside_another():
@@ -228,7 +229,7 @@ def test_what_is_the_same_needs_no_reason():
 
 
 def test_a_call_that_is_too_large_for_pairs_says_so(monkeypatch):
-    monkeypatch.setattr(parity.search, "LONG", 0)
+    monkeypatch.setattr(parity.why.search, "LONG", 0)
     layer, inputs, arguments = planted.CALLS[0].made()
     note = parity.diagnose(layer, -layer(*inputs, **arguments), *inputs, **arguments).note
     assert "pairs of mistakes were not tried, the call is too large: give one sample of few queries" in note
@@ -284,11 +285,14 @@ def test_layers_of_torch_that_are_used_wrongly(backend):
 
 
 def test_names_are_those_of_the_general_and_the_modern_ones():
-    from bugs_of_models import MODERN_BUGS
+    import bugs_by_seam
+    import bugs_of_backends
 
     known = {mistake.name for mistake in parity.CATALOGUE}
-    missing = {name for name in MODERN_BUGS if not name.startswith("the gradient") and name not in known}
+    planted = [*bugs_by_seam.OPTIONS, *bugs_of_backends.GROUPS["options"][1]]
+    missing = {name for name in planted if not name.startswith("the gradient") and name not in known}
     assert missing == {
         "angles in half precision", "minus infinity does not hide", "gradients are not turned back",
+        "the offset of the first sample for all",
     }  # fmt: skip
     assert len(GENERAL) > 35

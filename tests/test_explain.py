@@ -2,7 +2,6 @@
 
 import ast
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ OPTIONS = {"num_key_value_heads": 2, "rotary": mha.Rotary(), "qk_norm": "rms", "
 # What the line of a step must hold: the names of the lesson, and what each framework calls the same.
 HOLDS = {
     "W_q": "self.W_q(queries)", "W_k": "self.W_k(keys)", "W_v": "self.W_v(values)", "norm_q": "self.q_norm(q)",
-    "norm_k": "self.k_norm(k)", "rotate_q": "= rotate(q", "rotate_k": "= rotate(k", "repeat_k": "repeat_groups(k",
-    "repeat_v": "repeat_groups(split_v", "scores": "* scale", "capped": "= cap(scores", "biased": "scores + ",
+    "norm_k": "self.k_norm(k)", "rotate_q": "rotate(q, ", "rotate_k": "rotate(k, ", "repeat_k": "repeat_groups(k",
+    "repeat_v": "repeat_groups(v", "scores": "* scale", "capped": "cap(scores", "biased": "scores + ",
     "visible": "visible_keys(queries, keys", "visible_heads": "reshape(", "weights": "visible_softmax(scores",
     "pooled": "widen(values))", "head_gated": "pooled * gates", "output": "self.W_o(merged)",
     **{f"reshape_{one}": "X = " for one in (*"qkv", "pooled")},
@@ -27,9 +26,9 @@ HOLDS = {
     **dict.fromkeys(("split_q", "split_k", "split_v", "merged"), "return "),
 }  # fmt: skip
 FUNCTIONS = {
-    "W_q": "steps", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "turn", "rotate_k": "turn",
-    "repeat_k": "steps", "scores": "scores", "biased": "weigh", "visible": "attend", "visible_heads": "repeat_heads",
-    "weights": "weigh", "pooled": "weigh", "head_gated": "steps", "merged": "transpose_output", "output": "steps",
+    "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "turn", "rotate_k": "turn",
+    "repeat_k": "pool", "scores": "scores", "biased": "weigh", "visible": "blanked", "visible_heads": "repeat_heads",
+    "weights": "weigh", "pooled": "weigh", "head_gated": "gate", "merged": "transpose_output", "output": "attend",
 }  # fmt: skip
 
 
@@ -92,17 +91,17 @@ def test_what_is_hidden(explained):
     assert np.array_equal(steps["weights"].value == 0, ~steps["visible_heads"].value)
 
 
-def test_source_lines_are_those_of_the_file(explained, backend):
+def test_source_lines_are_those_of_the_files(explained, backend):
     steps, _ = explained
-    path = Path(dispatch.FOLDER) / backend / "layer.py"
-    code, inputs = path.read_text(encoding="utf-8"), ("queries", "keys", "values")
-    defined = {node.lineno: node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
+    inputs, chapters = ("queries", "keys", "values"), [f"{backend}/{chapter}.py" for chapter in dispatch.CHAPTERS]
     assert list(HOLDS.keys() - steps.keys()) == []
     for name, step in steps.items():
         if name in inputs:
             assert (step.file, step.line, step.function, step.source) == (None,) * 4
             continue
-        assert step.file == f"{backend}/layer.py"
+        assert step.file in chapters
+        code = (dispatch.FOLDER / step.file).read_text(encoding="utf-8")
+        defined = {node.lineno: node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)}
         lines = step.source.splitlines()
         found = code.splitlines()[step.line - 1 : step.line - 1 + len(lines)]
         assert [line.strip() for line in found] == [line.strip() for line in lines], name

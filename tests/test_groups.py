@@ -11,8 +11,9 @@ from commands import run
 
 import mha
 from mha import parity
-from mha.parity import devices, groups
-from mha.parity.workers import Outcome
+from mha.parity.cases import devices
+from mha.parity.run import groups
+from mha.parity.run.workers import Outcome
 
 ABOUT = json.dumps({"total": 2, "about": {"mha": mha.__version__, "python": "3.0"}})
 GROUP = devices.Group("torch", 3)
@@ -113,7 +114,7 @@ def test_a_failed_group_is_said_and_counts(ranks):
         (("torch",), "--distributed is torch, expected BACKEND:COUNT with 2 to 64 devices, such as torch:2"),
         (("torch:1",), "--distributed is torch:1, expected BACKEND:COUNT"),
         (("torch:99",), "--distributed is torch:99, expected BACKEND:COUNT"),
-        (("mxnet:2",), "--distributed is 'mxnet', expected one of torch, jax, tensorflow"),
+        (("mxnet:2",), "--distributed is 'mxnet', expected one of torch, tensorflow, jax"),
         (("torch:2", "--backends", "torch"), "--backends came with --distributed"),
         (("torch:2", "--python", "torch=python"), "--python came with --distributed"),
         (("torch:2", "--case", "mask"), "--case is 'mask', expected one of lengths per sample"),

@@ -1,5 +1,6 @@
 """`mha.heads`: the importance of each head, and layers without some, against the plain formula of tests/formula.py."""
 
+import adapters
 import formula
 import numpy as np
 import pytest
@@ -24,8 +25,7 @@ LAYERS = {
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", LAYERS)
-COMPILED = ("tensorflow", "jax")  # which take seconds for each kind of call
-EAGER = pytest.mark.backends("numpy", "torch", "mxnet")
+EAGER = pytest.mark.backends(*adapters.EAGER)
 METHODS = pytest.mark.parametrize("method", ["ablation", "gradient"])
 
 
@@ -84,7 +84,7 @@ def test_importance_is_that_of_the_formula(backend, rng, name, method):
 
 @METHODS
 def test_importance_agrees_in_every_dtype(backend, rng, method):
-    for dtype in ("bfloat16",) if backend in COMPILED else dispatch.load(backend).DTYPES:
+    for dtype in ("bfloat16",) if backend in adapters.COMPILED else dispatch.load(backend).DTYPES:
         attention, inputs = layer(backend, rng, dtype=dtype), draw(rng, dtype)
         wide = [X.astype(np.float64) for X in inputs]
         oracle = expected(attention, wide, method)
@@ -100,7 +100,7 @@ def squares_to(backend):
     def loss(output, batch):
         difference = output - own(backend, batch["targets"])
         squares = difference * difference / 2
-        if backend == "numpy":
+        if adapters.lacks(backend, "automatic differentiation"):
             return squares.sum(), difference
         return summed(backend, squares)
 
@@ -138,7 +138,7 @@ def test_a_loss_may_bring_its_gradient(backend, rng):
     attention, inputs = layer(backend, rng), draw(rng, "float64")
 
     def loss(output, batch):
-        assert dispatch.backend_of(output) == backend
+        assert dispatch.backend_of(output) == adapters.of_arrays(backend)
         return 0.0, 3 * output
 
     found = mha.heads.importance(attention, [tuple(inputs)], loss, "gradient")
@@ -173,11 +173,11 @@ def test_how_samples_are_cut_into_batches_does_not_matter(rng, method):
         ([], None, "ablation", ValueError, "batches holds no sample, expected at least one"),
         ("own", None, "ablating", ValueError, "method is 'ablating', expected one of ablation, gradient; did you mean"),
         ("own", 3, "ablation", TypeError, "loss is 3 .int., expected a function of the output and the batch, or None"),
-        ("alone", None, "ablation", TypeError, "batches.0. is a ndarray, expected a tuple .* is .batch."),
+        ("alone", None, "ablation", TypeError, "batches.0. is a ndarray, expected a tuple .*; pass one .* as .batch."),
         ("short", None, "ablation", ValueError, "batches.0. holds 2 things, expected queries, keys, values and maybe"),
         ("lacking", None, "ablation", ValueError, "batches.0. lacks keys, values; expected queries, keys and values"),
         ("unknown", None, "ablation", TypeError, "batches.0. has head_gates, expected some of queries, .* and targets"),
-        ("dict", None, "ablation", TypeError, "batches is .*dict.*, expected a list of batches; one alone is .batch."),
+        ("dict", None, "ablation", TypeError, "batches is .*dict.*, expected a list of batches; pass one as .batch."),
         ("own", lambda output, _: output, "ablation", ValueError, "loss gave an array of shape"),
         ("own", lambda output, _: np.inf, "ablation", ValueError, "loss gave inf, expected a finite number"),
         ("own", lambda output, _: "much", "ablation", TypeError, "loss gave 'much' .str., expected one number"),
@@ -307,8 +307,8 @@ def test_halves_are_pruned_bit_for_bit(backend, rng):
         ([True], TypeError, r"heads\[0\] is True \(bool\), expected an int"),
         (2, TypeError, r"heads is 2 \(int\), expected a list of ints, such as \[0, 2\]"),
         ("02", TypeError, r"heads is '02' \(str\), expected a list of ints, such as \[0, 2\]"),
-        ([0, 2, 3], ValueError, r"\(group 0: 1, group 2: 2 heads of 2\), .*; prune \[5\] too, or keep \[0\]$"),
-        ([0], ValueError, r"unequal groups \(group 0: 1, .*; prune \[3, 5\] too, or keep \[0\]$"),
+        ([0, 2, 3], ValueError, r"\(group 0: 1, group 2: 2 heads of 2\), .*; prune \[5\] as well, or keep \[0\]$"),
+        ([0], ValueError, r"unequal groups \(group 0: 1, .*; prune \[3, 5\] as well, or keep \[0\]$"),
     ],
 )
 def test_what_prune_refuses(rng, heads, kind, text):

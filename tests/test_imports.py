@@ -1,15 +1,22 @@
 """What is imported when, in which order, and what is said of a framework that is missing, broken or unknown."""
 
+import ast
+import graphlib
 import os
 import shutil
 import tomllib
+from typing import get_args
 
+import adapters
 import pages
 import pytest
 
 import mha
 from mha import dispatch
+from mha.names import BackendName
 
+# Backends of a framework that may be missing.
+OTHERS = {name: known for name, known in dispatch.FRAMEWORKS.items() if known.needs != ("numpy",)}
 FRAMEWORKS = sorted({module for known in dispatch.FRAMEWORKS.values() for module in known.needs} - {"numpy"})
 
 
@@ -103,13 +110,45 @@ def test_the_backends_are_found_beside_the_package(python, tmp_path, link):
     )
 
 
+def modules():
+    """The modules of `mha` by name, without the backends, each with the names that it imports, wherever it does."""
+    found = {}
+    for path in (pages.ROOT / "mha").rglob("*.py"):
+        folders = path.relative_to(pages.ROOT).with_suffix("").parts
+        if "backends" not in folders:
+            nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+            names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
+            of_others = [
+                (node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names
+            ]
+            found[".".join(folders).removesuffix(".__init__")] = [*names, *map(".".join, of_others)]
+    return {name: {one if one in found else one.rpartition(".")[0] for one in names} for name, names in found.items()}
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """An import within a function, or for type checkers alone, would only hide the circle."""
+    graph = {name: imported - {name} for name, imported in modules().items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
+
+
+def test_the_rooms_of_parity_lie_one_above_the_other():
+    rooms = {}
+    for name, imported in modules().items():
+        room, *inside = name.removeprefix("mha.parity.").split(".")
+        if name.startswith("mha.parity.") and inside:
+            others = {one.split(".")[2] for one in imported if one.startswith("mha.parity.")}
+            rooms.setdefault(room, set()).update(others - {room})
+    assert len(rooms) > 3
+    graphlib.TopologicalSorter(rooms).prepare()
+
+
 # 2. Which backend
 
 
 def test_the_environment_variable_is_read_when_needed(backend, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", backend)
     assert mha.MultiHeadAttention(6, 2).backend == backend
-    assert dispatch.backend_of(mha.ones((2, 3))) == backend
+    assert dispatch.backend_of(mha.ones((2, 3))) == adapters.of_arrays(backend)
     assert mha.MultiHeadAttention(6, 2, backend="numpy").backend == "numpy"
     monkeypatch.setenv("MHA_BACKEND", "")
     assert mha.MultiHeadAttention(6, 2).backend == "numpy"
@@ -118,7 +157,7 @@ def test_the_environment_variable_is_read_when_needed(backend, monkeypatch):
     assert mha.MultiHeadAttention(6, 2, backend=backend).backend == backend
 
 
-KNOWN = "numpy, torch, tensorflow, jax, mxnet"
+KNOWN = adapters.NAMES
 
 
 def test_an_unknown_name_lists_the_known_ones(monkeypatch):
@@ -131,11 +170,13 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch):
         mha.MultiHeadAttention(6, 2)
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [("pytorch", "torch"), ("Torch", "torch"), ("tf", "tensorflow"), ("Keras", "tensorflow"), ("jaxx", "jax"),
-     ("flax", "jax"), ("gluon", "mxnet"), ("NumPy", "numpy"), ("mxnt", "mxnet")],
-)  # fmt: skip
+MEANT = {
+    "pytorch": "torch", "Torch": "torch", "tf": "tensorflow", "Keras": "tensorflow", "jaxx": "jax", "flax": "jax",
+    "gluon": "mxnet", "NumPy": "numpy", "mxnt": "mxnet",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "meant"), [pair for pair in MEANT.items() if pair[1] in dispatch.FRAMEWORKS])
 def test_an_unknown_name_says_the_nearest_one(written, meant):
     with pytest.raises(ValueError, match=f"expected one of {KNOWN}; did you mean '{meant}'?$".replace("?", r"\?")):
         dispatch.backend_name(written)
@@ -189,10 +230,11 @@ for backend in dispatch.FRAMEWORKS:
 
 
 def test_a_missing_framework_says_what_to_install(python):
-    lines = python(MISSING, *FRAMEWORKS).splitlines()
-    assert lines[0] == "numpy"
-    for line, (backend, known) in zip(lines[1:], [*dispatch.FRAMEWORKS.items()][1:], strict=True):
-        modules = known.needs
+    lines = dict(zip(dispatch.FRAMEWORKS, python(MISSING, *FRAMEWORKS).splitlines(), strict=True))
+    for backend in dispatch.FRAMEWORKS.keys() - OTHERS:
+        assert lines.pop(backend) == backend
+    for backend, line in lines.items():
+        modules = OTHERS[backend].needs
         name, error, problem = line.split(" - ")
         assert name == modules[0]
         assert error == f"backend {backend!r} needs {' and '.join(modules)}: {dispatch.install(backend)}"
@@ -206,10 +248,12 @@ def test_what_is_to_be_installed_is_what_the_package_asks_for():
         extra: tuple(package.partition(";")[0] for package in packages)
         for extra, packages in project["optional-dependencies"].items()
     }
-    known = {name: framework.packages for name, framework in dispatch.KNOWN.items() if framework.packages}
-    assert known | {"plots": dispatch.PLOTS} == extras
+    known = {name: framework.packages for name, framework in OTHERS.items()}
+    gone = {*get_args(BackendName)} - dispatch.FRAMEWORKS.keys()
+    assert known | {"plots": dispatch.PLOTS} == {extra: extras[extra] for extra in extras.keys() - gone}
     assert dispatch.install("torch") == 'pip install "torch>=2.4"'
-    assert dispatch.install("mxnet").endswith(" && pip install --no-deps mxnet==1.9.1")
+    for name, framework in OTHERS.items():
+        assert dispatch.install(name).endswith(f" && {framework.last}" if framework.last else '"')
 
 
 BROKEN = """
@@ -228,9 +272,8 @@ def test_a_broken_framework_raises_its_own_error(tmp_path, python):
     for framework in FRAMEWORKS:
         (tmp_path / f"{framework}.py").write_text("raise ImportError('lib42.so: cannot open shared object file')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    backends = [backend for backend in dispatch.FRAMEWORKS if backend != "numpy"]
-    lines = python(BROKEN, *backends, PYTHONPATH=path).splitlines()
-    assert lines == [f"{backend} - lib42.so: cannot open shared object file" for backend in backends]
+    lines = python(BROKEN, *OTHERS, PYTHONPATH=path).splitlines()
+    assert lines == [f"{backend} - lib42.so: cannot open shared object file" for backend in OTHERS]
 
 
 KERAS_ELSEWHERE = """

@@ -61,9 +61,9 @@ def test_repr_says_all(backend):
     assert repr(make(backend)).startswith("MultiHeadAttention(num_hiddens=11, num_heads=3, dropout=0.0")
     code, _, hint = repr(make(backend)).partition("  # ")
     assert code.endswith(f", seed=0, backend={backend!r})")
-    hints = {"torch": "torch", "tensorflow": "keras", "jax": "flax", "mxnet": "mxnet"}
-    takes = f"no layer of {hints.get(backend)}: a model of your own takes its .layer"
-    assert hint == (takes if backend in hints else "")
+    known = dispatch.FRAMEWORKS[backend]
+    takes = f"no layer of {known.needs[-1]}: a model of your own takes its .layer"
+    assert hint == (takes if known.method else "")
 
 
 # Weights
@@ -101,7 +101,7 @@ def test_weights_come_out_as_they_went_in(backend, rng):
         (
             lambda w: w.update({"W_o.scale": w["W_o.bias"]}),
             ValueError,
-            "weights has W_o.scale, which the layer has not",
+            "weights has W_o.scale, which the layer does not have",
         ),
         (lambda w: w.update({"W_o.kernel": w["W_o.kernel"].T}), ValueError, "weights['W_o.kernel'] has shape (11, 18)"),
         (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype("float64")}), TypeError, "has dtype float64"),

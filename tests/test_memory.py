@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha import blocks
-from mha.arguments import Checked, Hiding
+from mha.call import Call
+from mha.engine import cutting
 
 B, H, T = 2, 3, 256  # as many queries as keys
 ALL_SCORES = B * H * T * T * 4  # bytes, in float32: the least that a call in one piece keeps
@@ -45,12 +45,11 @@ def in_torch(attention, X):
 
 def in_jax(attention, X):
     """What the compiled gradients take beside their arguments and results, or a call that keeps what they need."""
-    fast, taken = importlib.import_module("mha.backends.jax.fast"), []
-    plain = fast._parted(Checked(Hiding()))
-    for program, call in ((fast._gradients, (*plain, None)), (fast._vjp, (*plain, False))):
+    calls, taken = importlib.import_module("mha.backends.jax.engine.calls"), []
+    module, variables = attention.layer.unbind()
+    for function, cotangent in ((calls._gradients, (None,)), (calls._vjp, ())):
         adapters.of("jax").forget_programs()
-        rngs = [{}] if program is fast._vjp else []
-        lowered = program.lower(*attention.layer.unbind(), *rngs, X, X, X, *call)
+        lowered = calls.program(function, module, Call()).lower(variables, {}, X, X, X, {}, *cotangent)
         taken.append(lowered.compile().memory_analysis())
     adapters.of("jax").forget_programs()
     return max(taken[0].temp_size_in_bytes, taken[1].temp_size_in_bytes + taken[1].output_size_in_bytes)
@@ -71,7 +70,7 @@ KINDS = [
 def test_gradients_keep_no_scores(backend, monkeypatch, options):
     attention = mha.MultiHeadAttention(6, H, **options, backend=backend)
     X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
-    monkeypatch.setattr(blocks, "SCORES", PIECE)
+    monkeypatch.setattr(cutting, "SCORES", PIECE)
     assert MEASURED[backend](attention, X) < ALL_SCORES / 2
 
 
@@ -79,7 +78,7 @@ def test_gradients_keep_no_scores(backend, monkeypatch, options):
 def test_one_head_of_keys_takes_no_more_memory_than_all(backend, monkeypatch):
     """No copies of keys and values for each head of queries."""
     X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
-    monkeypatch.setattr(blocks, "SCORES", PIECE)
+    monkeypatch.setattr(cutting, "SCORES", PIECE)
     widths = {"key_dim": 64, "value_dim": 64}
     all_heads, one_head = (
         MEASURED[backend](mha.MultiHeadAttention(6, H, num_key_value_heads=G, **widths, backend=backend), X)

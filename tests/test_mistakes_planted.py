@@ -1,6 +1,7 @@
 """docs/mistakes.md: known mistakes in the lesson of each backend are noticed and named, and nothing is without them."""
 
 import dataclasses
+import importlib
 
 import make_mistakes
 import numpy as np
@@ -10,8 +11,8 @@ import planted_in_lessons
 import pytest
 
 from mha import dispatch
-from mha.parity import pipeline
-from mha.parity.problem import problem
+from mha.parity.same.problem import problem
+from mha.parity.why import pipeline
 
 ROWS = {(row.name, row.how): row for row in make_mistakes.rows()}
 # One for each place in which mistakes are planted, with the step that is the first to be off.
@@ -48,7 +49,8 @@ def test_a_mistake_in_each_place_is_noticed_and_named_first(backend):
 
 def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
     lesson = dispatch.lesson(backend)
-    owners = lesson, lesson.AttentionPooling, lesson.MultiHeadAttention
+    chapters = [importlib.import_module(f"mha.backends.{backend}.{name}") for name in dispatch.CHAPTERS]
+    owners = lesson, *chapters, lesson.AttentionPooling, lesson.MultiHeadAttention
     before = [dict(vars(owner)) for owner in owners]
     make_mistakes.unlike(backend, planted.CALLS[:1])
     for owner, names in zip(owners, before, strict=True):

@@ -200,7 +200,7 @@ REFUSED = {
     "a window of no size": (
         {"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2},
         {},
-        "has a window for layer 1, but sliding_window is not there or not used",
+        "has a window for layer 1, but sliding_window is missing or not used",
     ),
     "both ways": (
         {"model_type": "gemma2", "use_bidirectional_attention": True},
@@ -267,7 +267,7 @@ def test_a_window_in_some_layers_needs_the_number_of_this_one(tmp_path, rng):
 
 
 def test_norms_of_a_model_without_them_are_refused(write):
-    with pytest.raises(TypeError, match="qk_norm is None, expected"):
+    with pytest.raises(TypeError, match="qk_norm is not given, expected"):
         mha.load(write(LLAMA, normed=True))
 
 
@@ -311,7 +311,7 @@ def test_one_is_added_in_float32(tmp_path, rng):
 
 def test_whether_positions_rotate_is_asked(write):
     path = write(None)
-    with pytest.raises(TypeError, match="num_heads is None, expected an int"):
+    with pytest.raises(TypeError, match="num_heads is not given, expected an int"):
         mha.load(path, rotary=None)
     with pytest.raises(TypeError, match=r"rotary is not given, expected an mha\.Rotary or None") as raised:
         mha.load(path, num_heads=H)
@@ -359,9 +359,9 @@ def test_own_files_and_layers_say_everything(tmp_path):
     layer.save(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("not JSON, and not looked at")
     assert mha.load(tmp_path / "model.safetensors", "numpy").config == layer.config
-    with pytest.raises(ValueError, match="says itself how its layer is configured; leave out rotary"):
+    with pytest.raises(ValueError, match="has the configuration of its layer itself; leave out rotary"):
         mha.load(tmp_path / "model.safetensors", rotary=None)
-    with pytest.raises(ValueError, match="rotary came with a layer, which says itself"):
+    with pytest.raises(ValueError, match="rotary came with a layer, which has its own configuration"):
         mha.from_native(layer.layer, rotary=None)
 
 

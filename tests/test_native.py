@@ -51,7 +51,7 @@ def test_is_saved_and_loaded_by_its_own_saver(backend, rng, tmp_path, pooling):
 # 3. Differentiating by the framework's own means, through `attention(...)` with the framework's own arrays
 
 
-@pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
+@pytest.mark.needs("automatic differentiation")
 def test_its_own_differentiation_passes_through(backend, rng):
     attention, inputs, framework = make(backend), [*draw(rng), np.array([3, 0, 9])], adapters.of(backend)
     cotangent = rng.normal(size=(B, Q, D))
@@ -67,7 +67,7 @@ def test_its_own_differentiation_passes_through(backend, rng):
 # 4. What calls leave alone: whether a layer is training, the gradients it has gathered, and the arguments
 
 
-@pytest.mark.backends("torch", "mxnet")  # the others know of no state of training outside a call
+@pytest.mark.needs("a state of training")
 def test_the_frameworks_state_of_training_holds_for_the_layer_alone(backend, rng):
     attention, framework = make(backend, dtype="float32", dropout=0.9), adapters.of(backend)
     inputs = framework.own(*draw(rng, dtype="float32"))
@@ -97,7 +97,7 @@ def test_gradients_leave_weights_alone(backend, rng):
     assert all((attention.weights[name] == X).all() for name, X in before.items())
 
 
-@pytest.mark.backends("torch", "mxnet")  # the others hand gradients out and keep none
+@pytest.mark.needs("kept gradients")
 def test_gradients_leave_gathered_gradients_alone(backend, rng):
     attention, framework = make(backend), adapters.of(backend)
     gathered = framework.gather(attention.layer, 7)
@@ -121,7 +121,7 @@ def test_arguments_are_not_changed(backend, rng, as_numpy):
     assert [mha.to_numpy(X).tobytes() for X in given] == before
 
 
-@pytest.mark.backends("torch", "tensorflow", "mxnet")  # NumPy and JAX differentiate by what they are told to
+@pytest.mark.needs("frozen weights")
 def test_gradients_of_a_frozen_layer(backend, rng):
     attention, inputs, framework = make(backend), draw(rng), adapters.of(backend)
     expected = attention.gradients(*inputs, [3, 0, 9])
@@ -137,7 +137,7 @@ def test_gradients_of_a_frozen_layer(backend, rng):
             check()
 
 
-@pytest.mark.backends("numpy", "torch", "tensorflow", "jax")  # MXNet has no such state
+@pytest.mark.needs("a state of precision")
 def test_the_frameworks_state_of_precision_changes_nothing(backend, rng):
     inputs = draw(rng, dtype="float32")
     expected = make(backend, dtype="float32")(*inputs, [3, 0, 9])

@@ -3,6 +3,7 @@
 Letters: H heads, D num_hiddens, d and dv widths of a query or key head and of a value head.
 """
 
+import adapters
 import peers
 import pytest
 from layers import assert_agreement, assert_same_weights, random_layer
@@ -66,12 +67,12 @@ def is_tried(kind, dtype, case):
     """Whether a kind is tried in this dtype: the book's layers are of float32; elsewhere some compile for seconds."""
     if "d2l" in kind:
         return dtype == "float32"
-    return dtype == "float64" or case == "equal widths" or peers.backend_of(kind) not in ("tensorflow", "jax")
+    return dtype == "float64" or case == "equal widths" or peers.backend_of(kind) not in adapters.COMPILED
 
 
 def marks_of(kind, case):
     own = pytest.mark.backends(peers.backend_of(kind))
-    return own if "widths" in case else (own, pytest.mark.long("tensorflow", "jax"))
+    return own if "widths" in case else (own, pytest.mark.long(*adapters.COMPILED))
 
 
 @pytest.mark.parametrize(

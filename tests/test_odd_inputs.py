@@ -73,7 +73,7 @@ def test_lengths_and_masks_of_another_framework_are_the_same(backend, rng, path,
 # Dtypes
 
 
-@pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
+@pytest.mark.needs("64 bits everywhere")
 def test_dtypes_that_the_framework_hides_are_not_lost(backend, rng):
     attention, arguments = make(backend, dtype="float64"), draw(rng, "float64")
     with dispatch.load(backend).context("float64"):
@@ -127,7 +127,7 @@ def test_nan_that_is_seen_stays_in_its_sample(backend, rng, path, name):
     assert np.array_equal(output[1], expected[1])
 
 
-@pytest.mark.long("tensorflow", "jax")  # which compile for each dtype
+@pytest.mark.long(*adapters.COMPILED)  # which compile for each dtype
 def test_large_scores_and_half_precision_stay_finite(backend, rng):
     lengths, causal, nothing = {"valid_lens": [0, 3]}, {"causal": True}, {"mask": np.zeros((Q, K), bool)}
     hidings = [lengths, causal, nothing]

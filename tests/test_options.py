@@ -11,7 +11,7 @@ import safetensors
 import mha
 from mha import parity
 from mha.config import MODERN
-from mha.parity import drawn
+from mha.parity.cases import rare
 
 B, Q, K, H, G, d = 2, 5, 7, 6, 2, 4
 ALL = {
@@ -39,12 +39,12 @@ def agree(found, expected):
     return parity.error(found, expected) <= parity.bound("float64", expected, expected)
 
 
-LONG = pytest.mark.long("tensorflow", "jax")  # they compile each combination
+LONG = pytest.mark.long(*adapters.COMPILED)  # they compile each combination
 
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=LONG) for number in range(2, 24))])
 def test_the_formula(backend, rng, number):
-    case = drawn.options(number)
+    case = rare.options(number)
     call, attention, arrays = case.call("float64"), layer(backend, **case.options), inputs(rng)
     expected = formula.attend(attention.config, attention.weights, *arrays, **call)
     assert agree(attention(*arrays, **call), expected)
@@ -55,7 +55,7 @@ def test_the_formula(backend, rng, number):
 @pytest.mark.parametrize("number", range(24))
 @pytest.mark.parametrize("readable", [False, True], ids=["fast", "lesson"])
 def test_gradients_are_slopes_of_the_formula(backend, rng, readable, number):
-    case = drawn.options(number)
+    case = rare.options(number)
     attention, arrays = layer(backend, **case.options, readable=readable), inputs(rng)
     cotangent = rng.normal(size=(B, Q, 11))
     call = case.call("float64")

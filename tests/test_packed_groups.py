@@ -71,7 +71,7 @@ def test_a_part_that_cannot_turn_is_refused(tmp_path, factor):
 def test_rows_that_make_no_groups_are_refused(rows):
     arrays = {"query_key_value.weight": np.ones((rows, 32), "float32"), "dense.weight": np.ones((32, 32), "float32")}
     with pytest.raises(
-        ValueError, match=rf"query_key_value\.weight has {rows} outputs, expected 32 and 16 for each group"
+        ValueError, match=rf"query_key_value\.weight has {rows} outputs, expected 32 plus 16 for each group"
     ):
         mha.from_native(arrays, num_heads=H, rotary=None)
 

@@ -1,13 +1,13 @@
 """Every backend computes what NumPy computes in float64, by the rules of mha/parity/, forward and gradients."""
 
+import adapters
 import numpy as np
 import pytest
 
 import mha
 from mha import dispatch, parity
 from mha.config import numpy_dtype
-from mha.parity import drawn
-from mha.parity.more_cases import SMALL
+from mha.parity.cases import rare
 
 # Where lower precisions may differ in more than rounding: at every scale, with either pooling, with many keys.
 PRECISE = {"lengths per sample", "scale 0.01", "scale 30", "additive", "2053 keys"}
@@ -21,7 +21,7 @@ ONE_BY_ONE = {
     "equal widths, no bias", "more queries than keys, causal", "additive, one head", "additive, head of width 1",
     "additive, scale 0.01", "additive, lengths per query", "additive, 2053 keys",
 }  # fmt: skip
-LONG = pytest.mark.long("tensorflow", "jax")
+LONG = pytest.mark.long(*adapters.COMPILED)
 
 
 def failures(results):
@@ -32,12 +32,12 @@ def failures(results):
     "case",
     [
         pytest.param(case, id=case.name, marks=LONG if case.name in ONE_BY_ONE else ())
-        for case in (*parity.CASES, *SMALL)
+        for case in (*parity.CASES, *rare.SMALL)
     ],
 )
 def test_case(backend, case):
     dtypes = case.dtypes
-    if backend in ("jax", "tensorflow") and "float64" in dtypes and case.name not in PRECISE:
+    if backend in adapters.COMPILED and "float64" in dtypes and case.name not in PRECISE:
         dtypes = ("float64",)  # they compile each dtype for seconds; `mha parity` tries all
     for dtype in dtypes:
         if dtype in dispatch.load(backend).DTYPES:
@@ -51,7 +51,7 @@ def test_exactness(backend):
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(number, marks=LONG) for number in range(2, 12))])
 def test_drawn_sizes(backend, number):
-    assert not failures(parity.check_case(backend, drawn.sizes(number), "float64"))
+    assert not failures(parity.check_case(backend, rare.sizes(number), "float64"))
 
 
 # An implementation of somebody else's

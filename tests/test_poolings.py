@@ -3,6 +3,7 @@
 import functools
 import importlib
 
+import adapters
 import numpy as np
 import pytest
 
@@ -31,7 +32,9 @@ def check_own_scores(attention, hiding, rng):
     alone = attention(queries, keys, values, **hiding)
     for result, expected in ((found, output), (found_weights, weights), (alone, output)):
         assert parity.error(result, expected) <= parity.bound("float64", expected, expected)
-    if backend != "numpy":  # whose gradients are derived by hand, from the scores as they were
+    if not adapters.lacks(
+        backend, "automatic differentiation"
+    ):  # whose gradients are derived by hand, from the scores as they were
         call = {**hiding, "cotangent": cotangent}
         by, expected = (layer.gradients(queries, keys, values, **call)["values"] for layer in (attention, oracle))
         assert parity.error(by, expected) <= parity.bound("float64", expected, expected, gradient=True)
@@ -40,11 +43,11 @@ def check_own_scores(attention, hiding, rng):
 HIDING = {"nothing": {}, "lengths": {"valid_lens": [3, 5]}, "mask": {"mask": np.tri(7, 5, dtype=bool)}}
 
 
-@pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")  # Flax's modules are not changed once they are made
+@pytest.mark.needs("layers that change")
 @pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize("value_dim", [4, 5], ids=["one width", "two widths"])
 @pytest.mark.parametrize(
-    "file", [pytest.param("layer", marks=pytest.mark.backends("numpy", "torch", "tensorflow")), "fast"]
+    "file", [pytest.param("pooling", marks=pytest.mark.backends("numpy", "torch", "tensorflow")), "engine.pooling"]
 )  # Gluon takes in place of a part nothing but its subclasses
 def test_a_replaced_pooling_is_used(backend, rng, file, value_dim, hiding):
     attention = mha.MultiHeadAttention(12, 3, value_dim=value_dim, dtype="float64", backend=backend)
@@ -52,14 +55,14 @@ def test_a_replaced_pooling_is_used(backend, rng, file, value_dim, hiding):
     check_own_scores(attention, HIDING[hiding], rng)
 
 
-@pytest.mark.parametrize("file", ["layer", "fast"])
+@pytest.mark.parametrize("file", ["pooling", "engine.pooling"])
 def test_a_subclass_chooses_its_pooling(backend, rng, file):
     module = dispatch.load(backend)
     pooling = functools.partial(
-        importlib.import_module(f"{module.__name__}.fast").pooling, dot=own_pooling(backend, file)
+        importlib.import_module(f"{module.__name__}.engine.pooling").pooling, dot=own_pooling(backend, file)
     )
     kind = type("OwnAttention", (module.MultiHeadAttention,), {"pooling": staticmethod(pooling)})
     attention = mha.MultiHeadAttention(12, 3, dtype="float64", backend=backend)
     with module.context("float64"):
-        attention.layer = module.build(attention.config, attention.weights, kind=kind)
+        attention.layer = module.build(attention.config, attention.weights, seed=0, kind=kind)
     check_own_scores(attention, HIDING["lengths"], rng)

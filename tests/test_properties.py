@@ -11,6 +11,7 @@ import importlib
 import itertools
 import math
 
+import adapters
 import hypothesis
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ import mha
 from mha import dispatch, parity
 from mha.config import Config, numpy_dtype, shapes
 
-pytestmark = pytest.mark.long("tensorflow", "jax")  # which compile what is drawn
+pytestmark = pytest.mark.long(*adapters.COMPILED)  # which compile what is drawn
 
 # B, Q and K, all primes, so that a swapped axis fails.
 SHAPES = [(2, 3, 5), (3, 5, 2), (2, 1, 11)]
@@ -123,7 +124,7 @@ def calls(draw, backend, layers=LAYERS, scales=SCALES, exact=False):
     Elsewhere parity's rule for float64 is the measure. It holds up to scale 30: the scores of 1e4 are so large that
     their own rounding moves the weights by more.
     """
-    kinds = KINDS if not SHORT else FEWEST if backend in ("tensorflow", "jax") else FEW
+    kinds = KINDS if not SHORT else FEWEST if backend in adapters.COMPILED else FEW
     kinds = [kind for kind in kinds if kind[1] in layers]
     shape, options, lengths, axes, causal, dtype = draw(st.sampled_from(kinds))
     sizes, mask = dict(zip("BQK", shape, strict=True)) | {"H": H, "1": 1}, None

@@ -9,7 +9,7 @@ import pytest
 import mha
 from mha import parity
 from mha.config import DTYPES, Config, numpy_dtype
-from mha.parity import suite
+from mha.parity.cases import suite
 
 # Worked out by hand. The largest number of the oracle is 4, the base is off by the error in brackets:
 # float64: 1e-12 * 4, for gradients 1e-10 * 4; whatever the base is

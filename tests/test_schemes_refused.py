@@ -82,7 +82,7 @@ REFUSED = {
         "self.query.weight has 15 outputs, expected a multiple of num_heads = 4"),
     "heads that do not divide values": ("bert", {}, 5, ValueError,
         "self.value.weight has 21 outputs, expected a multiple of num_heads = 5"),
-    "no heads": ("bert", {}, None, TypeError, r"num_heads is None, expected an int: .*; pass num_heads=\.\.\."),
+    "no heads": ("bert", {}, None, TypeError, r"num_heads is not given, expected an int: .*; pass num_heads=\.\.\."),
     "heads that are no number": ("bert", {}, 3.0, TypeError, "num_heads is 3.0"),
     "heads that are none": ("bert", {}, 0, ValueError, "num_heads is 0, expected at least 1"),
     "other heads than told": ("flax", {}, 5, ValueError, "query.kernel has 3 heads, expected 5 as num_heads"),

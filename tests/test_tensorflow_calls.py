@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha import blocks, parity
+from mha import parity
+from mha.engine import cutting
 
 pytestmark = pytest.mark.backends("tensorflow")
 
@@ -25,7 +26,7 @@ def tf():
 @pytest.fixture
 def functions():
     """The compiled functions, by kind of call; none at first."""
-    from mha.backends.tensorflow import compiled
+    from mha.backends.tensorflow.engine import compiled
 
     compiled._functions.clear()
     return compiled._functions
@@ -90,7 +91,7 @@ def test_every_kind_of_call_is_a_function(rng, functions):
 
 
 def test_calls_in_pieces_are_another_function(rng, functions, monkeypatch):
-    monkeypatch.setattr(blocks, "SCORES", 60)
+    monkeypatch.setattr(cutting, "SCORES", 60)
     attention = make()
     oracle = attention.to("numpy")
     for Q in (1, 2, 5, 9, 17):  # 42 scores are one piece
@@ -100,7 +101,7 @@ def test_calls_in_pieces_are_another_function(rng, functions, monkeypatch):
 
 
 def test_only_so_many_functions_are_kept(rng, functions, monkeypatch):
-    from mha.backends.tensorflow import compiled
+    from mha.backends.tensorflow.engine import compiled
 
     monkeypatch.setattr(compiled, "MOST", 2)
     attention, arrays = make(), draw(rng)
@@ -110,9 +111,9 @@ def test_only_so_many_functions_are_kept(rng, functions, monkeypatch):
         assert len(functions) <= 2
 
 
-@pytest.mark.parametrize("scores", [blocks.SCORES, 60], ids=["one piece", "pieces"])
+@pytest.mark.parametrize("scores", [cutting.SCORES, 60], ids=["one piece", "pieces"])
 def test_a_layer_that_is_dropped_is_freed(rng, tf, functions, monkeypatch, scores):
-    monkeypatch.setattr(blocks, "SCORES", scores)
+    monkeypatch.setattr(cutting, "SCORES", scores)
     attention, arrays = make(bias=True), draw(rng)
     with tf.GradientTape() as tape:
         output = attention.layer(*arrays, [3, 7])

@@ -111,7 +111,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("layers", [pytest.param(LAYERS[0], marks=pytest.mark.long("tensorflow", "jax")), LAYERS[1]])
+@pytest.mark.parametrize("layers", [pytest.param(LAYERS[0], marks=pytest.mark.long(*adapters.COMPILED)), LAYERS[1]])
 def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, layers):
     names = ["plain"] * THREADS if layers == "one" else list(OPTIONS) * (THREADS // len(OPTIONS))
     attentions = [make(backend, seed=seed, **OPTIONS[name]) for seed, name in enumerate(names)]
@@ -139,7 +139,7 @@ def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, lay
 # Compiled, once before the threads start: frameworks compile one at a time anyway.
 
 
-@pytest.mark.backends("torch", "tensorflow", "jax", "mxnet")
+@pytest.mark.needs("a compiler")
 def test_threads_share_a_compiled_layer(backend, rng, at_once, serial):
     compiled = adapters.of(backend).compile(make(backend).layer)
     inputs = [adapters.of(backend).own(*draw(rng), LENGTHS) for _ in range(THREADS)]

@@ -3,6 +3,7 @@
 import re
 import runpy
 
+import adapters
 import formula
 import numpy as np
 import pages
@@ -14,8 +15,8 @@ from mha.parity import case_files
 FILES = sorted(path.stem for path in pages.ROOT.glob("vectors/*.safetensors"))
 # Tried here: where a framework compiles each shape for seconds, one; where it does not, one in four. `mha case check
 # vectors` tries all on all backends, in tox's environment `vectors`.
-QUICK = {"all-options-float32": ("numpy", "torch", "tensorflow", "jax", "mxnet")}
-QUICK = dict.fromkeys(FILES, ("numpy",)) | dict.fromkeys(FILES[::4], ("numpy", "torch", "mxnet")) | QUICK
+QUICK = {"all-options-float32": tuple(dispatch.FRAMEWORKS)}
+QUICK = dict.fromkeys(FILES, ("numpy",)) | dict.fromkeys(FILES[::4], adapters.EAGER) | QUICK
 
 
 def read(name):

@@ -11,8 +11,8 @@ import planted
 
 from mha import parity
 from mha.config import numpy_dtype
-from mha.parity import pipeline
-from mha.parity.problem import problem
+from mha.parity.same.problem import problem
+from mha.parity.why import pipeline
 
 PLAIN = [call for call in planted.CALLS if not call.nan]
 

@@ -1,7 +1,8 @@
-"""Write the conformance vectors, the same bytes every time: `python vectors/write.py`, to compare alone `--check`.
+"""Write the conformance vectors, the same bytes every time: `python vectors/write.py`; `--check` only compares.
 
-Each is a case file; docs/vectors.md describes them. The last bits of float64 differ between processors, so that this
-script runs itself again with the instructions that all of x86-64 has. NumPy's version still counts: tox.ini pins it.
+Each vector is a case file; docs/vectors.md describes them. The last bits of float64 differ between processors.
+Therefore this script runs itself again with only those instructions that every x86-64 processor has. The bytes also
+depend on NumPy's version, which tox.ini pins.
 """
 
 import dataclasses
@@ -18,11 +19,11 @@ from mha.names import FloatName
 from mha.parity import Case, case_files
 from mha.weights import files
 
-# Of a process: what its NumPy, that one's OpenBLAS and the C library may use of the processor, and how many cores.
+# Variables of a process: the instructions that OpenBLAS and the C library may use, and the number of threads.
 PLAIN = {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}
 PLAIN |= {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX2_Usable,-FMA_Usable,-FMA4_Usable"}
 
-# Small primes, so that axes that are swapped do not fit.
+# Small primes, so that swapped axes do not fit.
 SIZES = {"batch": 2, "num_queries": 5, "num_keys": 7}
 PLAIN_LAYER: dict[str, Any] = {
     "num_hiddens": 13, "num_heads": 3, "bias": True,
@@ -36,10 +37,10 @@ SOME = [3, 6]  # lengths
 
 @dataclasses.dataclass(frozen=True)
 class Vector:
-    """A case and what is special about its numbers.
+    """A case, and a change of its numbers.
 
-    name: of its file, before the dtype; case: layer and call; change: of queries, keys, values, cotangent and of the
-    arguments by name, in place.
+    name: of its file, before the dtype; case: layer and call; change: a function that changes queries, keys, values,
+    cotangent and the arguments by name, in place.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Vector:
     change: Callable[[tuple[np.ndarray, ...], dict[str, Any]], None] | None = None
 
     def made(self, dtype: FloatName) -> case_files.CaseFile:
-        """The case file in a dtype."""
+        """Make the case file in a dtype."""
         inputs, call = self.case.inputs(dtype), self.case.call(dtype)
         if self.change:
             self.change(inputs, call)
@@ -63,26 +64,26 @@ def vector(
     change: Callable[[tuple[np.ndarray, ...], dict[str, Any]], None] | None = None,
     **call: Any,
 ) -> Vector:
-    """A vector of the plain layer, but for the options of `layer`; call: sizes, mask, causal and so on of a `Case`."""
+    """A vector of the plain layer with the options of `layer`; call: sizes, mask, causal and so on, as of a `Case`."""
     case = Case(name, PLAIN_LAYER | (layer or {}), valid_lens, **SIZES | {"dtypes": dtypes} | call)
     return Vector(name, case, change)
 
 
 def poison(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
-    """NaN and infinity where no query looks."""
+    """Put NaN and infinity into keys and values that no query sees."""
     for b, length in enumerate(call["valid_lens"]):
         inputs[1][b, length:], inputs[2][b, length:] = np.nan, np.inf
 
 
 def hide_rows(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
-    """Every key of the second query by -inf; every key of the third by the lowest number, which does not hide."""
+    """Hide every key of the second query by -inf; give the third query the lowest numbers, which do not hide."""
     bias, cotangent = call["score_bias"], inputs[3]
     bias[..., 1, :], bias[..., 2, :] = -np.inf, np.finfo(np.float32).min
     cotangent[:, 2] = 0  # scores that a number absorbs have no slope
 
 
 def alibi(inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> None:
-    """A bias of the scores that falls with the distance."""
+    """Add a bias to the scores that falls with the distance."""
     call["score_bias"] = mha.alibi(3, SIZES["num_keys"]).astype(inputs[0].dtype)
 
 
@@ -104,7 +105,7 @@ VECTORS = (
     vector("many-keys", [127], batch=1, num_keys=131),
     vector("small-numbers", SOME, scale=1e-2, dtypes=("float32", "float16")),
     vector("large-numbers", SOME, scale=30.0, dtypes=EVERY_FLOAT),
-    # What hides keys.
+    # Lengths, masks and causal order.
     vector("lengths", SOME, dtypes=EVERY_FLOAT),
     vector("lengths-of-0", [0, 4]),
     vector("lengths-all-0", [0, 0]),
@@ -173,13 +174,13 @@ VECTORS = (
 
 
 def plain_environment() -> dict[str, str]:
-    """The variables of a process that computes the same on every processor."""
+    """The variables of a process that computes the same bits on every processor."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
     return PLAIN | {"NPY_DISABLE_CPU_FEATURES": " ".join(found)}
 
 
 def main(*arguments: str) -> None:
-    """Write every vector beside this script; with --check, only say which files are not as they would be."""
+    """Write every vector into this script's folder; with --check, only name the files that would change."""
     if not PLAIN.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, __file__, *arguments], os.environ | plain_environment())
     if arguments not in ((), ("--check",)):

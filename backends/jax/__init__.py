@@ -1,17 +1,13 @@
-"""The JAX backend: what `mha` calls, handed on from the files here."""
+"""The JAX backend: what `mha` calls, handed on from the chapters and from the engine.
 
-from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
-from .fast import MultiHeadAttention, attend, build, gradients, trace, vjp
-from .layer import (
-    AdditiveAttention,
-    AttentionPooling,
-    DotProductAttention,
-    get_weights,
-    masked_softmax,
-    set_weights,
-    transpose_output,
-    transpose_qkv,
-    visible_keys,
-    visible_softmax,
-)
-from .layer import MultiHeadAttention as Lesson
+The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py.
+"""
+
+from .arrays import context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .engine.calls import attend, gradients, trace, vjp
+from .engine.layer import MultiHeadAttention
+from .facts import DTYPES
+from .heads import transpose_output, transpose_qkv
+from .hiding import masked_softmax, visible_keys, visible_softmax
+from .pooling import AdditiveAttention, AttentionPooling, DotProductAttention
+from .weights import build, get_weights, set_weights

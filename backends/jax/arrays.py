@@ -8,8 +8,6 @@ from jax import numpy as jnp
 
 from mha import checks
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-
 
 def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""
@@ -65,3 +63,9 @@ def place(layer, array=None):
 def device():
     """What the framework computes on, in words."""
     return jax.devices()[0].device_kind
+
+
+def refuse_to_narrow(dtype):
+    """Refuse float64 where JAX would make float32 of it, with no more than a warning."""
+    if dtype == "float64" and jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError("dtype is float64, expected it inside `with jax.enable_x64(True)`")

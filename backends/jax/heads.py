@@ -1,9 +1,10 @@
-"""What is done to the queries and keys of a head before they are compared, in JAX: norms and rotations.
+"""Chapter 3: heads, in JAX: how they are split, shared, normed, rotated and merged.
 
-Letters as in layer.py; H stands for heads of queries or of keys.
+Letters: B batch, T rows, H heads of queries, G heads of keys and values, d width of a head.
 
-Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
-al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Ainslie et al., GQA (2023), for heads of keys
+that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016);
+Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
 import math
@@ -11,6 +12,47 @@ import math
 import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
+
+from .hiding import widen
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = X.shape
+    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, H, T, d)
+    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = X.shape
+    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, T, H, d)
+    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
+
+
+def repeat_heads(pairs, batch_size, num_heads):
+    """Give every head of a sample its row of `pairs`, booleans or a bias, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if pairs is None:
+        return None
+    _, _, Q, K = pairs.shape
+    pairs = jnp.broadcast_to(pairs, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return pairs.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
+
+
+def repeat_groups(X, times):
+    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
+    return X if times == 1 else jnp.repeat(X, times, 0)  # (B*H, T, d)
+
+
+def gate(pooled, head_gates, num_heads):
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    gates = jnp.broadcast_to(head_gates, (pooled.shape[0] // num_heads, num_heads))  # (B, H)
+    return pooled * gates.reshape(-1, 1, 1)  # (B*H, Q, dv)
 
 
 class HeadNorm(nn.Module):
@@ -31,11 +73,6 @@ class HeadNorm(nn.Module):
             wide = wide - wide.mean(-1, keepdims=True)  # (B*H, T, d)
         roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.eps)  # (B*H, T, 1)
         return (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
-
-
-def positions(X, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    return offset + jnp.arange(X.shape[1])[None]  # (B or 1, T)
 
 
 def rotate(X, places, rotary, num_heads):
@@ -76,8 +113,3 @@ def turns(places, rotary, dtype):
     angles = parts * (2 * math.pi / 2**32)  # (B or 1, T, n)
     cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, 1 - (quarters & 2)
     return jnp.where(odd, -sin, cos) * sign, jnp.where(odd, cos, sin) * sign
-
-
-def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
-    return X.astype(jnp.promote_types(X.dtype, jnp.float32))

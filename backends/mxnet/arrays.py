@@ -1,16 +1,11 @@
 """MXNet's arrays in and out: to and from NumPy, whose they are, where they lie."""
 
 import contextlib
-import copy
-import threading
 
 import mxnet as mx
-from mxnet import autograd, gluon, np, npx
-from mxnet.gluon import nn
+from mxnet import autograd, np, npx
 
 npx.set_np()  # Gluon's blocks then take and give `mx.np` arrays, in this thread: see `context` for the others
-
-DTYPES = ("float32", "float64")
 
 
 def tensor(array, place=None):
@@ -68,66 +63,3 @@ def device():
     """What the framework computes on, in words."""
     current = getattr(mx, "current_device", None) or mx.current_context  # the name in 2.0, and that in 1.9
     return str(current())
-
-
-_reading = threading.Lock()  # MXNet 2.0 writes to a parameter whenever it is read, and crashes if two threads do
-
-
-class _Dense(nn.Dense):
-    """Gluon's dense layer, whose weights one thread at a time reads."""
-
-    def __call__(self, x):
-        with _reading:
-            return super().__call__(x)
-
-
-def _data(parameter):
-    """The array of a parameter, which one thread at a time reads."""
-    with _reading:
-        return parameter.data()
-
-
-def _twin(layer):
-    """A copy of a layer, of which no parameter is frozen; it has no trainer."""
-    kept = {id(parameter._trainer): None for parameter in layer.collect_params().values()}  # by `copy`, not copied
-
-    def forget(block):
-        kept.update({id(getattr(block, "_cached_op", None)): None, id(getattr(block, "_cached_graph", ())): ()})
-
-    layer.apply(forget)  # what `hybridize` compiled, which cannot be copied
-    with _reading:
-        twin = copy.deepcopy(layer, kept)
-    _adopt(twin)
-    for parameter in twin.collect_params().values():
-        parameter.grad_req = "null"  # or the copy, which no gradient belongs to, takes "write" for done
-        parameter.grad_req = "write"
-    return twin
-
-
-def _adopt(block):
-    """Make the parts of a copied block its children: MXNet 2.0 refers to these weakly, and copies that."""
-    for name, part in list(vars(block).items()):
-        if isinstance(part, nn.Block):
-            block.register_child(part, name)
-            _adopt(part)
-
-
-def _parameter(block, name, shape, dtype):
-    """A parameter of ones for a block; in MXNet 1.9 the block's own dictionary must make it."""
-    made = {"shape": shape, "dtype": dtype, "init": "ones"}
-    return gluon.Parameter(name, **made) if type(block.params) is dict else block.params.get(name, **made)
-
-
-def _where(condition, X, Y):
-    """Where of arrays; MXNet's crashes if it broadcasts to an empty array, and sends no gradient if Y is a number."""
-    return X if X.size == 0 else np.where(condition, X, Y)
-
-
-def _over(X, *sizes):
-    """X, or None, to be broadcast over axes of these sizes. Over an empty one, zeros of X's shape in its graph.
-
-    MXNet's gradient of what broadcasts over an empty axis is whatever the memory held; these zeros send X none.
-    """
-    if X is None or 0 not in sizes:
-        return X
-    return _where(np.zeros(X.shape, dtype="bool"), X, np.zeros_like(X))

@@ -1,16 +1,61 @@
-"""What is done to the queries and keys of a head before they are compared, in MXNet: norms and rotations.
+"""Chapter 3: heads, in MXNet: how they are split, shared, normed, rotated and merged.
 
-Letters as in layer.py; H stands for heads of queries or of keys.
+Letters: B batch, T rows, H heads of queries, G heads of keys and values, d width of a head.
 
-Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
-al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Ainslie et al., GQA (2023), for heads of keys
+that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016);
+Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
-import numpy as onp
 from mxnet import np
 from mxnet.gluon import nn
 
-from .arrays import _data, _over, _parameter
+from .hiding import over_axes, widen
+from .weights import data, ones
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = X.shape
+    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, H, T, d)
+    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = X.shape
+    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
+    X = X.transpose(0, 2, 1, 3)  # (B, T, H, d)
+    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
+
+
+def repeat_heads(pairs, batch_size, num_heads):
+    """Give every head of a sample its row of `pairs`, booleans or a bias, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if pairs is None:
+        return None
+    _, _, Q, K = pairs.shape
+    pairs = np.broadcast_to(pairs, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return pairs.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
+
+
+def repeat_groups(X, times):
+    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
+    if times == 1:
+        return X
+    BG, T, d = X.shape
+    # `repeat` has no gradient in MXNet 2.0, and fails for an empty array in 1.9.
+    return np.broadcast_to(X[:, None], (BG, times, T, d)).reshape(BG * times, T, d)  # (B*H, T, d)
+
+
+def gate(pooled, head_gates, num_heads):
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    BH = pooled.shape[0]
+    gates = np.broadcast_to(over_axes(head_gates, pooled.size), (BH // num_heads, num_heads))  # (B, H)
+    return pooled * gates.reshape(BH, 1, 1)  # (B*H, Q, dv)
 
 
 class HeadNorm(nn.Block):
@@ -19,23 +64,17 @@ class HeadNorm(nn.Block):
     def __init__(self, kind, width, eps, dtype):
         super().__init__()
         self.kind, self.eps = kind, eps
-        self.scale = _parameter(self, "scale", (width,), dtype)
+        self.scale = ones(self, "scale", (width,), dtype)
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
-        wide, scale, d = widen(X), _over(widen(_data(self.scale)), X.size), X.shape[-1]
+        wide, scale, d = widen(X), over_axes(widen(data(self.scale)), X.size), X.shape[-1]
         if X.size == 0:
             return X * scale  # MXNet 1.9 takes no sum of an empty array
         if self.kind == "layer":
             wide = wide - wide.sum(-1, keepdims=True) / d  # (B*H, T, d); `mean` is of float32 in MXNet 2.0
         roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.eps)  # (B*H, T, 1)
         return (wide / roots * scale).astype(X.dtype)  # (B*H, T, d)
-
-
-def positions(X, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    T = X.shape[1]
-    return offset + np.arange(T, dtype="int64").reshape(1, T)  # (B or 1, T); `[None]` takes MXNet longer
 
 
 def rotate(X, places, rotary, num_heads):
@@ -65,8 +104,3 @@ def turns(places, rotary, dtype):
     """
     angles = places[:, :, None] * np.array(rotary.angles(), dtype="float64")  # (B or 1, T, n)
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
-
-
-def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
-    return X.astype(onp.promote_types(X.dtype, onp.float32), copy=False)

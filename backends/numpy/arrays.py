@@ -5,8 +5,6 @@ import numpy as np
 
 from mha import checks
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-
 
 def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""

@@ -1,230 +1,22 @@
-"""Multi-head attention in NumPy: the lesson, to be read beside those of the other frameworks.
+"""Chapter 4: multi-head attention, in NumPy: the layer itself.
 
-Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless
-they are grouped), D num_hiddens, d width of a query or key head, dv width of a value head.
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless they
+are shared), D num_hiddens, d width of a query or key head, dv width of a value head.
 
-NumPy has no layers, so that this lesson alone has a `_Dense` and a `_softmax`, and it does not differentiate:
-backward.py has the gradients, derived by hand. In float64 it is the reference that the others are measured against.
+NumPy has no layers: this class is called as those of the frameworks are.
 
-Sources: Vaswani et al., Attention Is All You Need (2017), sections 3.2.1 and 3.2.2; Bahdanau et al., Neural Machine
-Translation by Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, sections
-"Attention Scoring Functions" and "Multi-Head Attention"; Ainslie et al., GQA: Training Generalized Multi-Query
-Transformer Models from Multi-Head Checkpoints (2023), for the groups.
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Dive into Deep Learning, section "Multi-Head
+Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 """
 
-import copy
-import functools
-import math
+from mha import checks
+from mha.call import GIVEN, Call, check, keep, whole_heads
 
-import numpy as np
-
-from mha import arguments, checks
-from mha.config import shapes
-
-from .heads import HeadNorm, positions, rotate, widen
-
-# 1. Masked softmax
-
-
-def visible_keys(queries, keys, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, window=None):
-    """Combine all that hides keys from queries into one array of booleans, True = may attend.
-
-    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device matter. valid_lens: integers (B,) or
-    (B, Q); mask: booleans (Q, K), (B, Q, K) or (B, H, Q, K); score_bias: floats in the mask's shapes, of which -inf
-    hides; any may be None. Query i is at position offset + i, an int or integers (B or 1, 1), and key j at j; causal
-    hides the keys after a query, and window = (left, right) those further before or after it, None = no bound.
-    Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
-    """
-    left, right = window or (None, None)
-    if causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
-        right = 0
-    conditions = []
-    each_query = positions(queries, offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = positions(keys)[0]  # (K,)
-    if valid_lens is not None:
-        per_query = valid_lens[:, None] if len(valid_lens.shape) == 1 else valid_lens  # (B, 1 or Q)
-        conditions.append(each_key < per_query[:, None, :, None])  # (B, 1, 1 or Q, K)
-    if mask is not None:
-        conditions.append(four_axes(mask))  # (B, 1 or H, Q, K)
-    if score_bias is not None:
-        conditions.append(four_axes(score_bias) != -np.inf)  # (B, 1 or H, Q, K)
-    if left is not None:
-        conditions.append(each_key + left >= each_query)  # (B or 1, 1, Q, K)
-    if right is not None:
-        conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
-    return functools.reduce(np.logical_and, conditions) if conditions else None
-
-
-def four_axes(pairs):
-    """A mask or bias of pairs, (Q, K), (B, Q, K) or (B, H, Q, K), with all four axes, of which any size may be 1."""
-    pairs = pairs[None] if len(pairs.shape) == 2 else pairs  # (B, Q, K) or (B, H, Q, K)
-    return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
-
-
-def blank_unused(queries, keys, values, visible):
-    """Put zeros for queries that see no key, and for keys and values that no query sees.
-
-    queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
-    alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
-    """
-    if visible is None:
-        return queries, keys, values
-    return blank(queries, keys, values, visible.any(2), visible.any(1))
-
-
-def blank(queries, keys, values, sees, seen):
-    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
-    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
-    queries = np.where(sees, queries, np.zeros_like(queries))
-    keys = np.where(seen, keys, np.zeros_like(keys))
-    values = np.where(seen, values, np.zeros_like(values))
-    return queries, keys, values
-
-
-def visible_softmax(scores, visible):
-    """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
-
-    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
-    """
-    scores = widen(scores)
-    if visible is None:
-        return _softmax(scores)
-    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)  # (B, Q, 1)
-    weights = _softmax(np.where(visible, scores, hidden))
-    return np.where(visible, weights, np.zeros_like(weights))
-
-
-def masked_softmax(X, valid_lens=None):
-    """Softmax of scores X (B, Q, K) over the first valid_lens keys, integers (B,) or (B, Q); None hides nothing.
-
-    Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
-    """
-    visible = visible_keys(X, X.swapaxes(1, 2), valid_lens)  # (B, 1, 1 or Q, K)
-    weights = visible_softmax(X, None if visible is None else visible[:, 0])
-    return weights.astype(X.dtype)
-
-
-# 2. Attention poolings
-
-
-class AttentionPooling:
-    """What all attention poolings share: weigh the values by a softmax of scores. Subclasses define the scores."""
-
-    def __init__(self, dropout, softcap=None):
-        self.dropout, self.softcap = dropout, softcap
-        self.random = np.random.default_rng()
-
-    def __call__(self, queries, keys, values, visible=None, score_bias=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
-
-        visible and score_bias, which is added to the scores, broadcast against (B, Q, K). Returns the steps by name:
-        scores, capped and biased where they are, weights before dropout, all (B, Q, K), and pooled (B, Q, dv).
-        """
-        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training)
-
-    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None):
-        """As a call, of queries, keys and values that are blank already where they are not used."""
-        scores = self.scores(queries, keys)  # (B, Q, K)
-        steps = {"scores": scores}
-        if self.softcap is not None:
-            steps["capped"] = scores = cap(scores, self.softcap, visible)  # (B, Q, K)
-        if score_bias is not None:
-            steps["biased"] = scores = scores + widen(score_bias)  # (B, Q, K)
-        weights = visible_softmax(scores, visible)  # (B, Q, K)
-        pooled = _matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
-        return steps | {"weights": weights.astype(values.dtype), "pooled": pooled.astype(values.dtype)}
-
-    def drop(self, weights, training):
-        """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
-        if not training or self.dropout == 0:
-            return weights
-        kept = self.random.random(weights.shape) >= self.dropout  # (B, Q, K)
-        return (weights * kept / (1 - self.dropout)).astype(weights.dtype, copy=False)
-
-
-class DotProductAttention(AttentionPooling):
-    """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
-
-    def __init__(self, dropout, scale=None, softcap=None):
-        super().__init__(dropout, softcap)
-        self.scale = scale
-
-    def scores(self, queries, keys):
-        """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
-        scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale
-        return _matmul(widen(queries), widen(keys).swapaxes(1, 2)) * scale  # (B, Q, K)
-
-
-class AdditiveAttention(AttentionPooling):
-    """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
-
-    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32", softcap=None):
-        super().__init__(dropout, softcap)
-        self.W_q = dense(query_size, num_hiddens, False, dtype)
-        self.W_k = dense(key_size, num_hiddens, False, dtype)
-        self.w_v = dense(num_hiddens, 1, False, dtype)
-
-    def scores(self, queries, keys):
-        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
-        features = self.features(queries, keys)  # (B, Q, K, n)
-        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
-
-    def features(self, queries, keys):
-        """tanh(W_q q + W_k k) for all pairs of queries (B, Q, d) and keys (B, K, d): (B, Q, K, n), n = num_hiddens."""
-        return np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])
-
-
-def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
-    """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
-    d = config.key_dim
-    if config.pooling == "additive":
-        return additive(config.dropout, d, d, d, config.dtype, config.softcap)
-    return dot(config.dropout, config.scale, config.softcap)
-
-
-def cap(scores, softcap, visible=None):
-    """Scores (B, Q, K) bent so that none is beyond softcap either way; of hidden keys 0, as their own may be NaN."""
-    scores = scores if visible is None else np.where(visible, scores, np.zeros_like(scores))
-    return softcap * np.tanh(scores / softcap)  # (B, Q, K)
-
-
-# 3. The transposes
-
-
-def transpose_qkv(X, num_heads):
-    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
-    B, T, width = X.shape
-    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
-    X = X.transpose(0, 2, 1, 3)  # (B, H, T, d)
-    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
-
-
-def transpose_output(X, num_heads):
-    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
-    BH, T, d = X.shape
-    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
-    X = X.transpose(0, 2, 1, 3)  # (B, T, H, d)
-    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
-
-
-def repeat_heads(visible, batch_size, num_heads):
-    """Give every head of a sample its row of `visible`, in the order of `transpose_qkv`.
-
-    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
-    """
-    if visible is None:
-        return None
-    _, _, Q, K = visible.shape
-    visible = np.broadcast_to(visible, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
-    return visible.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
-
-
-def repeat_groups(X, times):
-    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
-    return X if times == 1 else np.repeat(X, times, 0)  # (B*H, T, d)
-
-
-# 4. The layer
+from . import arrays
+from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
+from .hiding import blank_unused, four_axes, positions, visible_keys
+from .pooling import pooling
+from .weights import dense
 
 
 class MultiHeadAttention:
@@ -258,145 +50,65 @@ class MultiHeadAttention:
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        call = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
-        checked = arguments.check("numpy", self, queries, keys, values, *call)
+        call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
+        call = check(arrays, self, queries, keys, values, call)
         queries, keys, values = map(checks.plain, (queries, keys, values))  # or the last bits depend on how they lie
-        return self.attend(queries, keys, values, *checked, training, return_weights)  # (B, Q, D)
+        return self.attend(queries, keys, values, call)
 
-    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights):
-        """As a call, of arguments that are checked; all attention weights are kept."""
-        B, Q, K, H = queries.shape[0], queries.shape[1], keys.shape[1], self.config.num_heads
-        visible = visible_keys(queries, keys, *hiding)  # (B or 1, H or 1, Q or 1, K)
-        in_any_head = None if visible is None else visible.any(1)  # (B, Q, K)
-        queries, keys, values = blank_unused(queries, keys, values, in_any_head)
-        steps = self.steps(queries, keys, values, visible, hiding.score_bias, hiding.offset, head_gates, training)
-        weights = steps["weights"].reshape(B, H, Q, K)  # (B, H, Q, K)
-        return (steps["output"], weights) if return_weights else steps["output"]  # (B, Q, D)
+    def attend(self, queries, keys, values, call):
+        """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
+        q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
+        q, k = self.turn(q, k, call)
+        pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
+        pooled = keep("pooled", pooled)
+        if call.head_gates is not None:
+            pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
+        merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
+        output = keep("output", self.W_o(merged))  # (B, Q, D)
+        return (output, weights) if call.return_weights else output
 
-    def steps(self, queries, keys, values, visible=None, score_bias=None, offset=0, head_gates=None, training=None):
-        """Every step from inputs to output, by name and in order; visible broadcasts against (B, H, Q, K)."""
-        config, B = self.config, queries.shape[0]
-        H, G = config.num_heads, config.num_key_value_heads
+    def project(self, queries, keys, values, call):
+        """Heads of queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv); and the call that is left to do."""
+        H, G = self.config.num_heads, self.config.num_key_value_heads
+        queries, keys, values, call = self.blanked(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        split_q, split_k, split_v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
-        steps = {"W_q": W_q, "W_k": W_k, "W_v": W_v, "split_q": split_q, "split_k": split_k, "split_v": split_v}
-        q, k, turned = self.turn(split_q, split_k, offset)
-        steps |= turned
-        k, v = repeat_groups(k, H // G), repeat_groups(split_v, H // G)  # (B*H, K, d)
-        score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
-        steps |= self.attention(q, k, v, repeat_heads(visible, B, H), score_bias, training=training)
-        pooled = steps["pooled"]  # (B*H, Q, dv)
-        if head_gates is not None:
-            gates = np.broadcast_to(head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, 1, 1)
-            steps["head_gated"] = pooled = pooled * gates  # (B*H, Q, dv)
-        merged = transpose_output(pooled, H)  # (B, Q, H*dv)
-        output = self.W_o(merged)  # (B, Q, D)
-        return steps | {"merged": merged, "output": output}
+        whole_heads(self.config, keep("W_q", W_q), keep("W_k", W_k), keep("W_v", W_v))
+        q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        return keep("split_q", q), keep("split_k", k), keep("split_v", v), call
 
-    def turn(self, q, k, offset=0):
-        """Heads of queries (B*H, Q, d) and of keys (B*G, K, d) as they are compared: normed and rotated, if at all.
+    def blanked(self, queries, keys, values, call):
+        """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""
+        if call.traced:  # whose steps show what padding is projected to
+            return queries, keys, values, call
+        visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+        in_any_head = None if visible is None else visible.any(1)  # (B or 1, Q or 1, K)
+        return keep("blanked", (*blank_unused(queries, keys, values, in_any_head), call))
 
-        Returns both, and a dict of these steps.
-        """
-        config, steps = self.config, {}
+    def turn(self, q, k, call):
+        """Heads of queries (B*H, Q, d) and of keys (B*G, K, d) as they are compared: normed and rotated, if at all."""
+        config = self.config
         if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
-            steps |= {"norm_q": q, "norm_k": k}
+            q, k = keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
         if config.rotary:
-            q = rotate(q, positions(q, offset), config.rotary, config.num_heads)  # (B*H, Q, d)
-            k = rotate(k, positions(k), config.rotary, config.num_key_value_heads)  # (B*G, K, d)
-            steps |= {"rotate_q": q, "rotate_k": k}
-        return q, k, steps
+            q = keep("rotate_q", rotate(q, positions(q, call.offset), config.rotary, config.num_heads))
+            k = keep("rotate_k", rotate(k, positions(k), config.rotary, config.num_key_value_heads))
+        return q, k
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
+        H, times = self.config.num_heads, self.config.num_heads // self.config.num_key_value_heads
+        B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]
+        visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
+        score_bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, H)  # (B*H, Q, K)
+        inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
+        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training)
+        return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)
+
+    def merge(self, pooled):
+        """The heads side by side: (B*H, Q, dv) -> (B, Q, H*dv)."""
+        return transpose_output(pooled, self.config.num_heads)  # (B, Q, H*dv)
 
 
-# 5. Weights and gradients in and out
-
-
-def dense(in_size, out_size, bias, dtype):
-    """A dense layer from in_size to out_size features; the framework's own where it has one."""
-    return _Dense(in_size, out_size, bias, dtype)
-
-
-def build(config, arrays, seed=0, kind=MultiHeadAttention):
-    """A layer, of this class, with the given canonical weights; seed draws dropout where the layer owns it."""
-    layer = kind(config)
-    layer.attention.random = np.random.default_rng(seed)
-    return set_weights(layer, arrays)
-
-
-def get_weights(layer):
-    """The layer's weights as canonical NumPy arrays, kernels (in, out)."""
-    return {name: parameter.copy() for name, parameter in _parameters(layer).items()}
-
-
-def set_weights(layer, arrays):
-    """The layer with these canonical weights, which must fit it."""
-    for name, parameter in _parameters(layer).items():
-        parameter[...] = arrays[name]
-    return layer
-
-
-def attend(layer, queries, keys, values, *call, **options):
-    """Call the layer, with its own arguments in its framework's own way."""
-    return layer(queries, keys, values, *call, **options)
-
-
-def vjp(layer, queries, keys, values, *call, training=False, **options):
-    """The output (B, Q, D) of a call, and what pulls gradients back through it, arguments as for the layer.
-
-    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
-    values, score_bias and head_gates where they are, and each canonical weight: of this call, whatever becomes of the
-    layer, and as often as one likes.
-    """
-    hiding, head_gates = arguments.check("numpy", layer, queries, keys, values, *call, **options)
-    inputs = [checks.plain(X) for X in (queries, keys, values)]
-    twin = copy.deepcopy(layer)  # the layer itself may change
-    if training:
-        twin.attention.random = np.random.default_rng(layer.attention.random.integers(2**63))
-    output, backward = twin.vjp(*inputs, hiding, head_gates, training)
-
-    def pull_back(cotangent):
-        return {name: X.astype(layer.config.dtype, copy=False) for name, X in backward(cotangent).items()}
-
-    return output, pull_back
-
-
-def gradients(layer, queries, keys, values, *call, cotangent=None, **options):
-    """The gradients of a call without dropout, as `vjp` has them; cotangent None = ones."""
-    output, pull_back = vjp(layer, queries, keys, values, *call, **options)
-    return pull_back(np.ones_like(output) if cotangent is None else cotangent)
-
-
-def trace(layer, queries, keys, values, *call, **options):
-    """Every step of a call without dropout, by name and in order; arguments as for the layer."""
-    hiding, head_gates = arguments.check("numpy", layer, queries, keys, values, *call, **options)
-    visible = visible_keys(queries, keys, *hiding)
-    return layer.steps(queries, keys, values, visible, hiding.score_bias, hiding.offset, head_gates, training=False)
-
-
-class _Dense:
-    """A dense layer: x @ kernel + bias, with kernel (in, out)."""
-
-    def __init__(self, in_size, out_size, bias, dtype):
-        self.kernel = np.zeros((in_size, out_size), dtype)
-        self.bias = np.zeros((out_size,), dtype) if bias else None
-
-    def __call__(self, X):
-        X = _matmul(X, self.kernel)  # (..., out)
-        return X if self.bias is None else X + self.bias
-
-
-def _matmul(A, B):
-    """A @ B in A's dtype, multiplied in float32 at least: NumPy's own half-precision product is slow and loses bits."""
-    return np.matmul(widen(A), widen(B)).astype(A.dtype, copy=False)
-
-
-def _softmax(X):
-    """Softmax over the last axis, shifted by the largest score; NumPy has none of its own."""
-    exponentials = np.exp(X - X.max(-1, keepdims=True, initial=np.finfo(X.dtype).min))
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
-def _parameters(layer):
-    """The layer's own parameters by canonical name, in canonical order."""
-    return {name: functools.reduce(getattr, name.split("."), layer) for name in shapes(layer.config)}
+def attend(layer, queries, keys, values, call):
+    """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
+    return layer(queries, keys, values, *call[GIVEN])

@@ -7,8 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from mha import checks
-
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+from mha.call import ROWS
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -33,6 +32,8 @@ def is_own(X):
 
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    if isinstance(X, np.ndarray):
+        return X
     if isinstance(X, tf.Variable):
         return to_numpy(X) if tf.executing_eagerly() else None
     return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
@@ -79,13 +80,6 @@ def refuse_masks(keys, values):
             raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")
 
 
-def row(offset):
-    """Offsets in one column, (B, 1) or (1, 1), as a layer is given them: (B,) or (); an int as it is."""
-    if isinstance(offset, int):
-        return offset
-    return offset[0, 0] if offset.shape[0] == 1 else offset[:, 0]
-
-
 def shape_of(X):
     """The sizes of X: numbers where they are known, else tensors; one question for all of them, as each is traced."""
     known = tuple(X.shape)
@@ -95,16 +89,23 @@ def shape_of(X):
     return tuple(late if size is None else size for size, late in zip(known, asked, strict=True))
 
 
-def must_fit(name, X, *expected, or_one=False):
-    """Stop where only a call inside `tf.function` shows that X has other sizes; TensorFlow would broadcast."""
+def must_fit(queries, keys, call, values=None, num_heads=None):
+    """Stop where only a call inside `tf.function` shows that sizes do not fit; TensorFlow would broadcast."""
     if tf.executing_eagerly():
         return  # they were known, and checked
-    for axis, (given, size) in enumerate(zip(shape_of(X), expected, strict=False)):
-        if isinstance(given, int) and isinstance(size, int):
-            continue  # they were known here too
-        fits = tf.equal(given, size)
-        if or_one:
-            fits |= tf.equal(given, 1)
-        # `tf.debugging.Assert` would trace two functions around this one operation.
-        message = [tf.constant(f"axis {axis} of {name} has size"), given, tf.constant("but expected was"), size]
-        tf.raw_ops.Assert(condition=fits, data=message)
+    (B, Q, _), K = shape_of(queries), shape_of(keys)[1]
+    full = {"B": B, "Q": Q, "K": K, "H": num_heads}
+    given = [("keys", keys, "B", False)] + ([] if values is None else [("values", values, "BK", False)])
+    for name, X in call.arrays().items():
+        axes = next(axes for axes in ROWS[name].axes if len(axes) == len(X.shape))
+        given.append((name, X, axes, ROWS[name].broadcasts))
+    for name, X, axes, broadcasts in given:
+        for axis, (size, letter) in enumerate(zip(shape_of(X), axes, strict=False)):
+            if isinstance(size, int) and isinstance(full[letter], int):
+                continue  # they were known here too
+            fits = tf.equal(size, full[letter])
+            if broadcasts:
+                fits |= tf.equal(size, 1)
+            # `tf.debugging.Assert` would trace two functions around this one operation.
+            message = [tf.constant(f"axis {axis} of {name} has size"), size, "but expected was", full[letter]]
+            tf.raw_ops.Assert(condition=fits, data=message)

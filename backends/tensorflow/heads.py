@@ -1,15 +1,57 @@
-"""What is done to the queries and keys of a head before they are compared, in TensorFlow: norms and rotations.
+"""Chapter 3: heads, in TensorFlow: how they are split, shared, normed, rotated and merged.
 
-Letters as in layer.py; H stands for heads of queries or of keys.
+Letters: B batch, T rows, H heads of queries, G heads of keys and values, d width of a head.
 
-Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
-al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Ainslie et al., GQA (2023), for heads of keys
+that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016);
+Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
 import keras
 import tensorflow as tf
 
 from .arrays import shape_of
+from .hiding import widen
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = shape_of(X)
+    X = tf.reshape(X, (B, T, num_heads, width // num_heads))  # (B, T, H, d)
+    X = tf.transpose(X, (0, 2, 1, 3))  # (B, H, T, d)
+    return tf.reshape(X, (B * num_heads, T, width // num_heads))  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = shape_of(X)
+    X = tf.reshape(X, (BH // num_heads, num_heads, T, d))  # (B, H, T, d)
+    X = tf.transpose(X, (0, 2, 1, 3))  # (B, T, H, d)
+    return tf.reshape(X, (BH // num_heads, T, num_heads * d))  # (B, T, H*d)
+
+
+def repeat_heads(pairs, batch_size, num_heads):
+    """Give every head of a sample its row of `pairs`, booleans or a bias, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if pairs is None:
+        return None
+    _, _, Q, K = shape_of(pairs)
+    pairs = tf.broadcast_to(pairs, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return tf.reshape(pairs, (batch_size * num_heads, Q, K))  # (B*H, Q, K)
+
+
+def repeat_groups(X, times):
+    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
+    return X if times == 1 else tf.repeat(X, times, 0)  # (B*H, T, d)
+
+
+def gate(pooled, head_gates, num_heads):
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    gates = tf.broadcast_to(head_gates, (shape_of(pooled)[0] // num_heads, num_heads))  # (B, H)
+    gates = tf.reshape(gates, (-1, 1, 1))  # (B*H, 1, 1)
+    return pooled * gates  # (B*H, Q, dv)
 
 
 class HeadNorm(keras.layers.Layer):
@@ -28,11 +70,6 @@ class HeadNorm(keras.layers.Layer):
             wide = wide - tf.reduce_mean(wide, -1, keepdims=True)  # (B*H, T, d)
         roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.eps)  # (B*H, T, 1)
         return tf.cast(wide / roots * widen(tf.convert_to_tensor(self.scale)), X.dtype)  # (B*H, T, d)
-
-
-def positions(X, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    return tf.cast(offset, tf.int64) + tf.range(tf.cast(shape_of(X)[1], tf.int64))[None]  # (B or 1, T)
 
 
 def rotate(X, places, rotary, num_heads):
@@ -62,8 +99,3 @@ def turns(places, rotary, dtype):
     """
     angles = tf.cast(places, tf.float64)[:, :, None] * tf.constant(rotary.angles(), tf.float64)  # (B or 1, T, n)
     return tf.cast(tf.cos(angles), dtype), tf.cast(tf.sin(angles), dtype)
-
-
-def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
-    return tf.cast(X, tf.float32) if X.dtype.size < 4 else X

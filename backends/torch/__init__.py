@@ -1,21 +1,14 @@
-"""The PyTorch backend: what `mha` calls, handed on from the files here."""
+"""The PyTorch backend: what `mha` calls, handed on from the chapters and from the engine.
 
-from .arrays import DTYPES, context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
-from .fast import MultiHeadAttention, build
-from .layer import (
-    AdditiveAttention,
-    AttentionPooling,
-    DotProductAttention,
-    attend,
-    get_weights,
-    gradients,
-    masked_softmax,
-    set_weights,
-    trace,
-    transpose_output,
-    transpose_qkv,
-    visible_keys,
-    visible_softmax,
-    vjp,
-)
-from .layer import MultiHeadAttention as Lesson
+The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py.
+"""
+
+from .arrays import context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .engine.layer import MultiHeadAttention
+from .facts import DTYPES
+from .gradients import gradients, trace, vjp
+from .heads import transpose_output, transpose_qkv
+from .hiding import masked_softmax, visible_keys, visible_softmax
+from .layer import attend
+from .pooling import AdditiveAttention, AttentionPooling, DotProductAttention
+from .weights import build, get_weights, set_weights

@@ -1,13 +1,55 @@
-"""What is done to the queries and keys of a head before they are compared, in PyTorch: norms and rotations.
+"""Chapter 3: heads, in PyTorch: how they are split, shared, normed, rotated and merged.
 
-Letters as in layer.py; H stands for heads of queries or of keys.
+Letters: B batch, T rows, H heads of queries, G heads of keys and values, d width of a head.
 
-Sources: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016); Su et
-al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Ainslie et al., GQA (2023), for heads of keys
+that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019); Ba et al., Layer Normalization (2016);
+Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
 import torch
 from torch import nn
+
+from .hiding import widen
+
+
+def transpose_qkv(X, num_heads):
+    """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+    B, T, width = X.shape
+    X = X.reshape(B, T, num_heads, width // num_heads)  # (B, T, H, d)
+    X = X.permute(0, 2, 1, 3)  # (B, H, T, d)
+    return X.reshape(B * num_heads, T, width // num_heads)  # (B*H, T, d)
+
+
+def transpose_output(X, num_heads):
+    """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+    BH, T, d = X.shape
+    X = X.reshape(BH // num_heads, num_heads, T, d)  # (B, H, T, d)
+    X = X.permute(0, 2, 1, 3)  # (B, T, H, d)
+    return X.reshape(BH // num_heads, T, num_heads * d)  # (B, T, H*d)
+
+
+def repeat_heads(pairs, batch_size, num_heads):
+    """Give every head of a sample its row of `pairs`, booleans or a bias, in the order of `transpose_qkv`.
+
+    (B or 1, H or 1, Q or 1, K or 1) -> (B*H, Q or 1, K or 1); None stays None.
+    """
+    if pairs is None:
+        return None
+    _, _, Q, K = pairs.shape
+    pairs = torch.broadcast_to(pairs, (batch_size, num_heads, Q, K))  # (B, H, Q, K)
+    return pairs.reshape(batch_size * num_heads, Q, K)  # (B*H, Q, K)
+
+
+def repeat_groups(X, times):
+    """Give every head of queries its head of keys, which so many in a row share: (B*G, T, d) -> (B*H, T, d)."""
+    return X if times == 1 else X.repeat_interleave(times, 0)  # (B*H, T, d)
+
+
+def gate(pooled, head_gates, num_heads):
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    gates = torch.broadcast_to(head_gates, (pooled.shape[0] // num_heads, num_heads))  # (B, H)
+    return pooled * gates.reshape(-1, 1, 1)  # (B*H, Q, dv)
 
 
 class HeadNorm(nn.Module):
@@ -25,11 +67,6 @@ class HeadNorm(nn.Module):
             wide = wide - wide.mean(-1, keepdim=True)  # (B*H, T, d)
         roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.eps)  # (B*H, T, 1)
         return (wide / roots * widen(self.scale)).to(X.dtype)  # (B*H, T, d)
-
-
-def positions(X, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
-    return offset + torch.arange(X.shape[1], device=X.device)[None]  # (B or 1, T)
 
 
 def rotate(X, places, rotary, num_heads):
@@ -61,8 +98,3 @@ def turns(places, rotary, dtype):
         rotary.angles(), dtype=torch.float64, device=places.device
     )  # (B or 1, T, n)
     return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
-
-
-def widen(X):
-    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
-    return X.to(torch.promote_types(X.dtype, torch.float32))

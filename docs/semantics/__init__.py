@@ -1,5 +1,5 @@
 """docs/semantics.md as a program: `python docs/make_semantics.py` writes it.
 
-calls: what goes in. rows: the tables, and what `mha` promises in each row. columns: whom a row is asked of. verdicts:
-what an answer is in a word. promises: what has no counterpart to compare with. page: all that as text.
+calls: the inputs. rows: the tables, and the promise of `mha` in each row. columns: `mha` and the others that answer.
+verdicts: a word for each answer. promises: rules without a counterpart to compare with. page: all of it as text.
 """

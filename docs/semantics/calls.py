@@ -1,4 +1,4 @@
-"""The calls that the page is about: one layer and one call of it, the numbers that go in, and changes of them.
+"""The calls of the page: one layer and one call of it, its inputs, and changes of them.
 
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens, d width of a head.
 """
@@ -18,14 +18,14 @@ from mha.config import Config, numpy_dtype, shapes
 B, Q, K, H, D = 2, 5, 7, 3, 33
 POSITIONS = np.arange(K)
 
-# The options that give a layer's weights their shapes, beside the bias.
+# The options that decide the shapes of a layer's weights, besides the bias.
 SIZES = {"num_hiddens", "num_heads", "query_size", "key_size", "value_size", "key_dim", "value_dim"}
 SIZING = SIZES | {"pooling", "dtype"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Call(peers.Call):
-    """One layer and one call of it, in the names of `mha.MultiHeadAttention`; options are those of the layer."""
+    """One layer and one call of it, by the names of `mha.MultiHeadAttention`; options: of the layer."""
 
     options: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"num_hiddens": D, "num_heads": H, "bias": True}
@@ -41,18 +41,18 @@ class Call(peers.Call):
 
     @property
     def dtype(self) -> str:
-        """The dtype that the layer is asked to have."""
+        """The dtype of the layer."""
         return self.options.get("dtype", "float32")
 
     def weights(self) -> dict[str, np.ndarray] | None:
-        """Canonical weights, drawn anew and the same for the same sizes; None if there are no layers of such sizes."""
+        """Draw canonical weights, the same for the same sizes; None if no layer has such sizes."""
         sizes = {name: value for name, value in self.options.items() if name in SIZING}
         try:
             config = Config(**sizes, bias=bool(self.options["bias"]))
         except (TypeError, ValueError):
             return None
         random = np.random.default_rng(3)
-        # Rounded as the narrowest dtype, so that layers of all dtypes have the same weights.
+        # Rounded to the narrowest dtype, so that layers of all dtypes have the same weights.
         return {
             name: (random.normal(size=shape) / math.sqrt(shape[0])).astype("float16").astype(numpy_dtype(config.dtype))
             for name, shape in shapes(config).items()
@@ -74,21 +74,21 @@ SHORT = PLAIN.but(valid_lens=LENGTHS)
 
 
 def padded(filling: float, call: Call = SHORT) -> Call:
-    """The call with this value in every key and value that its lengths hide."""
+    """The call with this value in all keys and values that its lengths hide."""
     hidden = call.valid_lens[:, None] <= POSITIONS  # (B, K)
     keys, values = (np.where(hidden[:, :, None], X.dtype.type(filling), X) for X in (call.keys, call.values))
     return call.but(keys=keys, values=values)
 
 
 def changed(X: np.ndarray, at: Any, value: float) -> np.ndarray:
-    """A copy with other numbers at some place."""
+    """A copy with another value at some place."""
     X = X.copy()
     X[at] = value
     return X
 
 
 def in_dtype(call: Call, dtype: str) -> Call:
-    """The call with layer and inputs of a dtype."""
+    """The call with layer and inputs in this dtype."""
     inputs = {name: getattr(call, name).astype(numpy_dtype(dtype)) for name in peers.INPUTS}
     return call.but({"dtype": dtype}, **inputs)
 
@@ -99,7 +99,7 @@ def foreign(X: np.ndarray) -> Callable[[str], Any]:
 
 
 def meta(backend: str) -> Any:
-    """Queries that have a shape and a dtype and hold no numbers."""
+    """Queries with a shape and a dtype, but without numbers."""
     import torch
 
     return torch.empty((B, Q, D), device="meta")

@@ -1,4 +1,4 @@
-"""The columns of the page: `mha` itself, and whatever it is compared with. Each takes a call and returns arrays."""
+"""The columns of the page: `mha` itself, and its peers. Each takes a call and returns arrays."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ Results = dict[str, np.ndarray]  # output; weights and gradients where the call 
 
 
 def ask(call: Call, backend: str) -> Results:
-    """What `mha` gives on a backend."""
+    """Make a call of `mha` on a backend."""
     attention = mha.MultiHeadAttention(**call.options, seed=0, backend=backend)
     if (weights := call.weights()) is not None:
         attention.weights = weights
@@ -26,25 +26,25 @@ def ask(call: Call, backend: str) -> Results:
     found = dict(zip(("output", "weights"), result if call.return_weights else (result,), strict=False))
     if call.cotangent is not None:
         found |= attention.gradients(*inputs, **hiding, cotangent=call.cotangent.astype(inputs[0].dtype))
-    return parts({name: X if isinstance(X, np.ndarray) else mha.to_numpy(X) for name, X in found.items()})
+    return joined({name: X if isinstance(X, np.ndarray) else mha.to_numpy(X) for name, X in found.items()})
 
 
 def ask_peer_of(name: str, backend: str, run: str, call: Call) -> Results:
-    """What a peer gives with the same weights; backend: of its framework; run: the function that calls it."""
+    """Make a call of a peer with the same weights; backend: of its framework; run: the function that calls it."""
     adapters.of(backend).seed(0)
     peer = peers.of(name)
     with dispatch.load(backend).context(call.dtype):
-        return parts(getattr(peer, run)(peer.make(call.options, call.weights(), call), call))
+        return joined(getattr(peer, run)(peer.make(call.options, call.weights(), call), call))
 
 
 def ask_keras(call: Call) -> Results:
-    """What Keras' layer gives, which asks for the width of a head and not of all."""
+    """Make a call of Keras' layer, which takes the width of one head, not of all heads."""
     width = D // (D if call.options["num_heads"] == D else H)
     return ask_peer_of("keras", "tensorflow", "run", call.but({"key_dim": width} | call.options))
 
 
 def ask_compiled(backend: str, call: Call) -> Results:
-    """What `mha`'s own layer gives, compiled by its framework."""
+    """Make a call of `attention.layer`, compiled by its framework."""
     attention = mha.MultiHeadAttention(**call.options, seed=0, backend=backend)
     attention.weights = call.weights()
     compiled = adapters.of(backend).compile(attention.layer)
@@ -52,8 +52,8 @@ def ask_compiled(backend: str, call: Call) -> Results:
     return {"output": mha.to_numpy(compiled(*inputs))}
 
 
-def parts(found: Results) -> Results:
-    """Output and weights as they are, and the gradients by queries, keys and values in one array."""
+def joined(found: Results) -> Results:
+    """Keep output and weights, and join the gradients by queries, keys and values to one array."""
     gradients = [found[name].ravel() for name in peers.INPUTS if name in found]
     kept = {name: X for name, X in found.items() if name in ("output", "weights")}
     return kept | ({"gradients": np.concatenate(gradients)} if gradients else {})
@@ -61,7 +61,7 @@ def parts(found: Results) -> Results:
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Something to compare with: its title on the page, what answers a call, and the arguments that it lacks."""
+    """Something to compare with: its title on the page, a function that makes a call, and arguments that it lacks."""
 
     title: str
     ask: Callable[[Call], Results]
@@ -69,7 +69,7 @@ class Peer:
 
 
 def peer(title: str, lacks: str, name: str, backend: str, run: str = "run") -> Peer:
-    """A peer by its name in tests/peers; lacks: arguments, with blanks between."""
+    """A peer by its name in tests/peers; lacks: arguments, separated by blanks."""
     return Peer(title, functools.partial(ask_peer_of, name, backend, run), frozenset(lacks.split()))
 
 
@@ -91,4 +91,4 @@ ALL = ("book", "torch", "sdpa", "keras", "flax", "mxnet")
 LAYERS = ("book", "torch", "keras", "flax")
 MASKED = ("torch", "sdpa", "keras", "flax")
 WITH_LENGTHS = ("book", "mxnet_mask", "mxnet")
-OPERATORS = ("sdpa", "mxnet")  # no layers: what is asked of a layer would reach our projections
+OPERATORS = ("sdpa", "mxnet")  # no layers: wrong inputs would only reach our projections

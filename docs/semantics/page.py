@@ -1,4 +1,4 @@
-"""The text of docs/semantics.md: what stands above the tables, and the tables themselves."""
+"""The text of docs/semantics.md: the text above the tables, and the tables."""
 
 from importlib import metadata
 
@@ -11,9 +11,9 @@ from semantics.verdicts import ask_mha, ask_peer
 
 HEAD = """# What happens if ...
 
-What `mha` does with each kind of input, for users who ask what happens if they pass it, and beside that what the same
-input comes to in *Dive into Deep Learning* and in the frameworks' own attention, for those who port code from there.
-Each verdict in the tables is the outcome of a call, made by `python docs/make_semantics.py`; none is typed by hand.
+This page shows what `mha` does with each kind of input. Beside it stands what *Dive into Deep Learning* and the
+frameworks' own attention do with the same input, for those who port code from there. Each verdict in the tables is the
+outcome of a call that `python docs/make_semantics.py` made; none is typed by hand.
 
 Letters: B batch, Q queries, K keys and values, T either of the two, H heads, D `num_hiddens`, d and dv widths of a
 query or key head and of a value head. Here B = {B}, Q = {Q}, K = {K}, H = {H}, D = {D}.
@@ -22,36 +22,37 @@ On the CPU with {versions}.
 
 ## How to read the tables
 
-The column **mha** holds the outcome on all five backends, which must be one. The other columns:
+The column **mha** holds the outcome on all five backends, which must be the same. The other columns:
 
-- **the book**: the rule that it prints for each framework, written anew in PyTorch: hidden scores become -1e6, lengths
-  are repeated over the heads, nothing is checked.
-- **PyTorch, Keras, Flax**: their own layers, with the same weights. They take masks, made from the lengths in each
-  one's own convention. PyTorch's function stands between projections of ours, and gives no attention weights.
-- **MXNet**: it brings no attention layer, only operators: here `npx.softmax` with lengths, or `npx.sequence_mask` with
-  -1e6 and a softmax, between projections of ours. (Its `contrib` products for interleaved heads mask nothing.)
+- **the book**: the rule that it prints for each framework, written again in PyTorch: hidden scores become -1e6, lengths
+  are repeated over the heads, and nothing is checked.
+- **PyTorch, Keras, Flax**: their own layers, with the same weights. They get masks, made from the lengths in each
+  framework's own convention. PyTorch's function is used with our projections; it returns no attention weights.
+- **MXNet**: it has no attention layer, only operators. Here our projections are used with `npx.softmax` and lengths, or
+  with `npx.sequence_mask`, -1e6 and a softmax. (Its `contrib` products for interleaved heads mask nothing.)
 
 The words:
 
-- **same**: what the rule in the first column says, up to rounding: output, attention weights where the peer gives them,
-  and gradients where the row names them, within the bounds of [`mha.parity`](../mha/parity/rules.py) from a float64
-  oracle. Where the parts differ, the output comes first: "NaN; weights same".
-- **NaN**, **Inf**: there are some where the rule has none. **other numbers**: finite, and not what the rule says.
+- **same**: the result is what the rule in the first column says, up to rounding. This holds for the output, for the
+  attention weights if the framework returns them, and for gradients if the row names them. The bounds are those of
+  [`mha.parity`](../mha/parity/same/rules.py), against NumPy in float64. If these results differ from each other, the
+  output comes first: "NaN; weights same".
+- **NaN**, **Inf**: the result has some, and the rule has none. **other numbers**: finite numbers, but not those of the
+  rule.
 - `TypeError` and the like: the class of the error. An error of `mha` names the argument, what was expected, what came
   and what to do, in the same words on every backend.
-- **takes it**: no error, though the input makes no sense to `mha`. What it is taken for is named where it was found:
-  "uniform over padding", "3 keys", "broadcasts", "casts to float32".
-- **crashes**: the process ends. **—**: the peer has no such argument, or the row does not apply to it.
-- **same; mxnet: `ValueError`**: MXNet lacks the dtype, and `mha` refuses to make such a layer there.
+- **takes it**: there is no error, although `mha` refuses such input. If its meaning to the framework is known, the cell
+  names it: "uniform over padding", "3 keys", "broadcasts", "casts to float32".
+- **crashes**: the process ends. **—**: there is no such argument, or the row does not apply.
+- **same; mxnet: `ValueError`**: MXNet does not have the dtype, and `mha` refuses to make such a layer there.
 
-Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout; `attention.gradients` gives
-those by the weights too. Of several kinds of hiding, each is enough to hide a key: lengths, mask and causal order
-combine by "and".
+Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout; `attention.gradients` also
+returns those by the weights. Lengths, mask and causal order combine by "and": each of them alone can hide a key.
 """
 
 PROMISED = """## Besides
 
-What has no counterpart to compare with. **kept** means on all five backends.
+These promises have no counterpart in the frameworks. **kept** means on all five backends.
 
 | promise | mha |
 |---|---|

@@ -1,4 +1,4 @@
-"""Promises of `mha` that have no counterpart to compare with; the first line of each function is on the page."""
+"""Promises of `mha` without a counterpart to compare with; the docstring of each function is on the page."""
 
 import pickle
 import tempfile
@@ -44,7 +44,7 @@ def same_weights(attention: mha.MultiHeadAttention) -> bool:
 
 
 def many_keys(attention: mha.MultiHeadAttention) -> bool:
-    """Lengths of every integer dtype count alike, with more keys than uint8 can count."""
+    """Lengths of every integer dtype mean the same, even with more keys than uint8 can count."""
     X, Y = np.ones((B, 1, D), "float32"), np.ones((B, 300, D), "float32")
     for dtype in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"):
         _, weights = attention(X, Y, Y, np.array([2, 127], dtype), return_weights=True)  # (B, H, 1, 300)
@@ -54,7 +54,7 @@ def many_keys(attention: mha.MultiHeadAttention) -> bool:
 
 
 def saved(attention: mha.MultiHeadAttention) -> bool:
-    """A layer comes back from its file bit for bit."""
+    """A layer that is saved and loaded is the same, bit for bit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "layer.safetensors"
         attention.save(path)
@@ -75,7 +75,7 @@ def no_other_files(attention: mha.MultiHeadAttention) -> bool:
 
 
 def no_other_weights(attention: mha.MultiHeadAttention) -> bool:
-    """Weights with a name missing, one too many, or another shape or dtype raise, and the layer stays as it was."""
+    """Weights with a missing or additional name, or with another shape or dtype, raise; the layer is not changed."""
     before = attention.weights
     ones = {name: np.ones_like(X) for name, X in before.items()}
     wrong = (
@@ -91,7 +91,7 @@ def no_other_weights(attention: mha.MultiHeadAttention) -> bool:
 
 
 def no_other_layers(attention: mha.MultiHeadAttention) -> bool:
-    """`sync` from a layer of another number of heads, bias or pooling raises ValueError, and changes nothing."""
+    """`sync` from a layer with another number of heads, bias or pooling raises ValueError, and changes nothing."""
     before = attention.weights
     for options in ({"num_heads": 11}, {"bias": False}, {"pooling": "additive"}):
         other = mha.MultiHeadAttention(**(PLAIN.options | options), seed=1, backend=attention.backend)
@@ -101,7 +101,7 @@ def no_other_layers(attention: mha.MultiHeadAttention) -> bool:
 
 
 def known_names(attention: mha.MultiHeadAttention) -> bool:
-    """An unknown backend raises ValueError with the known ones."""
+    """An unknown backend raises ValueError, which lists the known ones."""
     return raises(ValueError, lambda: attention.to("keras"))
 
 
@@ -112,12 +112,12 @@ PROMISES = (
 
 
 def equal(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
-    """Whether two sets of weights are the same, bit for bit."""
+    """True if two sets of weights are the same, bit for bit."""
     return left.keys() == right.keys() and all(np.array_equal(X, right[name]) for name, X in left.items())
 
 
 def raises(error: Any, function: Callable[[], Any]) -> bool:
-    """Whether a function raises just this class of error, or one of these."""
+    """True if a function raises exactly this class of error, or one of these."""
     try:
         function()
     except Exception as problem:
@@ -126,7 +126,7 @@ def raises(error: Any, function: Callable[[], Any]) -> bool:
 
 
 def keeps(promise: Callable[[mha.MultiHeadAttention], bool], backend: str) -> bool:
-    """Whether a backend keeps a promise."""
+    """True if a backend keeps a promise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return promise(mha.MultiHeadAttention(**PLAIN.options, seed=0, backend=backend))

@@ -31,12 +31,12 @@ from semantics.verdicts import Probe, Table, uniform
 
 
 def numbers(part: str, X: np.ndarray) -> bool:
-    """Whether there are numbers at all, whatever they are."""
+    """True for any numbers."""
     return True
 
 
 def reads_past_the_end(call: Call) -> str:
-    """Whether PyTorch's function, given fewer keys than values, uses what lies in memory behind the keys."""
+    """Call PyTorch's function with fewer keys than values: does it read the memory behind the keys?"""
     import torch
 
     q, values = torch.ones(B, H, Q, D // H), torch.arange(float(B * H * K * D // H)).reshape(B, H, K, D // H)
@@ -54,8 +54,8 @@ def reads_past_the_end(call: Call) -> str:
 
 CONSTRUCTION = Table(
     "Construction",
-    """Bad options are refused when the layer is made. A peer's verdict is on making the layer and calling it once,
-not training. Keras is told the width of a head and so has no multiple to ask for.""",
+    """Bad options are refused when the layer is made. A framework's layer is made and called once, not training.
+Keras takes the width of a head, and so needs no multiple of `num_heads`.""",
     LAYERS,
     (
         Probe(
@@ -89,7 +89,7 @@ not training. Keras is told the width of a head and so has no multiple to ask fo
 SHAPES = Table(
     "Shapes",
     """Shapes are checked before any kernel runs, also while `jax.jit`, `tf.function` and `torch.compile` trace.
-Nothing broadcasts. PyTorch's function, given fewer keys than values, uses what lies in memory behind the keys.""",
+Nothing broadcasts. PyTorch's function reads memory behind the keys if there are fewer keys than values.""",
     ALL,
     (
         Probe(
@@ -138,9 +138,9 @@ Nothing broadcasts. PyTorch's function, given fewer keys than values, uses what 
 
 DTYPES = Table(
     "Dtypes and devices",
-    """Nothing is cast silently: inputs have the layer's dtype, float32 unless asked otherwise. In half precision
+    """Nothing is cast silently: inputs must have the layer's dtype, which is float32 by default. In half precision,
 dot products, softmax and pooled values are computed in float32 and then rounded. MXNet has no half-precision matrix
-product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to float32 in float64 too.""",
+product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to float32, even in a float64 layer.""",
     ALL,
     (
         *(Probe(f"{dtype}, everything in it", in_dtype(SHORT, dtype)) for dtype in ("float64", "float16", "bfloat16")),
@@ -201,10 +201,10 @@ product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to
 
 LENGTHS_GIVEN = Table(
     "Lengths",
-    """Integers of any width, (B,) or (B, Q), arrays or lists. The layers of PyTorch, Keras and Flax take masks and
-no lengths; the book and MXNet's operators do, repeated over the heads by the caller. MXNet checks no values: with a
-length above K, `npx.softmax` reads the rows behind, and below 0 both operators overwrite the row in front. `mha` checks
-values of lengths wherever they are known; compiled code does not know them, see below.""",
+    """Integers of any width, (B,) or (B, Q), arrays or lists. The layers of PyTorch, Keras and Flax take masks, not
+lengths; the book and MXNet's operators take lengths, which the caller repeats over the heads. MXNet checks no values:
+with a length above K, `npx.softmax` reads the next rows; with a length below 0, both operators overwrite the row
+before. `mha` checks the values of lengths unless a compiler hides them, see [below](#compiled).""",
     WITH_LENGTHS,
     (
         Probe(
@@ -235,7 +235,7 @@ values of lengths wherever they are known; compiled code does not know them, see
         ),
         Probe("Booleans", lens(True, True, dtype="bool"), error=TypeError, readings={"as 1": lens(1, 1)}),
         Probe(
-            "Boolean keys (B, K), as a mask has them, where Q = K",
+            "Booleans (B, K), like a mask of keys, with Q = K",
             PLAIN.but(queries=PLAIN.keys, valid_lens=LENGTHS[:, None] > POSITIONS),
             error=TypeError,
         ),
@@ -280,11 +280,11 @@ values of lengths wherever they are known; compiled code does not know them, see
 
 MASKS_GIVEN = Table(
     "Masks",
-    """Booleans, **True = may attend**, (Q, K), (B, Q, K) or (B, H, Q, K), where a size may be 1. Here every layer
-is given the array as it is. PyTorch's two functions read booleans in opposite ways, and add a mask of floats to the
-scores (documentation of `torch.nn.MultiheadAttention` and of `torch.nn.functional.scaled_dot_product_attention`);
-elsewhere on this page they get booleans in their own convention. Flax takes (B, Q, K) for (H, Q, K), an error only as
-long as B differs from H.""",
+    """Booleans, **True = may attend**, (Q, K), (B, Q, K) or (B, H, Q, K), where any size may be 1. In this table,
+every layer gets the array unchanged. PyTorch's two functions read booleans in opposite ways, and add a mask of floats
+to the scores (documentation of `torch.nn.MultiheadAttention` and of
+`torch.nn.functional.scaled_dot_product_attention`); in the other tables they get booleans in their own convention. Flax
+reads (B, Q, K) as (H, Q, K), which is an error only if B differs from H.""",
     MASKED,
     (
         *(

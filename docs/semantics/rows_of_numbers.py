@@ -1,4 +1,4 @@
-"""Rows about what is computed: the rule itself, hidden keys, odd numbers, odd sizes, compilers."""
+"""Rows about the computation: the rule itself, hidden keys, odd numbers, odd sizes, compilers."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from semantics.verdicts import Probe, Table, uniform
 
 
 def after_dropout(part: str, X: np.ndarray) -> bool:
-    """Whether these are the attention weights of the plain call, some dropped and the others doubled."""
+    """True for the attention weights of the plain call, some dropped and the others doubled."""
     plain = 2 * ask(PLAIN, "numpy")["weights"]
     return part == "weights" and np.allclose(X, np.where(X == 0, 0, plain), rtol=1e-5)
 
@@ -34,11 +34,11 @@ def after_dropout(part: str, X: np.ndarray) -> bool:
 COMPUTED = Table(
     "What is computed",
     """For head i, `h_i = f(W_q^i q, W_k^i k, W_v^i v)`; the H heads side by side, times `W_o`, are the output.
-Columns of `W_q`, `W_k`, `W_v` and rows of `W_o` are head-major, head 0 first, so that all heads are one product.
-PyTorch packs its first three kernels into one and stores transposes; Keras and Flax keep an axis for the heads. Given
+Columns of `W_q`, `W_k`, `W_v` and rows of `W_o` are head-major, head 0 first, so that one product computes all heads.
+PyTorch packs its first three kernels into one and stores transposes; Keras and Flax keep an axis for the heads. With
 the same weights, all compute the same. Keras takes values before keys, and its `key_dim` is the width of one head.
-PyTorch's layer takes `is_causal` as a hint about a mask that it wants too; Flax' layer and MXNet's operators have no
-such argument. Gradients are compared in the rows on lengths.
+PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax' layer and MXNet's operators have no
+such argument. The rows about lengths also compare gradients.
 (*Dive into Deep Learning*, sections "Attention Scoring Functions" and "Multi-Head Attention".)""",
     ALL,
     (
@@ -47,22 +47,24 @@ such argument. Gradients are compared in the rows on lengths.
             "`key_size=29, value_size=31`: keys and values have widths of their own",
             PLAIN.but({"key_size": 29, "value_size": 31}, keys=PLAIN.keys[..., :29], values=PLAIN.values[..., :31]),
         ),
-        Probe("`key_dim=5, value_dim=13`: so have the heads", PLAIN.but({"key_dim": 5, "value_dim": 13})),
+        Probe(
+            "`key_dim=5, value_dim=13`: heads have widths of their own, too", PLAIN.but({"key_dim": 5, "value_dim": 13})
+        ),
         Probe(
             "`pooling='additive'`: softmax(w_vᵀ tanh(W_q q + W_k k)) v in each head",
             PLAIN.but({"pooling": "additive"}),
         ),
         Probe(
-            "`valid_lens` (B,): a query of sample b sees key j iff j < valid_lens[b]",
+            "`valid_lens` (B,): a query of sample b sees key j if j < valid_lens[b]",
             SHORT.but(cotangent=COTANGENT),
         ),
         Probe(
-            "`valid_lens` (B, Q): query i of sample b sees key j iff j < valid_lens[b, i]",
+            "`valid_lens` (B, Q): query i of sample b sees key j if j < valid_lens[b, i]",
             EACH_QUERY.but(cotangent=COTANGENT),
         ),
-        Probe("`causal=True`, Q < K: query i sees key j iff j <= i, counted from the first", PLAIN.but(causal=True)),
+        Probe("`causal=True`, Q < K: query i sees key j if j <= i, counted from the first", PLAIN.but(causal=True)),
         Probe(
-            "Lengths, mask and causal order together: a key is seen iff all three allow it",
+            "Lengths, mask and causal order together: a query sees a key if all three allow it",
             EACH_QUERY.but(mask=MASK, causal=True),
             without=("flax",),
         ),
@@ -71,11 +73,11 @@ such argument. Gradients are compared in the rows on lengths.
 
 
 NO_KEYS = Table(
-    "A query that may see no key",
-    """It gets weights 0 and pooled value 0, so that `W_o`'s bias alone is its output, and sends no gradient: one
-rule on every backend, dtype and path, as in PyTorch's fused kernel. The book's -1e6 makes the row uniform
-over padding, and is minus infinity in float16. The layers of PyTorch and Keras change the output with whether weights
-are asked for.""",
+    "A query that sees no key",
+    """It gets weights 0 and pooled value 0, so that its output is `W_o`'s bias alone, and it sends no gradient. This
+rule of PyTorch's fused kernel holds on every backend, in every dtype, with and without `return_weights`. With the
+book's -1e6, such a query weighs all padding equally; in float16, -1e6 is minus infinity. The layers of PyTorch and
+Keras give another output when weights are asked for than when they are not.""",
     ALL,
     (
         Probe("A length of 0, weights asked for", ZERO, readings=uniform(ZERO)),
@@ -101,15 +103,15 @@ are asked for.""",
 
 PADDING = Table(
     "Padding and extreme values",
-    """A key-value position that no query may see has no influence on any output or gradient, whatever it holds;
-hidden keys weigh exactly 0 at any scale of the scores. A weight of 0 alone does not do that, since 0 times NaN is NaN.
-What a position that is seen holds is the caller's affair, but NaN stays in its sample, or in its query's row.
-`trace` shows scores before masking, and projections of what padding holds; nothing after them does.""",
+    """Keys and values that no query sees change no output and no gradient, whatever they hold; the weight of a hidden
+key is exactly 0, however large the scores are. A weight of 0 alone is not enough for that, since 0 times NaN is NaN.
+NaN in a key or value that is seen stays in its sample, NaN in a query stays in its row.
+`trace` shows the scores before masking, and the projections of padding; nothing after them depends on padding.""",
     ALL,
     (
         Probe("NaN in padded keys and values: no influence", padded(np.nan).but(cotangent=COTANGENT), SHORT),
-        Probe("Infinity there", padded(np.inf).but(cotangent=COTANGENT), SHORT),
-        Probe("1e30 there", padded(1e30).but(cotangent=COTANGENT), SHORT),
+        Probe("Infinity in padded keys and values: no influence", padded(np.inf).but(cotangent=COTANGENT), SHORT),
+        Probe("1e30 in padded keys and values: no influence", padded(1e30).but(cotangent=COTANGENT), SHORT),
         Probe("All inputs times 1e4: the padding still has no weight", LARGE),
         Probe(
             "NaN in a value that is seen: NaN in its sample alone",
@@ -128,7 +130,7 @@ What a position that is seen holds is the caller's affair, but NaN stays in its 
 
 DROPOUT = Table(
     "Dropout",
-    """Inverted dropout on the attention weights, only when training. Those that are returned are as before it.""",
+    """Inverted dropout on the attention weights, only when training. The returned weights are those before dropout.""",
     LAYERS,
     (
         Probe("`dropout=0.5`, not training: no effect", PLAIN.but({"dropout": 0.5})),
@@ -144,7 +146,7 @@ DROPOUT = Table(
 
 EMPTY = Table(
     "Empty and single",
-    """Without samples or queries there is nothing to compute; without keys every query sees none.""",
+    """Without samples or queries there is nothing to compute; without keys, no query sees a key.""",
     ALL,
     (
         Probe("B = 0", each(lambda X: X[:0])),
@@ -158,12 +160,12 @@ EMPTY = Table(
 
 COMPILED = Table(
     "Compiled",
-    """`attention.layer`, compiled by its framework, beside `mha` as it is called without a compiler. Shapes and
-dtypes are known while a compiler traces, and are checked as ever. Values of lengths are not known: there is no check
-of them, a length below 0 acts as 0 and one above K as K.""",
+    """`attention.layer`, compiled by its framework, compared with `mha` without a compiler. Shapes and dtypes are
+known while a compiler traces, and are checked as always. The values of lengths are not known, and are not checked: a
+length below 0 acts as 0, and a length above K as K.""",
     ("torch.compile", "tf.function", "jax.jit"),
     (
-        Probe("Lengths as they should be", SHORT, parts=("output",)),
+        Probe("Valid lengths", SHORT, parts=("output",)),
         Probe("A length of 0", ZERO, parts=("output",)),
         Probe("A length above K", lens(K + 2, 3), parts=("output",)),
         Probe("A length of -1", lens(-1, 3), error=ValueError, readings={"as 0": lens(0, 3)}, parts=("output",)),

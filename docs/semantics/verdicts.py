@@ -1,4 +1,4 @@
-"""What a call came to, in a word: beside the float64 oracle, by the rule of `mha.parity`."""
+"""Describe the result of a call in a word, by comparing it with float64 NumPy by the rule of `mha.parity`."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ from semantics.columns import PEERS, Results, ask
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One row: a call, the rule of `mha` for it in words, and what this rule means as another call, or the error.
+    """One row: a call, the rule of `mha` for it in words, and the rule as another call, or the error.
 
-    rule: what is given, and what `mha` does; readings: other things that a peer may make of it, by name, as calls of
-    `mha` or as functions that know them from the output and `mha`'s own; without: peers to which it does not apply;
-    instead: verdicts of peers that are found in another way; backends: those of `mha` that it can be asked of;
-    parts: of the results, those that it is about; alone: peers that may crash, and are asked in a process of their own.
+    rule: the input, and what `mha` does; readings: other results that a peer may have, by name, as calls of `mha` or as
+    functions that recognise them; without: peers to which the row does not apply; instead: functions that find the
+    verdict of a peer in another way; backends: the backends of `mha` that can make the call; parts: the results that
+    the row is about; alone: peers that may crash, and are called in their own process.
     """
 
     rule: str
@@ -40,7 +40,7 @@ class Probe:
     alone: tuple[str, ...] = ()
 
     def expected(self) -> dict[str, tuple[Any, Any]]:
-        """By reading: the float64 oracle's results and those of plain NumPy in the layer's dtype, `same` first."""
+        """For each reading, the results in float64, and those of NumPy in the layer's dtype; `same` comes first."""
         own = {} if self.error else {"same": self.means or self.call}
         return {name: oracle(call, self.call.cotangent) for name, call in (own | self.readings).items()}
 
@@ -57,20 +57,20 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """A call of which a query without keys weighs all of them alike."""
+    """A call in which a query that sees no key weighs all keys equally."""
 
     call: Call
 
 
 def uniform(call: Call) -> dict[str, Any]:
-    """The reading that a query without keys weighs all of them alike."""
+    """The reading that a query that sees no key weighs all keys equally."""
     return {"uniform over padding": Uniform(call)}
 
 
 def oracle(call: Any, cotangent: Any) -> tuple[Any, Any]:
-    """What a call means in float64, and what plain NumPy makes of it in the layer's dtype."""
+    """The results of a call in float64, and those of NumPy in the layer's dtype."""
     if isinstance(call, Uniform):
-        # Keys of zeros, all seen, weigh the same.
+        # Keys of zeros, all seen, have equal weights.
         plain = call.call
         alike = plain.but(keys=np.zeros_like(plain.keys), valid_lens=None)
         empty = ~np.broadcast_to(plain.seen(), (B, H, Q, K)).any(3)  # (B, H, Q)
@@ -90,7 +90,7 @@ Outcome = Results | Exception
 
 
 def outcome(run: Callable[..., Results], *arguments: Any) -> Outcome:
-    """What a call came to: arrays by name, or the exception."""
+    """Make a call; returns arrays by name, or the exception."""
     with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
@@ -98,13 +98,13 @@ def outcome(run: Callable[..., Results], *arguments: Any) -> Outcome:
         except Exception as problem:
             return problem
         finally:
-            if "mxnet" in sys.modules:  # it computes later, and would raise what went wrong once more at the end
+            if "mxnet" in sys.modules:  # it computes later, and would raise the same error again at the end
                 with contextlib.suppress(Exception):
                     sys.modules["mxnet"].nd.waitall()
 
 
 def verdict(found: Outcome, probe: Probe, expected: dict[str, tuple[Any, Any]]) -> str:
-    """In a word what a call came to; output, weights and gradients one by one where they differ."""
+    """The verdict on a call in a word; one for each of output, weights and gradients if they differ."""
     if isinstance(found, Exception):
         return f"`{type(found).__name__}`"
     parts = {part: part_verdict(part, X, probe, expected) for part, X in found.items() if part in probe.parts}
@@ -113,7 +113,7 @@ def verdict(found: Outcome, probe: Probe, expected: dict[str, tuple[Any, Any]]) 
 
 
 def part_verdict(part: str, X: np.ndarray, probe: Probe, expected: dict[str, tuple[Any, Any]]) -> str:
-    """In a word what one array is."""
+    """The verdict on one array in a word."""
     dtype = probe.call.dtype
     if X.dtype != numpy_dtype(dtype):
         return f"returns {X.dtype}"
@@ -136,7 +136,7 @@ def part_verdict(part: str, X: np.ndarray, probe: Probe, expected: dict[str, tup
 
 
 def agrees(part: str, X: np.ndarray, exact: dict, base: dict, dtype: str) -> bool:
-    """Whether an array is what a reading says, by the rule of `mha.parity`."""
+    """True if an array is that of a reading, by the rule of `mha.parity`."""
     limit = parity.bound(dtype, exact[part], base[part], gradient=part == "gradients")
     return parity.error(X, exact[part]) <= limit
 
@@ -145,7 +145,7 @@ MAIN = Path(__file__).parents[1] / "make_semantics.py"
 
 
 def ask_mha(probe: Probe, expected: dict[str, tuple[Any, Any]]) -> tuple[str, bool]:
-    """The verdict on `mha`, on all backends where they agree, and whether it is what the rule says."""
+    """The verdict on `mha`, for all backends if they agree, and True if it is as the rule says."""
     words: dict[str, list[str]] = {}  # backends by what came
     texts, right = set(), True
     for backend in probe.backends:
@@ -164,7 +164,7 @@ def ask_mha(probe: Probe, expected: dict[str, tuple[Any, Any]]) -> tuple[str, bo
 
 
 def ask_peer(name: str, probe: Probe, expected: dict[str, tuple[Any, Any]], by_itself: bool = False) -> str:
-    """The verdict on a peer; a dash where it has no counterpart of what the probe is about."""
+    """The verdict on a peer; a dash if it has no counterpart."""
     call, peer = probe.call, PEERS[name]
     if name in probe.alone and not by_itself:
         command = [sys.executable, MAIN, "--one", name, probe.rule]

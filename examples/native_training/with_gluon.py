@@ -16,7 +16,7 @@ class Model(nn.Block):
         self.digits = nn.Embedding(V, D, weight_initializer=init.Constant(W_digits))
         self.places = nn.Embedding(T, D, weight_initializer=init.Constant(W_places))
         self.head = nn.Dense(V, flatten=False, use_bias=False, weight_initializer=init.Constant(W_head.T))
-        self.initialize()  # before the layer comes, whose weights are there
+        self.initialize()  # before the layer is added, which has its weights already
         self.attention = mha.MultiHeadAttention(D, H, bias=True, seed=0, backend="mxnet").layer
 
     def forward(self, digits: np.ndarray) -> np.ndarray:

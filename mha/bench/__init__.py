@@ -1,1 +1,1 @@
-"""What `mha bench` measures: time and peak memory of every backend's layer and calls beside the frameworks' own."""
+"""Benchmarks of `mha bench`: time and peak memory of our layers and calls, compared with the frameworks' own."""

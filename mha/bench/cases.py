@@ -1,4 +1,4 @@
-"""What is measured: shapes and kinds, their inputs, and the arithmetic that no implementation can avoid."""
+"""Shapes and kinds of the measurements, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
 from typing import Any
@@ -11,9 +11,10 @@ from mha.names import BackendName
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Sizes of a self-attention: B samples of T positions, D hidden units, H heads; which keys may be seen.
+    """Sizes of a self-attention, and the keys that a query sees: B samples of T positions, D hidden units, H heads.
 
-    G: heads of keys and values, None = H; window: (left, right), the keys about a query that it may see, None = all.
+    G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; ragged: True =
+    lengths of any size.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Shape:
         return mha.MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
 
     def simpler(self) -> dict[str, "Shape"]:
-        """This shape without an option of the layer, for each that it has, by what tells that one from it."""
+        """This shape without its window, and without shared heads of keys, by a name that says so."""
         found = {}
         if self.G is not None:
             found[f"{self.H} key-value heads"] = dataclasses.replace(self, G=None)
@@ -41,7 +42,7 @@ class Shape:
         return found
 
     def lengths(self) -> np.ndarray | None:
-        """How many keys each sample has, (B,): 3/4 of T, any from 1 to T if ragged; None where positions hide keys."""
+        """The number of keys of each sample, (B,): 3/4 of T, from 1 to T if ragged, None if positions hide keys."""
         if self.causal or self.window:
             return None
         if self.ragged:
@@ -49,27 +50,27 @@ class Shape:
         return np.full(self.B, self.T * 3 // 4, "int32")
 
     def inputs(self) -> np.ndarray:
-        """The queries, keys and values in one, (B, T, D)."""
+        """The queries, which are the keys and values too, (B, T, D)."""
         return np.random.default_rng(1).standard_normal((self.B, self.T, self.D), "float32")
 
     def cotangent(self) -> np.ndarray:
-        """What a loss sends back into the output, (B, T, D)."""
+        """The gradient of a loss by the output, (B, T, D)."""
         return np.random.default_rng(2).standard_normal((self.B, self.T, self.D), "float32")
 
     def bounds(self) -> tuple[int, int]:
-        """How many keys before and after its own position a query may see, by the window and the causal order."""
+        """The numbers of keys before and after its own position that a query sees, by window and causal order."""
         left, right = self.window or (None, None)
         right = 0 if self.causal else right
         return self.T if left is None else left, self.T if right is None else right
 
     def visible(self, positions: Any) -> Any:
-        """Which keys a query may see by these, (T, T), of the positions 0 to T - 1, (T,), in any framework's array."""
+        """The mask (T, T) of these bounds, for positions 0 to T - 1, (T,), in an array of any framework."""
         left, right = self.bounds()
         after = positions - positions[:, None]  # (T, T): how far a key is after a query
         return (after >= -left) & (after <= right)
 
     def multiply_adds(self) -> int:
-        """Multiply-adds of the forward pass that only matter: four projections, two products, keys that are seen."""
+        """The multiply-adds that a forward pass needs: four projections, and two products with the keys it sees."""
         lengths, (left, right), queries = self.lengths(), self.bounds(), np.arange(self.T)
         ends = np.full(self.B, self.T) if lengths is None else lengths
         seen = np.minimum(queries + right + 1, ends[:, None]) - np.maximum(queries - left, 0)  # (B, T)
@@ -79,7 +80,7 @@ class Shape:
         return projections + 2 * pairs * self.D
 
     def floor(self, kind: str, rate: float) -> float:
-        """Milliseconds that these take at a matrix product's rate in GFLOP/s; gradients cost twice the forward pass."""
+        """The milliseconds that they take at a rate in GFLOP/s; gradients cost twice the forward pass."""
         return (3 if kind == "training" else 1) * 2 * self.multiply_adds() / rate / 1e6
 
 
@@ -101,5 +102,5 @@ KINDS = ("inference", "training")
 
 
 def find(name: str) -> Shape:
-    """The shape of a name, of those of the tables or of the sweep."""
+    """The shape of this name, from the tables or the sweep."""
     return (SHAPES | SWEEP)[name]

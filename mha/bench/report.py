@@ -1,4 +1,4 @@
-"""What `mha bench` shows: tables, and a picture of time and memory against T."""
+"""The output of `mha bench`: tables, and a picture of time and memory against T."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from mha.bench import cases
 from mha.bench.run import Row
 from mha.tables import plain_table
 
-# Colours of Okabe and Ito, which the colour-blind tell apart; the marks do so in print.
+# Colours of Okabe and Ito, for the colour-blind; the marks are for print without colours.
 LOOKS = {
     "layer": ("#0072B2", "o"),
     "eager layer": ("#56B4E9", "o"),
@@ -22,7 +22,7 @@ LOOKS = {
     "call": ("#000000", "P"),
     "NumPy call": ("#000000", "x"),
 }
-CALLS = ("call", "NumPy call")  # the roles of what users call: what they take more than the layer is shown
+CALLS = ("call", "NumPy call")  # the roles of users' calls, for which the table shows the time above the layer's
 AXES = {"milliseconds": "ms", "mebibytes": "peak memory, MiB"}
 
 
@@ -98,7 +98,7 @@ def picture(rows: list[Row], suffix: str) -> bytes:
 
 
 def _time(milliseconds: float | None) -> str:
-    """Milliseconds with three digits that count, or more where they are whole."""
+    """Milliseconds with three significant digits, or as a whole number."""
     if milliseconds is None:
         return ""
     return f"{milliseconds:.{2 if milliseconds < 10 else 1 if milliseconds < 100 else 0}f}"

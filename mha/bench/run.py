@@ -1,4 +1,4 @@
-"""Measure, each number in a process of its own; nothing here imports a framework."""
+"""Measure each number in its own process; nothing here imports a framework."""
 
 import dataclasses
 import itertools
@@ -17,18 +17,18 @@ from mha import dispatch
 from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.names import BackendName
-from mha.processes import available, why_it_ended
+from mha.parity.run.processes import available, why_it_ended
 
 
 @dataclasses.dataclass
 class Row:
-    """What was measured of one implementation; None = it was not.
+    """The measurements of one implementation; None = not measured.
 
-    role: what the implementation is to its backend; milliseconds: the median of a call; rounds: how many samples that
-    is of; ratios: lower quartile, median and upper quartile of its time by that of `attention.layer` in the same round;
-    overhead: the median of what it takes more than that, in microseconds; mebibytes: the memory of one call at its
-    peak, beside inputs and weights; floor: the milliseconds that the products take at the rate, in GFLOP/s, of the
-    framework's own.
+    role: the implementation's role for its backend; milliseconds: the median time of a call; rounds: the number of
+    samples; ratios: lower quartile, median and upper quartile of its time divided by that of `attention.layer` in the
+    same round; overhead: the median of the difference of these two times, in microseconds; mebibytes: the peak memory
+    of one call, without inputs and weights; floor: the milliseconds of the matrix products alone, at the rate, in
+    GFLOP/s, of the framework's own product.
     """
 
     backend: BackendName
@@ -47,7 +47,7 @@ class Row:
 
 @dataclasses.dataclass
 class Report:
-    """Everything that was measured for the tables and for the sweep over T, what failed and what was left out."""
+    """All measurements, for the tables and for the sweep over T; and a line for each that failed or was left out."""
 
     rows: list[Row] = dataclasses.field(default_factory=list)
     sweep: list[Row] = dataclasses.field(default_factory=list)
@@ -56,7 +56,7 @@ class Report:
 
 
 class Runner:
-    """Measures shapes and the sweep, and says through `progress` what is measured now."""
+    """Runs the measurements of shapes and of the sweep; calls `progress` with a text for each."""
 
     def __init__(self, seconds: float, progress: Callable[[str], None]) -> None:
         self.report = Report()
@@ -65,7 +65,7 @@ class Runner:
         self._known: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
 
     def roles(self, backend: BackendName, kind: str, shape: Shape) -> dict[str, str]:
-        """What each implementation is to its backend, by name; a worker is asked, once. Empty if that failed."""
+        """The role of each implementation, by name, from a worker that runs once; {} if it failed."""
         if (backend, kind) not in self._known:
             result = self._run("implementations", f"{backend}, {kind}", "implementations", backend=backend, kind=kind)
             self._known[backend, kind] = result.get("roles", {})
@@ -74,7 +74,7 @@ class Runner:
     def steps(
         self, backends: list[BackendName], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool
     ) -> int:
-        """How many measurements there will be at most."""
+        """The largest possible number of measurements."""
         known = [(shape, memory) for shape in shapes] + [(shape, True) for shape in cases.SWEEP.values() if sweep]
         return sum(
             1 + both * len(self.roles(backend, kind, shape))
@@ -82,16 +82,16 @@ class Runner:
         )
 
     def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
-        """Measure one shape, without the memory if that is not wanted."""
+        """Measure one shape; memory: True = its memory, too."""
         rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind, shape).items()]
         self.report.rows += rows
         if memory:
-            # What fails alone would end the others with it.
+            # An implementation that fails here would stop the others when they are timed together.
             rows = [row for row in rows if self._memory(row)]
         self._times(rows, shape)
 
     def sweep(self, backend: BackendName, kind: str) -> None:
-        """Measure each T of the sweep, an implementation for as long as half of the free memory is enough for it."""
+        """Measure each T of the sweep; an implementation stops before it could need half of the free memory."""
         free, (first, *_, last) = available(), cases.SWEEP.values()
         roles = self.roles(backend, kind, first)
         for shape in cases.SWEEP.values():
@@ -110,7 +110,7 @@ class Runner:
                 ]
 
     def _memory(self, row: Row) -> bool:
-        """Measure the memory of an implementation, and say whether that went well."""
+        """Measure the memory of an implementation; returns False if that failed."""
         result = self._measure("memory", row, row.implementation, name=row.implementation)
         row.mebibytes = result.get("mebibytes")
         return row.mebibytes is not None
@@ -134,7 +134,7 @@ class Runner:
         return self._run(what, ", ".join(place.values()), shown, **place, **arguments)
 
     def _run(self, what: str, place: str, shown: str, **arguments: Any) -> dict[str, Any]:
-        """What a worker printed; empty if it failed, which the report then says."""
+        """The result that a worker printed; {} if it failed, and then the report has a line about it."""
         self.progress(f"{place}: {shown}")
         result = work(what, **arguments)
         if "error" in result:
@@ -144,9 +144,9 @@ class Runner:
 
 
 def work(what: str, **arguments: Any) -> dict[str, Any]:
-    """What a worker prints of one measurement, or {"error": ...} if it ended without; it ends with this process."""
+    """The result that a worker prints for one measurement, or {"error": ...} if it printed none."""
     command = [sys.executable, "-m", "mha.bench.worker", what, json.dumps(arguments)]
-    # The processor alone, whose memory can be measured, for all frameworks alike.
+    # All frameworks use the processor alone, since only its memory can be measured.
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
     try:
@@ -156,7 +156,7 @@ def work(what: str, **arguments: Any) -> dict[str, Any]:
 
 
 def machine(backends: list[BackendName]) -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, system, and versions of Python and the frameworks."""
+    """The machine that was measured: processor, cores, system, and versions of Python and the frameworks."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -168,7 +168,7 @@ def machine(backends: list[BackendName]) -> dict[str, Any]:
 
 
 def _versions(backend: BackendName) -> dict[str, str]:
-    """Versions of what a backend needs."""
+    """The versions of the packages that a backend needs."""
     first, *others = dispatch.FRAMEWORKS[backend].needs
     return {first: dispatch.backends()[backend].version or ""} | {name: metadata.version(name) for name in others}
 

@@ -1,4 +1,4 @@
-"""What an implementation is: its role beside the others, and steps to be timed, those that users call among them."""
+"""Implementations to measure: their roles, and the steps that are timed, with users' own calls among them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ import numpy as np
 import mha
 from mha.bench.cases import Shape
 
-REFERENCE = "attention.layer"  # what all others are compared with: the backend's own layer, compiled where it compiles
+REFERENCE = "attention.layer"  # all others are compared with the backend's layer, compiled if the framework compiles
 
 
 class Results(NamedTuple):
-    """What one call gives, in arrays of NumPy or the framework.
+    """The results of one call, in arrays of NumPy or the framework.
 
-    output: (B, T, D), None if the call gives none; by_input: in training, gradients whose sum is that by the input,
-    each (B, T, D); by_weights: in training, the gradients by every weight.
+    output: (B, T, D), or None; by_input: in training, gradients (B, T, D) that add up to the gradient by the input;
+    by_weights: in training, the gradients by every weight.
     """
 
     output: Any = None
@@ -23,18 +23,18 @@ class Results(NamedTuple):
     by_weights: tuple = ()
 
 
-Step = Callable[[], Any]  # one call, which has ended when it returns: Results, unless it is a product of matrices
+Step = Callable[[], Any]  # makes one call and waits for its end; returns Results, a product of matrices anything
 
 
 class Implementation(NamedTuple):
-    """Something to be measured: what it is to its backend, and what makes its step."""
+    """An implementation to measure: its role for its backend, and a function that makes its step."""
 
     role: str
     make: Callable[[], Step]
 
 
 def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
-    """The layer with the same weights and no window, for the frameworks' own layers, which take one as a mask."""
+    """The layer with the same weights and no window; the frameworks' own layers take the window as a mask."""
     options: dict[str, Any] = vars(attention.config) | {"window": None}
     plain = mha.MultiHeadAttention(**options, seed=attention.seed, backend=attention.backend)
     plain.weights = attention.weights
@@ -42,13 +42,13 @@ def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
 
 
 def call(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
-    """A step of `attention(...)`, as users call it, on arrays that `tensor` makes of NumPy's."""
+    """A step that calls `attention(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     X, lengths = _arrays(tensor, shape.inputs(), shape.lengths())
     return lambda: Results(attention(X, X, X, lengths, causal=shape.causal))
 
 
 def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
-    """A step of `attention.gradients(...)`, as users call it, on arrays that `tensor` makes of NumPy's."""
+    """A step that calls `attention.gradients(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     X, lengths, cotangent = _arrays(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
 
     def step() -> Results:
@@ -57,6 +57,29 @@ def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable 
         return Results(None, by_input, tuple(found.values()))
 
     return step
+
+
+def user_calls(
+    attention: mha.MultiHeadAttention,
+    shape: Shape,
+    kind: str,
+    tensor: Callable | None = None,
+    own: Callable[[Step], Step] = lambda step: step,
+    numpy: Callable[[Step], Step] = lambda step: step,
+) -> dict[str, Implementation]:
+    """The implementations that users call: of `attention(...)`, or in training of `attention.gradients(...)`.
+
+    tensor: makes the framework's arrays of NumPy's, None = it has none; own, numpy: what a backend makes of the step on
+    its arrays, and of that on NumPy's.
+    """
+    made = {}
+    name, step = ("attention.gradients(...)", gradients) if kind == "training" else ("attention(...)", call)
+    if tensor is not None:
+        made[f"{name}, own arrays"] = Implementation("call", lambda: own(step(attention, shape, tensor)))
+    if tensor is None or kind != "training":
+        role = "NumPy call" if made else "call"
+        made[f"{name}, NumPy arrays"] = Implementation(role, lambda: numpy(step(attention, shape)))
+    return made
 
 
 def _arrays(tensor: Callable, *arrays: np.ndarray | None) -> list[Any]:

@@ -1,6 +1,6 @@
-"""One measurement in a process of its own: `python -m mha.bench.worker times '{"backend": "torch", ...}'`.
+"""Run one measurement as a process: `python -m mha.bench.worker times '{"backend": "torch", ...}'`.
 
-Prints one JSON object, of which {"error": ...} says in one line what went wrong.
+It prints one JSON object; {"error": ...} says in one line what went wrong.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results, Step
 from mha.names import BackendName
 
-SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample of them lasts as long
-ROUNDS = 5  # at least, even if they take longer than they may
-SIZE = 1024  # of the square matrices whose product tells the framework's rate
-DIFFERENCE = 1e-4  # of the largest number: far more than float32 rounds here, far less than any other result
+SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample takes this long
+ROUNDS = 5  # the least number of rounds, even if they take longer than allowed
+SIZE = 1024  # of the square matrices whose product gives the framework's rate
+DIFFERENCE = 1e-4  # of the largest number: far more than rounding in float32, far less than a wrong result
 
 
 def implementations(backend: BackendName, kind: str) -> dict[str, Any]:
-    """What there is to measure: for each shape by name, the "roles" of the implementations by name, ours first."""
+    """List what there is to measure: for each shape by name, the "roles" of the implementations by name, ours first."""
     return {
         "roles": {
             shape.name: {name: one.role for name, one in _implementations(backend, shape, kind).items()}
@@ -45,9 +45,9 @@ def implementations(backend: BackendName, kind: str) -> dict[str, Any]:
 
 
 def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds: float) -> dict[str, Any]:
-    """Time implementations in turns, for so many seconds.
+    """Time implementations in turns, for a number of seconds.
 
-    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", and what `summary` makes of these.
+    Returns the matrix product's "rate" in GFLOP/s, the number of "rounds", and their `summary`.
     """
     known = _implementations(backend, cases.find(shape), kind)
     steps = {name: known[name].make() for name in names}
@@ -58,18 +58,18 @@ def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds
     rounds: list[dict[str, float]] = []
     end = time.perf_counter() + seconds
     while len(rounds) < ROUNDS or time.perf_counter() < end:
-        first = len(rounds) % len(names)  # each goes first in turn: what comes before may leave the caches cold
+        first = len(rounds) % len(names)  # each goes first in turn, since the caches depend on what ran before
         rounds.append({name: _seconds(steps[name], calls[name]) for name in names[first:] + names[:first]})
     products += [_seconds(product) for _ in range(5)]
     return {"rate": 2 * SIZE**3 / min(products) / 1e9, "rounds": len(rounds)} | summary(rounds)
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """What the seconds of each implementation in each round come to.
+    """Summarise the seconds of each implementation in each round.
 
-    Returns for each name its median "milliseconds". For each name but the reference, beside the reference in the same
-    round: the quartiles of the times by its times as "ratios", and the median of what they take more, in microseconds,
-    as "overheads".
+    Returns the median "milliseconds" of each name. For each name except the reference, it returns as "ratios" the
+    quartiles of its time divided by the reference's in the same round, and as "overheads" the median of the
+    difference of these two times, in microseconds.
     """
     others = [name for name in rounds[0] if name != REFERENCE] if REFERENCE in rounds[0] else []
     ratios = {name: [one[name] / one[REFERENCE] for one in rounds] for name in others}
@@ -81,9 +81,9 @@ def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, Any]:
-    """The memory that one call of an implementation takes at its peak, beside inputs and weights: "mebibytes"."""
+    """Measure the peak memory of one call of an implementation, without inputs and weights: "mebibytes"."""
     measured = cases.find(shape)
-    # A small call of another layer, so that what loads or starts once is there before.
+    # A small call of another layer first, so that everything that is loaded or started once is there.
     _implementations(backend, dataclasses.replace(measured, B=2, T=8), kind)[name].make()()
     step = _implementations(backend, measured, kind)[name].make()
     gc.collect()
@@ -93,24 +93,24 @@ def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, 
 
 
 def check_agreement(steps: dict[str, Step]) -> None:
-    """Raise ValueError, naming it, if an implementation gives another output or gradient by the input than the first.
+    """Raise ValueError if an implementation's output or gradient by the input differs from the first one's.
 
-    What either of the two does not give is not compared.
+    Results that one of the two does not have are not compared.
     """
     (first, step), *others = steps.items()
-    expected = _parts(step())
+    expected = _compared(step())
     for name, step in others:
-        for part, found in _parts(step()).items():
-            if part in expected:
-                error, largest = parity.error(found, expected[part]), parity.largest(expected[part])
+        for result, found in _compared(step()).items():
+            if result in expected:
+                error, largest = parity.error(found, expected[result]), parity.largest(expected[result])
                 if error > DIFFERENCE * largest:
                     raise ValueError(
-                        f"{name} differs by {error:.1e} from {first} in {part}, whose largest number is {largest:.1e}"
+                        f"{name} differs by {error:.1e} from {first} in {result}, whose largest number is {largest:.1e}"
                     )
 
 
-def _parts(results: Results) -> dict[str, Any]:
-    """The output and the gradient by the input, as far as they are given."""
+def _compared(results: Results) -> dict[str, Any]:
+    """The output and the gradient by the input, if the results have them."""
     found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
     return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
 
@@ -124,7 +124,7 @@ def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str,
 
 
 def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
-    """A step of the layer for another shape; it gives nothing, since it computes something else."""
+    """A step of the layer for another shape; it returns no results, since they are different ones."""
     step = _module(backend).implementations(shape.layer(backend), shape, kind)[REFERENCE].make()
 
     def alone() -> Results:
@@ -136,11 +136,11 @@ def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
 
 def _module(backend: BackendName) -> Any:
     """The benchmarks of a backend."""
-    return importlib.import_module(f"mha.backends.{backend}.bench")
+    return importlib.import_module(f"mha.backends.{backend}.commands.bench")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:
-    """The seconds that a call takes, of so many."""
+    """The seconds of one call, the mean of several."""
     start = time.perf_counter()
     for _ in range(calls):
         step()
@@ -151,9 +151,9 @@ def _seconds(step: Step, calls: int = 1) -> float:
 
 
 def _reset_peak() -> int:
-    """Forget what the process held at most, as far as the system can, and return what it holds, or held at most."""
+    """Reset the peak of the process's memory, if the system can, and return the memory now, or else the old peak."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)  # what it keeps of freed memory would be taken again unseen
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory that it keeps would be used again without being counted
     try:
         Path("/proc/self/clear_refs").write_text("5")
         return _status("VmRSS")
@@ -162,7 +162,7 @@ def _reset_peak() -> int:
 
 
 def _peak() -> int:
-    """What the process held at most, in bytes."""
+    """The peak memory of the process, in bytes."""
     try:
         return _status("VmHWM")
     except (OSError, IndexError):  # a system without /proc, or without that line in it
@@ -177,7 +177,7 @@ def _status(field: str) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Call the function that is named first with the arguments that follow as JSON, and print what it returns."""
+    """Call the function of the first argument with the JSON of the second, and print its result."""
     known: dict[str, Callable[..., dict[str, Any]]] = {one.__name__: one for one in (implementations, times, memory)}
     try:
         result = known[arguments[0]](**json.loads(arguments[1]))

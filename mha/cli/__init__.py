@@ -27,10 +27,10 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """One multi-head attention over five backends, the same numbers on each.
+    """One multi-head attention on several backends, with the same numbers on each.
 
-    The backends are numpy, torch, tensorflow, jax and mxnet. The environment variable MHA_BACKEND selects one; without
-    it, numpy.
+    `mha backends` lists them. The environment variable MHA_BACKEND chooses one; without it, numpy.
+
 
     \b
     Examples:
@@ -43,10 +43,10 @@ def main(
       mha heads model.safetensors --text "The cat sat down"
       mha page -o page.html
 
-    Exit codes: 0 all well; 1 something was computed and is wrong, or a framework is broken; 2 the command was wrong,
-    or what it asks for is not installed, or a file is not what it should be.
+    Exit codes: 0 if all is well; 1 if something was computed and is wrong, or if a framework is broken; 2 if the
+    command is wrong, if a framework that it needs is not installed, or if a file cannot be used.
     """
-    # Of TensorFlow's messages, commands show none: what fails, they say themselves.
+    # Commands show no messages of TensorFlow: if something fails, the command itself says so.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -67,9 +67,9 @@ app.command(name="page")(options.command(page.write))
 
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))
-app.add_typer(files_of_weights, name="weights", help="Look into files of weights.", no_args_is_help=True)
+app.add_typer(files_of_weights, name="weights", help="Show what files of weights hold.", no_args_is_help=True)
 
 case_files = typer.Typer(**OPTIONS)
 case_files.command()(options.command(case.write))
 case_files.command()(options.command(case.check))
-app.add_typer(case_files, name="case", help="Cases as files, for any framework.", no_args_is_help=True)
+app.add_typer(case_files, name="case", help="Write and check cases as files, for any framework.", no_args_is_help=True)

@@ -1,11 +1,11 @@
-"""`mha backends`, and the backends that the other commands are told to use."""
+"""`mha backends`, and the option with which the other commands choose backends."""
 
 from collections.abc import Collection
 from typing import Annotated, Any
 
 import typer
 
-from mha import checks, dispatch, parity
+from mha import dispatch, parity
 from mha.cli import terminal
 from mha.names import BackendName
 from mha.tables import plain_table
@@ -17,13 +17,14 @@ Backends = Annotated[
 
 
 def show() -> None:
-    """List the backends: what is installed, what is not.
+    """List the backends: which are installed, and which are not.
 
-    Version and device of each backend, or why it does not work and what to install. The one that MHA_BACKEND selects
-    is marked, and whether MHA_READABLE has the lesson itself run. Every installed framework is loaded, which takes some
-    seconds.
+    The table has the version and the device of each backend, or why it does not work and what to install. The backend
+    that MHA_BACKEND chooses is marked "selected", and also "readable" if MHA_READABLE is 1. The command imports every
+    installed framework, which takes some seconds.
 
-    Exit code 0 if the backend that MHA_BACKEND selects (numpy if it is not set) works, 1 if not, 2 if it names none.
+    Exit code 0 if the backend that MHA_BACKEND chooses (numpy if it is not set) works, 1 if it does not, 2 if
+    MHA_BACKEND names no backend.
 
     \b
     Example:
@@ -48,19 +49,19 @@ def show() -> None:
 
 
 def chosen(backend: str | None) -> BackendName:
-    """The name of the backend to use; None = the one that MHA_BACKEND selects.
+    """The name of the backend to use; None = the one that MHA_BACKEND chooses.
 
     An unknown name ends the command, and so does an MHA_READABLE that is neither 0 nor 1.
     """
     try:
         dispatch.is_readable()
-        return dispatch.backend_name(backend)
+        return dispatch.backend_name() if backend is None else dispatch.named("--backend", backend)
     except ValueError as error:
         terminal.fail(error)
 
 
 def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
-    """The backends that were named, each once; None = all that are installed. One that is not ends the command.
+    """The backends that were named, each once; None = all that are installed. The command ends if one is not installed.
 
     elsewhere: those that need not be installed here.
     """
@@ -69,7 +70,7 @@ def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) ->
     try:
         dispatch.is_readable()
         if backends is not None:
-            asked = [checks.choice("--backends", name.strip(), tuple(known)) for name in backends.split(",")]
+            asked = [dispatch.named("--backends", name.strip()) for name in backends.split(",")]
     except ValueError as error:
         terminal.fail(error)
     names = list(dict.fromkeys(asked))
@@ -80,6 +81,6 @@ def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) ->
 
 
 def device_of(name: BackendName) -> str:
-    """Where a backend computes, in its framework's own words; its framework is imported."""
+    """The device on which a backend computes, in its framework's own words; its framework is imported."""
     module: Any = dispatch.load(name)
     return module.device()

@@ -23,34 +23,37 @@ def bench(
     ] = ",".join(cases.SHAPES),
     kinds: Annotated[str, typer.Option(metavar="A,B", help="Kinds, joined by commas.")] = ",".join(cases.KINDS),
     seconds: Annotated[
-        float, typer.Option(min=0, help="How long to time the implementations of a backend on a shape, in turns.")
+        float, typer.Option(min=0, help="Time for all implementations of a backend on one shape, in turns.")
     ] = 10.0,
-    no_memory: Annotated[bool, typer.Option("--no-memory", help="No memory in the tables.")] = False,
+    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not measure memory for the tables.")] = False,
     to: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Also write every number and the machine to FILE; - is stdout."),
+        typer.Option(
+            "--json", metavar="FILE", help="Also write all numbers, and this machine's data, to FILE; - is stdout."
+        ),
     ] = None,
     plot: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Also measure T = 128 to 8192, and draw time and memory; the suffix is the format."
+            metavar="FILE",
+            help="Also measure T = 128 to 8192, and draw time and memory to FILE; its suffix is the format.",
         ),
     ] = None,
 ) -> None:
     """Measure how fast the backends are, and how much memory they take.
 
-    attention.layer is a backend's own layer, inside jax.jit or tf.function where the framework compiles. Beside it are
-    the calls that users make, attention(...) on the framework's own arrays and on NumPy's; the layer with
-    return_weights (readable); the framework's own layers and its fused kernel with the same weights; and what the
-    matrix products alone would take. Inference is a forward pass, training is a forward pass and all gradients. All
-    run on the processor, in float32.
+    The first line of each table is attention.layer, the layer of one backend; on JAX and TensorFlow it is compiled, by
+    jax.jit and tf.function. The other lines compare it with: attention(...), the call that users make, on the
+    framework's own arrays and on NumPy's; the layer with return_weights (readable); the framework's own layers and its
+    fused kernel with the same weights; and the time of the matrix products alone. Inference is a forward pass;
+    training is a forward pass and all gradients. All of it runs on the processor, in float32.
 
-    The implementations of a backend give the same numbers, which is checked first, and are timed in turns. "The layer
-    is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds a user's call
-    takes more than the layer, also the median of the turns. Memory is what one call takes at its peak.
+    The command first checks that the implementations of a backend give the same numbers. Then it times them in turns.
+    "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
+    longer a user's call takes than the layer, also as the median of the turns. Memory is the peak of one call.
 
     \b
-    The shapes, self-attention with lengths of 3/4 of T:
+    The shapes (self-attention; the lengths are 3/4 of T):
       name  batch     T    D  heads
       S         2     8  100      5
       M         8   128  512      8
@@ -61,24 +64,24 @@ def bench(
       G         1  4096  512      8  2 key-value heads
       W         1  4096  512      8  as C, window=(511, 0)
 
-    G and W also have the layer as at XL and C beside it: with 8 key-value heads, and with no window.
+    At G, the layer with 8 key-value heads is timed as well; at W, the layer with no window.
 
-    All of it takes some two hours, and --plot one. There, an implementation ends at the T after which half of the
-    free memory may not be enough for it; --no-memory is about the tables alone.
+    All shapes and kinds take about two hours, and --plot takes about one more. For the plot, an implementation stops
+    at the last T for which half of the free memory is surely enough. --no-memory changes only the tables.
 
     \b
     Examples:
       mha bench --backends torch --shapes S --json bench.json
       mha bench --kinds inference --shapes "" --plot bench.svg
 
-    Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or a backend that it names
-    is not installed.
+    Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or if a backend that it
+    names is not installed.
     """
     names = chosen_all(backends)
     chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, tuple(cases.SHAPES))]
     both = _choices("--kinds", kinds, cases.KINDS)
     if not both or not (chosen or plot):
-        terminal.fail("nothing is to be measured, expected a kind and a shape, or --plot")
+        terminal.fail("nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot")
     file = terminal.json_file(to)
     picture, suffix = _picture(plot) if plot else (None, "")
     results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
@@ -102,7 +105,7 @@ def _measure(
 ) -> run.Report:
     """All measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
-        # Each is shown as it begins, and counted as the next one does.
+        # Each is shown when it begins, and counted when the next one begins.
         task = progress.add_task("", total=None)
         runner = run.Runner(seconds, lambda now: progress.update(task, description=now, advance=1))
         total = runner.steps(backends, kinds, shapes, memory, sweep)
@@ -116,7 +119,7 @@ def _measure(
 
 
 def _picture(name: str) -> tuple[str, str]:
-    """The file of a picture and its format; what is wrong with it is said before anything is measured."""
+    """The file of a picture and its format; a wrong name ends the command before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         terminal.fail(f"--plot needs matplotlib: {dispatch.pip(dispatch.PLOTS)}")
     known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]

@@ -2,9 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -13,34 +12,36 @@ from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import chosen_all
 from mha.config import DTYPES
-from mha.names import BackendName, FloatName
+from mha.names import BackendName
 from mha.parity import Result, case_files
-from mha.parity.case_files import CaseFile
-from mha.parity.suite import ALL_CASES
+from mha.parity.cases.suite import ALL_CASES
 from mha.tables import plain_table
 
 Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
 
 
 def write(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; one that is there is replaced.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; an existing file is replaced.")],
     case: Annotated[
-        str, typer.Option(metavar="NAME", help="A case of the full suite; a name that is unknown shows all names.")
+        str, typer.Option(metavar="NAME", help="A case of the full suite; an unknown name lists all names.")
     ] = "all options",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help=f"What to compute in: {', '.join(DTYPES)}.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(metavar="NAME", help=f"The dtype of the case: {', '.join(DTYPES)}.")
+    ] = "float32",
 ) -> None:
-    """Write a case of the suite for somebody with another framework.
+    """Write a case of the suite to a file, for somebody with another framework.
 
-    A safetensors file with everything that it takes to compute the same and to judge the result: how the layer is
-    configured, weights, inputs, what hides keys, every step from input to output, attention weights, output and
-    gradients by NumPy in float64, and how far each may be off in the dtype.
+    The safetensors file holds all that somebody needs to compute the same and to judge the result: the layer's
+    configuration, its weights, the inputs, and what hides keys; every step from input to output, the attention
+    weights, the output and the gradients, computed by NumPy in float64; and the largest error that each may have in
+    the dtype.
 
     \b
     Examples:
       mha case write case.safetensors
       mha case write case.safetensors --case "score bias" --dtype bfloat16
 
-    Exit code 0 if the file was written, 2 if not; FILE then stays as it was.
+    Exit code 0 if the file was written, 2 if not; then FILE stays as it was.
     """
     known = {one.name: one for one in ALL_CASES}
     try:
@@ -66,34 +67,34 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Compute what case files say, and compare.
+    """Compute the calls in case files, and compare the results with the files.
 
-    Every step, the output (with and without attention weights) and every gradient, on each backend. The table has the
-    ratios, error by bound, which are at most 1 where rounding explains the error; of several files, the largest one of
-    each. Where a backend lacks the dtype of a file, there is none.
+    Each backend computes every step, the output (with and without attention weights) and every gradient. The table
+    shows the ratios, error divided by bound: at most 1 if rounding explains the error. With several files, it shows
+    the largest ratio of each. If a backend does not have the dtype of a file, it shows "-".
 
     \b
     Examples:
       mha case check case.safetensors --backends torch
       mha case check vectors
 
-    Exit code 0 if every error is within its bound. 1 if one is not, and then the first step that leaves its bound is
-    named, or if a framework is broken. 2 if a file is no case file, or if the command is wrong.
+    Exit code 0 if every error is within its bound. 1 if one is not (the command names the first step that leaves its
+    bound), or if a framework is broken. 2 if a file is no case file, or if the command is wrong.
     """
     chosen = chosen_all(backends)
     cases = {file: _read(file) for name in names for file in _files(name)}
-    dtypes = {name: _dtypes(name) for name in chosen}
-    plan = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
-    if not plan:
+    dtypes = {name: dispatch.FRAMEWORKS[name].dtypes for name in chosen}
+    pairs = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
+    if not pairs:
         terminal.fail(f"{', '.join(chosen)} has no {', '.join(sorted({one.config.dtype for one in cases.values()}))}")
-    results = {(file, name): case_files.check(cases[file], name) for file, name in terminal.track("Checking", plan)}
+    results = {(file, name): case_files.check(cases[file], name) for file, name in terminal.track("Checking", pairs)}
     console = terminal.console()
     console.print((_of_one if len(cases) == 1 else _of_many)(cases, chosen, results))
     failures = [f"{file} on {name}: {_failure(found)}" for (file, name), found in results.items() if _failed(found)]
     for line in failures:
         console.print(line)
     if not failures:
-        console.print(f"{len(plan)} checks on {', '.join(chosen)}, all within their bounds")
+        console.print(f"{len(pairs)} checks on {', '.join(chosen)}, all within their bounds")
     raise typer.Exit(1 if failures else 0)
 
 
@@ -106,26 +107,17 @@ def _files(name: str) -> list[str]:
     return found
 
 
-def _read(name: str) -> CaseFile:
-    """The case in a file; what is wrong with it ends the command."""
+def _read(name: str) -> case_files.CaseFile:
+    """The case in a file; a problem with the file ends the command."""
     try:
         return case_files.read(name)
     except FileNotFoundError:
-        terminal.fail(f"{name} is not there")
+        terminal.fail(f"there is no file {name}")
     except (OSError, ValueError) as error:
         terminal.fail(error)
 
 
-def _dtypes(name: BackendName) -> Sequence[FloatName]:
-    """The dtypes of a backend; all of them where its framework is broken, so that the check says why."""
-    try:
-        module: Any = dispatch.load(name)
-    except Exception:
-        return DTYPES
-    return module.DTYPES
-
-
-def _of_one(cases: dict[str, CaseFile], backends: list[BackendName], results: Results) -> Table:
+def _of_one(cases: dict[str, case_files.CaseFile], backends: list[BackendName], results: Results) -> Table:
     """The ratio of every quantity of one file, on each backend."""
     [(file, case)] = cases.items()
     ratios = {name: {one.where: one for one in results.get((file, name), [])} for name in backends}
@@ -135,7 +127,7 @@ def _of_one(cases: dict[str, CaseFile], backends: list[BackendName], results: Re
     return table
 
 
-def _of_many(cases: dict[str, CaseFile], backends: list[BackendName], results: Results) -> Table:
+def _of_many(cases: dict[str, case_files.CaseFile], backends: list[BackendName], results: Results) -> Table:
     """The largest ratio of every file, on each backend."""
     table = plain_table("file", "dtype", *backends)
     for file, case in cases.items():
@@ -155,7 +147,7 @@ def _failed(results: list[Result]) -> list[Result]:
 
 
 def _failure(results: list[Result]) -> str:
-    """Where a case first leaves its bounds, or what was raised."""
+    """The first result outside its bound, or the error that was raised."""
     first, *_ = _failed(results)
     if first.error == math.inf and len(results) == 1:
         return first.where

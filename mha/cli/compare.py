@@ -1,4 +1,4 @@
-"""`mha compare`: the attention layers of two files, weight by weight, and what they compute."""
+"""`mha compare`: the attention layers of two files, weight by weight, and by their outputs."""
 
 from typing import Annotated, Any
 
@@ -8,39 +8,43 @@ from mha import parity
 from mha.cli import terminal, weights
 from mha.weights import schemes
 
-SCHEME = f"auto (as they show), {', '.join(schemes.SCHEMES)}."
+SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A safetensors file.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The one to compare with it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The safetensors file to compare with A.")],
     scheme_a: Annotated[
-        str, typer.Option("--from-a", metavar="SCHEME", help=f"How A names its arrays: {SCHEME}")
+        str, typer.Option("--from-a", metavar="SCHEME", help=f"The naming scheme of A's arrays: {SCHEME}")
     ] = "auto",
-    scheme_b: Annotated[str, typer.Option("--from-b", metavar="SCHEME", help="How B does, likewise.")] = "auto",
+    scheme_b: Annotated[
+        str, typer.Option("--from-b", metavar="SCHEME", help="The naming scheme of B's arrays, likewise.")
+    ] = "auto",
     prefix_a: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="What the names of the layer's arrays begin with in A.")
+        str | None, typer.Option(metavar="PREFIX", help="The beginning of the names of the layer's arrays in A.")
     ] = None,
     prefix_b: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="And in B; as in A, if that is there and nothing is said.")
+        str | None, typer.Option(metavar="PREFIX", help="The same for B; default: as in A, if B has such names.")
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option(metavar="H", help="The number of heads, where a file does not say it.")
+        int | None, typer.Option(metavar="H", help="The number of heads, if a file does not say it.")
     ] = None,
     rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="The base of rotated positions, or none; likewise.")
+        str | None, typer.Option(metavar="BASE", help="The base of the rotary positions, or none; likewise.")
     ] = None,
     qk_norm: Annotated[
-        str | None, typer.Option(metavar="NORM", help="rms or layer: the norm of queries and keys, likewise.")
+        str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
     ] = None,
 ) -> None:
     """Compare the attention layers of two files.
 
-    Files of mha, or checkpoints of any known naming scheme. Every weight of B beside A's: the same bits, the same but
-    for rounding, or what makes it out of A's, such as a transpose; and the outputs on the same inputs, with the known
-    mistake that explains B's. Where both files have as many layers and no prefix is given, all are compared.
+    A and B are files of mha, or checkpoints of any known naming scheme. For each weight, the report says whether B's
+    has the same bits as A's, is the same up to rounding, or differs, and which known change (such as a transpose)
+    makes B's from A's. Then it compares the outputs for the same inputs, and names the known mistake that explains
+    those of B. Without prefixes, all layers are compared, if both files have the same number of them.
 
-    What a file does not say, such as the number of heads, is taken from the options, else from the other file.
+    If a file does not say something, such as the number of heads, it is taken from the options, or else from the other
+    file.
 
     \b
     Examples:
@@ -48,8 +52,8 @@ def compare(
       mha compare bert.safetensors keras.safetensors \\
         --prefix-a encoder.layer.0.attention --prefix-b block_0.attention
 
-    Exit code 0 if the layers are the same, also if they are stored in another way or rounded; 1 if they differ; 2 if
-    a file is not what it should be, or if the command is wrong.
+    Exit code 0 if the layers are the same, even if they are stored in another way or rounded; 1 if they differ; 2 if
+    a file cannot be used, or if the command is wrong.
     """
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
     said |= weights.options_said(rotary, qk_norm)
@@ -58,8 +62,8 @@ def compare(
             a, b, num_heads=num_heads, track=lambda pairs: terminal.track("Comparing", pairs), **said
         )
     except FileNotFoundError as error:
-        terminal.fail(f"{error.filename} is not there")
+        terminal.fail(f"there is no file {error.filename}")
     except (OSError, TypeError, ValueError) as error:
-        terminal.fail(weights.typed(error))
+        terminal.fail(error)
     terminal.console().print(report)
     raise typer.Exit(0 if report else 1)

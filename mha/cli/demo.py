@@ -1,9 +1,8 @@
-"""`mha demo`: the book's example, its steps from input to output, and what each head attends to."""
+"""`mha demo`: the book's example, its steps from input to output, and the attention weights of each head."""
 
 import inspect
 import os
 import textwrap
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -29,8 +28,8 @@ def demo(
 ) -> None:
     """Show multi-head attention at work on one backend.
 
-    The book's example as code, every step from input to output with its shape and its place in the code, and what each
-    head attends to.
+    It shows an example from Dive into Deep Learning as code, every step from input to output with its shape and its
+    place in the code, and the attention weights of each head.
 
     \b
     Example:
@@ -41,13 +40,13 @@ def demo(
         dispatch.load(name)
     except ModuleNotFoundError as error:
         terminal.fail(error)
-    # The example is shown as it runs, and it names no backend: the option stands for the variable.
+    # The example is printed just as it runs, and it names no backend: so the option sets the variable.
     os.environ["MHA_BACKEND"] = name
     show(terminal.console())
 
 
 def example() -> tuple[mha.MultiHeadAttention, Any]:
-    """The book's example, as `mha demo` prints and runs it: the layer and its output (2, 4, 100)."""
+    """The book's example, which `mha demo` prints and runs: the layer and its output (2, 4, 100)."""
     attention = mha.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
     X, Y = mha.ones((2, 4, 100)), mha.ones((2, 6, 100))
     output = attention(X, Y, Y, mha.tensor([3, 2]))
@@ -55,7 +54,7 @@ def example() -> tuple[mha.MultiHeadAttention, Any]:
 
 
 def show(console: Console) -> None:
-    """Print the demonstration under the backend that MHA_BACKEND selects.
+    """Print the demonstration on the backend that MHA_BACKEND chooses.
 
     Raises ValueError if that names no backend, ModuleNotFoundError if its framework is not installed.
     """
@@ -78,38 +77,33 @@ def show(console: Console) -> None:
     sizes = f"B = {B} samples, Q = {Q} queries, K = {K} keys and values, D = {D} hidden units,"
     _paragraphs(console, sizes, f"H = {H} heads, d = {d} wide in queries and keys, dv = {dv} in values", "")
     console.print(steps_table(attention.backend, attention.config, steps), "")
-    run = "This code has just run. With MHA_READABLE=1 it runs in every call, and your breakpoints in it take effect."
+    run = "This code has just run. With MHA_READABLE=1 it runs in every call, and stops at your breakpoints."
     _paragraphs(console, run, "")
 
     console.print("3. What each head of sample 0 attends to, in random queries and keys", style="bold")
     marks = grids.marks(console)
-    rows = "Rows are queries, columns are keys. How much of a query's weight a key gets:"
+    rows = "Rows are queries, columns are keys. A mark shows the attention weight of a key:"
     _paragraphs(console, rows, grids.legend(marks))
     heads = (Panel(grids.heat_map(head, marks), title=f"head {h}", padding=0) for h, head in enumerate(weights[0]))
     console.print(Columns(heads, padding=0, expand=False))
-    _paragraphs(console, f"Sample 0 has {valid_lens[0]} keys that may be seen; the others are padding.", "")
+    _paragraphs(console, f"Queries of sample 0 see {valid_lens[0]} keys; the other keys are padding.", "")
 
     console.print("4. What to try next", style="bold")
     _paragraphs(console, *_next(attention.backend))
 
 
 def _paragraphs(console: Console, *texts: str, style: str = "") -> None:
-    """Print texts, indented, each from a new line, "" = an empty one; lines are no longer than in a usual terminal."""
+    """Print indented texts, each on a new line; "" = an empty line. Lines are no longer than in a usual terminal."""
     for text in texts:
         console.print("\n".join(wrapped(text, min(console.width, 80), "   ")), style=style)
 
 
 def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> Table:
     """Every step with its shape in letters and numbers, and the line of the backend's lesson that computes it."""
-    module: Any = dispatch.load(backend)
-    scores = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
-    whole, pool = module.Lesson.steps, module.AttentionPooling.weigh
-    computed: dict[str, Callable] = dict.fromkeys(steps, whole) | {"scores": scores.scores}
-    computed |= dict.fromkeys(("weights", "pooled"), pool)
     shapes = letters(config)
     table = plain_table("step", "shape", "here", "code, in mha/backends/")
     for name, step in steps.items():
-        where = None if name in INPUTS else place(computed[name], name)
+        where = None if name in INPUTS else place(backend, name)
         code = f"{where.file}:{where.line} {where.function}" if where else ""
         table.add_row(name, shapes[name], str(checks.shape(step)), code)
     return table
@@ -123,4 +117,4 @@ def _next(backend: BackendName) -> list[str]:
     if missing:
         lines.append(f"mha backends: how to install {', '.join(missing)}")
     lines.append("mha parity: do the installed backends compute the same numbers?")
-    return [*lines, f"{dispatch.FOLDER / backend / 'layer.py'}: the code, to be read beside the other four"]
+    return [*lines, f"{dispatch.FOLDER / backend}: the code in six chapters; compare it with the other four"]

@@ -1,4 +1,4 @@
-"""`mha explain`: every step of a call, with its shape, its line of code and what it means; or in numbers."""
+"""`mha explain`: every step of a call, with its shape, its line of code and its meaning; or in numbers."""
 
 import itertools
 import math
@@ -21,8 +21,8 @@ from mha.languages import LANGUAGES, catalogue
 from mha.names import BackendName, LanguageName
 from mha.tables import wrapped, wrapped_anywhere
 
-LARGEST = 10**7  # numbers of one step: more would take long, and show nothing else
-# Of the example: the steps that are shown (queries and keys are split as values are), and a colour for each head.
+LARGEST = 10**7  # numbers of one step: larger ones take long and show nothing new
+# The steps of the example that are shown (queries and keys are split as values are), and a colour for each head.
 SHOWN = (
     "queries", "keys", "values", "reshape_v", "permute_v", "split_v", "split_q", "split_k", "scores", "visible",
     "weights", "pooled", "merged", "output",
@@ -32,22 +32,24 @@ COLOURS = "cyan", "magenta"
 
 def show(
     backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Samples in the batch; default: 2.")] = None,
-    queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries of a sample; default: 4.")] = None,
-    keys: Annotated[int | None, typer.Option(min=1, metavar="K", help="Its keys and values; default: 6.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Number of samples; default: 2.")] = None,
+    queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries per sample; default: 4.")] = None,
+    keys: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Keys and values per sample; default: 6.")
+    ] = None,
     num_hiddens: Annotated[
         int | None, typer.Option("--hiddens", min=1, metavar="D", help="Hidden units; default: 100.")
     ] = None,
     num_heads: Annotated[int | None, typer.Option("--heads", min=1, metavar="H", help="Heads; default: 5.")] = None,
     num_key_value_heads: Annotated[
         int | None,
-        typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: as --heads."),
+        typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: H."),
     ] = None,
     lens: Annotated[
         str | None, typer.Option(metavar="L,L", help="A valid length for each sample; default: 3,2 for 2 samples.")
     ] = None,
     values: Annotated[
-        bool, typer.Option("--values", help="A small example in numbers instead, with sizes of its own.")
+        bool, typer.Option("--values", help="Show a small example in numbers instead; its sizes are fixed.")
     ] = False,
     lang: Annotated[str, typer.Option(metavar="NAME", help=f"The language: {', '.join(LANGUAGES)}.")] = "en",
     to: Annotated[
@@ -56,8 +58,8 @@ def show(
 ) -> None:
     """Explain the path of a tensor through the layer.
 
-    Every step from inputs to output: its shape in letters and in numbers, the line of the backend's own code that
-    computes it, and what it means. With --values a small example instead, whose numbers can be followed by eye.
+    It shows every step from inputs to output: its shape in letters and in numbers, the line of the backend's code that
+    computes it, and its meaning. With --values, it shows a small example instead, with numbers that are easy to follow.
 
     \b
     Examples:
@@ -65,7 +67,7 @@ def show(
       mha explain --keys 3 --heads 4 --kv-heads 2
       mha explain --values --lang ja
 
-    Exit code 0 if it is explained, 2 if the command is wrong or the backend's framework is not installed.
+    Exit code 0 if all is well, 2 if the command is wrong or if the backend's framework is not installed.
     """
     name = chosen(backend)
     given = {
@@ -89,17 +91,17 @@ def show(
 
 
 def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
-    """What `explain.steps` takes, of the options as they were typed; what does not go together ends the command."""
+    """The arguments of `explain.steps`, from the typed options; sizes that do not fit together end the command."""
     typed = [option for option, size in given.items() if size is not None]
     if values and typed:
-        terminal.fail(f"--values has sizes of its own, expected no {typed[0]}; leave out one of the two")
+        terminal.fail(f"{typed[0]} came with --values, whose sizes are fixed; leave out one of the two")
     defaults = {"--batch": 2, "--queries": 4, "--keys": 6, "--hiddens": 100, "--heads": 5}
     B, Q, K, D, H = (given[option] or default for option, default in defaults.items())
     if D % H:
         near = min((n for n in range(1, min(D, 2 * H) + 1) if D % n == 0), key=lambda n: abs(n - H))
         terminal.fail(f"--hiddens is {D}, expected a multiple of --heads = {H}; choose --heads {near}")
     if H % (G := given["--kv-heads"] or H):
-        terminal.fail(f"--kv-heads is {G}, expected a divisor of --heads = {H}: each serves as many heads")
+        terminal.fail(f"--kv-heads is {G}, expected a divisor of --heads = {H}: each serves equally many")
     if (largest := max(D * D, B * Q * D, B * K * D, B * H * Q * K)) > LARGEST:
         terminal.fail(f"a step has {largest:,} numbers, expected at most {LARGEST:,}; choose smaller sizes")
     sizes = {"batch": B, "queries": Q, "keys": K, "num_hiddens": D, "num_heads": H}
@@ -108,7 +110,7 @@ def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
 
 
 def _lengths(lens: str | None, batch: int) -> list[int] | None:
-    """The valid lengths as they were typed, 3,2."""
+    """The valid lengths, from their text, such as 3,2."""
     if lens is None:
         return None
     parts = [part.strip() for part in lens.split(",")]
@@ -122,7 +124,7 @@ def _lengths(lens: str | None, batch: int) -> list[int] | None:
 def _show_steps(
     console: Console, backend: BackendName, language: LanguageName, steps: list[Step], valid_lens: list[int] | None
 ) -> None:
-    """Print every stage: its arrays, what it means and the lines that compute it."""
+    """Print every stage: its arrays, its meaning and the lines that compute it."""
     texts, shapes = catalogue(language)["explain"], {step.name: step.shape for step in steps}
     (B, Q, D), K = shapes["output"], shapes["keys"][1]
     H, d, G = shapes["reshape_q"][2], shapes["split_q"][2], shapes["reshape_k"][2]
@@ -159,19 +161,19 @@ def _show_example(console: Console, backend: BackendName, language: LanguageName
         console.print(Text.assemble("    ", words["heads"], *heads))
     named = {step.name: step for step in steps}
     H = named["reshape_q"].shape[2]
-    told = set()
+    noted = set()
     for step in (named[name] for name in SHOWN):
         console.print()
         console.print(f"    {step.name}  {step.letters}  {step.shape}", style="bold")
         _print_source(console, step.source)
         _print_in_rows(console, list(_matrices(step, H, axes)))
-        if step.stage in words and step.stage not in told:
-            told.add(step.stage)
+        if step.stage in words and step.stage not in noted:
+            noted.add(step.stage)
             _print(console, words[step.stage])
 
 
 def _matrices(step: Step, H: int, axes: dict[str, str]) -> Iterator[Panel]:
-    """The matrices of an array's last two axes, each with a title that says which it is, and heads in colours."""
+    """The matrices of an array's last two axes, each with a title that names it, and heads in colours."""
     *before, rows, columns = step.letters.strip("()").split(", ")
     for index in np.ndindex(step.shape[:-2]):
         at: dict[str, int] = {}
@@ -194,7 +196,7 @@ def _matrices(step: Step, H: int, axes: dict[str, str]) -> Iterator[Panel]:
 
 
 def _print_in_rows(console: Console, matrices: list[Panel]) -> None:
-    """Print matrices side by side, as many in each row, as the terminal is wide enough for."""
+    """Print matrices side by side; the terminal's width decides how many stand in a row."""
     widest = max(console.measure(matrix).maximum for matrix in matrices)
     number = next((n for n in (4, 2) if n <= len(matrices) and n * widest <= console.width), 1)
     for first in range(0, len(matrices), number):
@@ -202,7 +204,7 @@ def _print_in_rows(console: Console, matrices: list[Panel]) -> None:
 
 
 def _number(value: float | bool) -> str:
-    """A number of the example, which has whole ones, quarters and ln 3."""
+    """A number of the example as text; all are whole numbers, quarters or ln 3."""
     if isinstance(value, bool):
         return str(value)
     return str(round(value)) if math.isclose(value, round(value), abs_tol=1e-5) else f"{value:.2f}"
@@ -219,12 +221,12 @@ def _print(console: Console, text: str) -> None:
 
 
 def _lines(console: Console, text: str, indent: str = "    ") -> list[str]:
-    """A text in any language as lines, which are no longer than in a usual terminal."""
+    """A text in any language as lines that fit in a usual terminal."""
     return wrapped_anywhere(text, min(console.width, 80), indent)
 
 
 def _report(backend: BackendName, language: LanguageName, steps: list[Step], values: bool) -> dict[str, Any]:
-    """What --json writes: every field of every step, its array only of the example."""
+    """The report that --json writes: every field of every step, with its array only for the example."""
 
     def row(step: Step) -> dict[str, Any]:
         fields = {name: field for name, field in vars(step).items() if name != "value"}

@@ -6,7 +6,7 @@ import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 
-# A weight of exactly 0, which is a hidden key's, is blank; the others get the mark of their fifth of [0, 1].
+# A weight of exactly 0, as hidden keys have it, is blank; the others get the mark of their fifth of [0, 1].
 BLOCKS, ASCII = "·░▒▓█", ".-+#@"
 
 
@@ -16,7 +16,7 @@ def marks(console: Console) -> str:
 
 
 def heat_map(weights: np.ndarray, marks: str, names: Sequence[str] | None = None, width: int = 2) -> str:
-    """One head's weights (Q, K) as a grid of marks, so many columns for each key; keys are numbered.
+    """One head's weights (Q, K) as a grid of marks, `width` columns for each key; keys are numbered.
 
     names: of the queries; None = numbers.
     """
@@ -31,7 +31,7 @@ def heat_map(weights: np.ndarray, marks: str, names: Sequence[str] | None = None
 
 
 def legend(marks: str) -> str:
-    """What the marks say."""
+    """The meaning of the marks, in one line."""
     ends = [level / len(marks) for level in range(1, len(marks) + 1)]
     shades = (f"{2 * mark} to {end:.1f}" for mark, end in zip(marks, ends, strict=True))
     return f"blank hidden, {', '.join(shades)}"

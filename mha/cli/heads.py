@@ -1,4 +1,4 @@
-"""`mha heads`: what the heads of a trained model attend to in a text, in the terminal and as a picture."""
+"""`mha heads`: the attention weights of a trained model's heads for a text, in the terminal and as a picture."""
 
 import os
 from typing import Annotated, Any
@@ -13,48 +13,52 @@ import mha
 from mha import dispatch
 from mha.cli import grids, terminal
 from mha.cli.backends import chosen
-from mha.heads.encoder import Encoder, tokenizer
+from mha.cli.bert import Encoder, tokenizer
+from mha.plot.pictures import ENDINGS
 from mha.tables import wrapped
 
 
 def heads(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The model.safetensors of a BERT, such as MiniLM.")],
-    text: Annotated[str, typer.Option(metavar="TEXT", help="What the model reads.")],
-    layer: Annotated[int, typer.Option(metavar="N", help="The layer, from 0.")] = 0,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The model.safetensors of a BERT model, such as MiniLM.")],
+    text: Annotated[str, typer.Option(metavar="TEXT", help="The text that the model reads.")],
+    layer: Annotated[int, typer.Option(metavar="N", help="The layer to show; the first is 0.")] = 0,
     head: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="A head to show, from 0; may come again. Default: all.")
+        list[int] | None,
+        typer.Option(metavar="N", help="A head to show; the first is 0. May be repeated. Default: all."),
     ] = None,
     path: Annotated[
         str | None, typer.Option("--output", "-o", metavar="PICTURE", help="Also write a picture: a .png or .svg file.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
 ) -> None:
-    """Show what the heads of a trained model attend to.
+    """Show which tokens of a text the heads of a trained model attend to.
 
-    The attention weights of one layer for a text, a grid for each head: rows are the tokens that look, columns those
-    that are looked at. The attention runs on one backend, the rest of the model in NumPy.
+    It shows the attention weights of one layer as a grid for each head: a row is a token that attends, a column is a
+    token that it attends to. The attention runs on the backend, the rest of the model on NumPy.
 
-    FILE needs its config.json beside it, and its tokenizer.json or vocab.txt.
+    The folder of FILE must also hold config.json, and tokenizer.json or vocab.txt.
 
     \b
     Examples:
       mha heads model.safetensors --text "The cat sat down because it was tired"
       mha heads model.safetensors --text "Bi Sheng set pages" --layer 3 --head 1 --head 4 -o heads.svg
 
-    Exit code 0 if the heads were shown, 2 if a file is not what it should be, or if the command is wrong.
+    Exit code 0 if the heads were shown, 2 if a file cannot be used, or if the command is wrong.
     """
     name = chosen(backend)
+    if path is not None and os.path.splitext(path)[1].lower() not in ENDINGS:
+        terminal.fail(f"--output is {path!r}, expected a name that ends in {' or '.join(ENDINGS)}")
     picture = None if path is None else terminal.writable("--output", path)
     try:
         dispatch.load(name)
         if not os.path.isfile(file):
-            raise FileNotFoundError(f"{file} is not there, or is no file")
+            raise FileNotFoundError(f"there is no file {file}")
         model, words = Encoder(file, name), tokenizer(os.path.dirname(os.path.realpath(file)))
         encoded = words.encode(text)
         if not text.strip():
-            raise ValueError(f"text is {text!r}, expected some words")
+            raise ValueError(f"--text is {text!r}, expected some words")
         if not 0 <= layer < len(model.attentions):
-            raise ValueError(f"layer is {layer}, expected 0 to {len(model.attentions) - 1}")
+            raise ValueError(f"--layer is {layer}, expected 0 to {len(model.attentions) - 1}")
         number = model.attentions[layer].config.num_heads
         shown = list(range(number)) if not head else list(dict.fromkeys(head))
         if wrong := [one for one in shown if not 0 <= one < number]:
@@ -90,7 +94,7 @@ def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens:
     width = next((columns for columns in (2, 1) if left + columns * len(tokens) <= console.width), None)
     if width is None:
         console.print(
-            f"{len(tokens)} tokens do not fit in {console.width} columns: take a wider terminal, or -o for a picture"
+            f"{len(tokens)} tokens do not fit in {console.width} columns; use a wider terminal, or -o for a picture"
         )
         return
     keys = "  ".join(f"{number} {token}" for number, token in enumerate(tokens))
@@ -100,4 +104,4 @@ def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens:
         for one in shown
     )
     console.print(Columns(frames, padding=0, expand=False))
-    console.print(f"How much of a row's weight a column gets: {grids.legend(marks)}")
+    console.print(f"Attention weight of the column's token: {grids.legend(marks)}")

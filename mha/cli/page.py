@@ -9,22 +9,22 @@ from mha import page
 from mha.cli import parity, terminal
 from mha.cli.backends import Backends, chosen_all
 from mha.names import BackendName
-from mha.parity.workers import Runner
+from mha.parity.run.workers import Runner
 
 
 def write(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = "page.html",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = "page.html",
     backends: Backends = None,
     report: Annotated[
         str | None,
-        typer.Option("--parity", metavar="FILE", help="What `mha parity --json` wrote, instead of another run."),
+        typer.Option("--parity", metavar="FILE", help="Show the report that `mha parity --json` wrote; run no suite."),
     ] = None,
 ) -> None:
-    """Write the comparison page: the five frameworks side by side, for a browser.
+    """Write the comparison page, an HTML file that shows the five frameworks side by side.
 
-    One file that needs no network: the code with its differences marked, a step player, the table of differences as
-    measured here, and what mha parity comes to, which is run unless --parity names its report. That takes a minute or
-    two. The code of frameworks that are not installed is shown too.
+    The file needs no network. It shows the code with its differences marked, a player of the steps, a table of
+    differences as measured on this machine, and the results of mha parity. Without --parity, the quick suite is run,
+    which takes a minute or two. Frameworks that are not installed are shown with their code alone.
 
     \b
     Examples:
@@ -32,37 +32,38 @@ def write(
       mha page --backends torch,jax
       mha parity --json parity.json && mha page --parity parity.json
 
-    Exit code 0 if all is well, 1 if a framework could not be measured or a result of parity failed; the page shows it.
+    Exit code 0 if all is well, 1 if a framework could not be measured or if a result of mha parity failed; the page
+    shows both.
     """
     names = chosen_all(backends)
     file = terminal.writable("--output", output)
-    told = _finished(report) if report else parity.finish(Runner(), names)
+    compared = _finished(report) if report else parity.finish(Runner(), names)
     measured = _measured(names)
-    terminal.write(file, page.make(measured, told).encode())
+    terminal.write(file, page.make(measured, compared).encode())
     broken = [name for name, found in measured.items() if "problem" in found]
-    failed = sum(not one["passed"] for one in told["results"])
+    failed = sum(not one["passed"] for one in compared["results"])
     said = [f"{name} could not be measured: {measured[name]['problem']}" for name in broken]
-    said += [f"{failed} of {len(told['results'])} results of parity failed"] if failed else []
+    said += [f"{failed} of {len(compared['results'])} results of mha parity failed"] if failed else []
     terminal.console().print("\n".join([f"wrote {output}", *said]))
     raise typer.Exit(1 if said else 0)
 
 
 def _finished(file: str) -> dict[str, Any]:
-    """The report in a file; one that is none ends the command."""
+    """The report in a file; any other file ends the command."""
     try:
         with open(file, encoding="utf-8") as opened:
-            told = json.load(opened)
-        page.worst(told["results"])
-        dict(told["backends"])
+            report = json.load(opened)
+        page.worst(report["results"])
+        dict(report["backends"])
     except OSError as error:
         terminal.fail(f"--parity is {file}, which cannot be read: {error.strerror}")
     except (ValueError, TypeError, KeyError):
         terminal.fail(f"--parity is {file}, expected a report as `mha parity --json {file}` writes it")
-    return told
+    return report
 
 
 def _measured(names: list[BackendName]) -> dict[BackendName, dict[str, Any]]:
-    """What each framework makes different, with a progress bar where stderr is a terminal."""
+    """The measured differences of each framework, with a progress bar if stderr is a terminal."""
     with terminal.progress() as bar:
         task = bar.add_task("differences", total=len(names))
         return page.measure(names, lambda name: bar.advance(task))

@@ -17,10 +17,12 @@ from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
 from mha.config import DTYPES
 from mha.names import BackendName
-from mha.parity import Result, devices, pages
-from mha.parity import groups as groups_of
-from mha.parity.suite import ALL_CASES
-from mha.parity.workers import Outcome, Runner
+from mha.parity import Result
+from mha.parity.cases import devices
+from mha.parity.cases.suite import ALL_CASES
+from mha.parity.run import groups as groups_of
+from mha.parity.run import pages
+from mha.parity.run.workers import Outcome, Runner
 from mha.tables import plain_table
 
 SUITES = ("quick", "full")
@@ -28,28 +30,30 @@ SUITES = ("quick", "full")
 
 def compare(
     backends: Backends = None,
-    suite: Annotated[str, typer.Option(metavar="NAME", help="quick, or full: every case in every dtype.")] = "quick",
+    suite: Annotated[str, typer.Option(metavar="NAME", help="quick, or full (every case in every dtype).")] = "quick",
     case: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="One case alone, in every dtype; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this case, in every dtype; may be repeated.")
     ] = None,
-    dtype: Annotated[list[str] | None, typer.Option(metavar="NAME", help="One dtype alone; may be repeated.")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run only this dtype; may be repeated.")
+    ] = None,
     python: Annotated[
         list[str] | None,
-        typer.Option(metavar="BACKEND=FILE", help="Another Python, to run a backend in; may be repeated."),
+        typer.Option(metavar="BACKEND=FILE", help="Run this backend in another Python; may be repeated."),
     ] = None,
     distributed: Annotated[
         list[str] | None,
         typer.Option(
             metavar="BACKEND:COUNT",
-            help="A layer on several devices of this machine instead: torch, jax or tf; may be repeated.",
+            help=f"Compare a layer on COUNT devices of this machine: {', '.join(devices.BACKENDS)}; may be repeated.",
         ),
     ] = None,
     limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A backend that gives nothing for so long is ended.", min=1)
+        float, typer.Option(metavar="SECONDS", help="Stop a backend that reports nothing for SECONDS.", min=1)
     ] = 120.0,
     to: Annotated[
         str | None,
-        typer.Option("--json", metavar="FILE", help="Also write versions and every result to FILE; - is stdout."),
+        typer.Option("--json", metavar="FILE", help="Also write all versions and results to FILE; - is stdout."),
     ] = None,
     junit: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write every result as JUnit's XML to FILE.")
@@ -60,16 +64,18 @@ def compare(
 ) -> None:
     """Check that the backends compute the same numbers.
 
-    The quick suite takes about a minute for all five, the full one about ten. Outputs, attention weights, every step
-    and every gradient are compared with NumPy in float64, compiled and as the lesson itself runs: both poolings, all
-    options, lengths, mask, causal order, scales, dtypes. The bound is what rounding explains, no fixed tolerance.
-    Hidden keys, padding, transposes, sync, save and load must be exact.
+    The quick suite takes about a minute for all five, the full suite about ten. It compares outputs, attention
+    weights, every step and every gradient with NumPy in float64, for compiled calls and for calls of the lesson
+    itself: with both poolings, all options, lengths, masks, causal order, large and small inputs, and all dtypes. Each
+    bound is computed from what rounding explains; it is no fixed tolerance. Hidden keys, padding, transposes, sync,
+    save and load must be exact.
 
-    Each backend runs in a process of its own: one that crashes or hangs is a failed result, and the others go on.
-    --python runs one in another Python, where this version of mha is installed too.
+    Each backend runs in its own process: if it crashes or hangs, that is a failed result, and the others go on. With
+    --python, a backend runs in another Python, which must have this version of mha as well.
 
-    --distributed splits a layer over processes or devices of this machine by batch, heads and sequence, each way that
-    the framework's engine has, and compares output and gradients in the same manner. A rank that dies ends the others.
+    With --distributed, a layer is split over processes or devices of this machine, by batch, heads and sequence, in
+    each way that the framework offers. Output and gradients are compared in the same manner. If a rank dies, the other
+    ranks of its run are stopped.
 
     \b
     Examples:
@@ -80,8 +86,8 @@ def compare(
       mha parity --python mxnet=/opt/mxnet/bin/python
       mha parity --distributed torch:4 --distributed jax:8
 
-    Exit code 0 if every error is within its bound, 1 if one is not or a framework is broken, 2 if the command is wrong
-    or a backend that it names is not installed.
+    Exit code 0 if every error is within its bound, 1 if one is not or if a framework is broken, 2 if the command is
+    wrong or if a backend that it names is not installed.
     """
     if distributed:
         run = _groups(distributed, backends, python, suite, case, dtype, limit)
@@ -124,7 +130,7 @@ def _groups(
     distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
     dtype: list[str] | None, limit: float,
 ) -> Callable[[], list[Outcome]]:  # fmt: skip
-    """What runs the groups that --distributed names; what is wrong with the options ends the command."""
+    """The function that runs the groups of --distributed; wrong options end the command."""
     for option, value in (("--backends", backends), ("--python", python)):
         if value:
             terminal.fail(f"{option} came with --distributed, which names backends itself; leave one of them out")
@@ -134,13 +140,13 @@ def _groups(
         terminal.fail(error)
     for one in groups:
         chosen_all(one.backend)
-    known = tuple(dict.fromkeys(case.name for one in groups for case in devices.cases_of(one.count)))
+    known = tuple(dict.fromkeys(name for one in groups for name in one.cases))
     runner = groups_of.GroupRunner(**_chosen(suite, case, dtype, known), limit=limit)
     return partial(_run, runner, groups)
 
 
 def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
-    """What to compare, as `Runner` takes it, of the cases that are known; another name ends the command."""
+    """The arguments of `Runner` that say what to compare; a name that is not known ends the command."""
     try:
         return {
             "suite": checks.choice("--suite", suite, SUITES),
@@ -157,7 +163,7 @@ def _pythons(given: list[str]) -> dict[BackendName, str]:
     for one in given:
         name, _, path = one.partition("=")
         try:
-            backend: Any = checks.choice("--python", name, tuple(dispatch.FRAMEWORKS))
+            backend = dispatch.named("--python", name)
         except ValueError as error:
             terminal.fail(error)
         if not path or shutil.which(path) is None:
@@ -173,7 +179,7 @@ def finish(runner: Runner, names: list[BackendName]) -> dict[str, Any]:
 
 
 def _run(runner: Any, what: list[Any]) -> list[Outcome]:
-    """What came of each backend or group, with a progress bar for each where stderr is a terminal."""
+    """The outcome of each backend or group, with a progress bar for each if stderr is a terminal."""
     with terminal.progress() as bar:
         names = {getattr(one, "name", one) for one in what}
         tasks = {name: bar.add_task(name, total=None) for name in names}
@@ -185,7 +191,7 @@ def _run(runner: Any, what: list[Any]) -> list[Outcome]:
 
 
 def _summary(results: list[Result]) -> Table:
-    """For each backend and check the result that comes nearest to its bound, or exceeds it most."""
+    """The table of the worst result for each backend and check: a failed one, or else the largest ratio."""
     worst: dict[tuple[str, str], Result] = {}
     for result in results:
         key = result.backend, result.check
@@ -203,7 +209,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _report(outcomes: list[Outcome], results: list[Result]) -> dict[str, Any]:
-    """Versions and results as JSON has them: null stands for a number that is not finite."""
+    """Versions and results, ready for JSON: None stands for a number that is not finite."""
 
     def row(result: Result) -> dict[str, Any]:
         values = dataclasses.asdict(result) | {"ratio": result.ratio, "passed": result.passed}

@@ -1,4 +1,4 @@
-"""What every command needs: files to write, a progress bar, the one line of an error, and where to print."""
+"""Tools of every command: files to write, a progress bar, the one line of an error, and the console."""
 
 import json
 import os
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class CommandError(Exception):
-    """What is wrong with a command, which it ends."""
+    """An error that ends a command; its text says what is wrong."""
 
 
 def writable(argument: str, name: str, expected: str = "expected one") -> str:
-    """The file to write later; what is wrong with it ends the command before a minute is spent."""
+    """The file to write later; if that is impossible, the command ends at once, before it computes."""
     path = os.path.realpath(name)
     folder = os.path.dirname(path)
     try:
@@ -80,10 +80,10 @@ def fail(problem: object) -> NoReturn:
 
 
 class Terminal(Console):
-    """A console that breaks texts between words alone, and in a pipe not at all."""
+    """A console that breaks lines only between words, and in a pipe nowhere."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as `rich` does; but a word that is wider than the terminal is neither broken nor cut."""
+        """Print as `rich` does, except that a word wider than the terminal is neither broken nor cut."""
         if self.is_terminal:
             objects = tuple("\n".join(self._fitted(one)) if isinstance(one, str) else one for one in objects)
         super().print(*objects, overflow="ignore", crop=False, **options)
@@ -94,7 +94,7 @@ class Terminal(Console):
 
 
 def console(stderr: bool = False) -> Terminal:
-    """Where to print: as wide as the terminal; in a pipe wide enough for tables."""
+    """A console as wide as the terminal; in a pipe, wide enough for tables."""
     made = Terminal(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not made.file.isatty():
         made.width = 200
@@ -102,5 +102,5 @@ def console(stderr: bool = False) -> Terminal:
 
 
 def complain(problem: object) -> None:
-    """Say on stderr what is wrong, in one line of a pipe."""
+    """Print on stderr what is wrong; in a pipe, as one line."""
     console(stderr=True).print(f"mha: {problem}")

@@ -1,10 +1,9 @@
-"""`mha weights show` and `mha convert`: what a file of weights holds, and a layer of attention out of it."""
+"""`mha weights show` and `mha convert`: list what a file of weights holds, and convert an attention layer of it."""
 
 import contextlib
 import dataclasses
 import math
 import os
-import re
 import reprlib
 from collections.abc import Container, Iterator
 from typing import Annotated, Any
@@ -23,19 +22,19 @@ from mha.weights import model_config, safetensors_reader, schemes
 from mha.weights.safetensors_reader import Tensors
 
 
-def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file, of whatever model.")]) -> None:
+def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file of any model.")]) -> None:
     """Show what a file of weights holds.
 
-    Every array with its shape, dtype and norm (the root of the sum of squares); the layers of attention, their naming
-    scheme, prefix and number of heads, as far as names and shapes tell; and how a file that mha wrote is configured.
-    All numbers are read, one array at a time.
+    It lists every array with its shape, dtype and norm (the root of the sum of squares), and the attention layers with
+    their naming scheme, their prefix and, if names and shapes show it, their number of heads. For a file that mha
+    wrote, it shows the configuration of the layer. All numbers are read, one array at a time.
 
     \b
     Examples:
       mha weights show layer.safetensors
       mha weights show model.safetensors
 
-    Exit code 0, also if no attention is found; 2 if it is no safetensors file, or not what it says of itself.
+    Exit code 0, even if no attention layer is found; 2 if it is no valid safetensors file.
     """
     table = plain_table("array", "shape", "dtype", "norm", folded="array")
     with _opened(file) as source:
@@ -44,44 +43,44 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
             norm = _norm(source.read(name)) if entry.dtype in safetensors_reader.FLOATS else ""
             table.add_row(name, str(entry.shape), safetensors_reader.FLOATS.get(entry.dtype, entry.dtype), norm)
         layers = _layers(source)
-    told = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
+    recorded = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
     console = terminal.console()
     console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
-    console.print(f"metadata: {', '.join(told) or 'none'}")
+    console.print(f"metadata: {', '.join(recorded) or 'none'}")
     console.print(table, "", layers, sep="\n")
 
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A safetensors file that holds the layer.")],
-    target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; one that is there is replaced.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; an existing file is replaced.")],
     scheme: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="SCHEME",
-            help=f"How IN names its arrays: auto (as they show), {', '.join(schemes.SCHEMES)}.",
+            help=f"The naming scheme of IN's arrays: auto (found from the names), {', '.join(schemes.SCHEMES)}.",
         ),
     ] = "auto",
     prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="What the names of the layer's arrays begin with.")
+        str | None, typer.Option(metavar="PREFIX", help="The beginning of the names of the layer's arrays.")
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option(metavar="H", help="The number of heads, where the arrays do not show it.")
+        int | None, typer.Option(metavar="H", help="The number of heads, if the arrays do not show it.")
     ] = None,
     rotary: Annotated[
         str | None,
-        typer.Option(metavar="BASE", help="The base of rotated positions, or none; where no file beside IN says it."),
+        typer.Option(metavar="BASE", help="The base of the rotary positions, or none, if no file beside IN says it."),
     ] = None,
     qk_norm: Annotated[
-        str | None, typer.Option(metavar="NORM", help="rms or layer: the norm of queries and keys, likewise.")
+        str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do all but write OUT.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything except write OUT.")] = False,
 ) -> None:
-    """Convert an attention layer of a checkpoint to a file of mha.
+    """Convert one attention layer of a checkpoint to a file that mha.load reads on every backend.
 
-    The layer is found by its scheme and prefix, checked, and written with its configuration, bit for bit; `mha.load`
-    reads it on every backend. What arrays do not show is taken from a config.json beside IN, or Meta's params.json. IN
-    stays as it is.
+    The layer is found by its scheme and prefix and checked. Its weights are written bit for bit, with its
+    configuration. What the arrays do not show is read from config.json, or from Meta's params.json, in the folder of
+    IN. IN is not changed.
 
     \b
     Examples:
@@ -90,7 +89,7 @@ def convert(
       mha convert gpt2.safetensors layer.safetensors \\
         --from gpt2 --prefix h.3.attn --num-heads 12 --dry-run
 
-    Exit code 0 if the layer was converted, 2 if not; OUT then stays as it was.
+    Exit code 0 if the layer was converted, 2 if not; then OUT stays as it was.
     """
     path = terminal.writable("OUT", target)
     if path == os.path.realpath(source):
@@ -105,7 +104,7 @@ def convert(
                 opened, chosen, at, num_heads, said, lambda names: terminal.track("Reading", names)
             )
         except TypeError as error:  # an argument is needed
-            raise ValueError(f"does not say everything: {typed(error)}") from error
+            raise ValueError(f"does not say everything: {error}") from error
         names = set(opened.entries)
     console = terminal.console()
     console.print(f"{source}: {_described(chosen, at)}")
@@ -123,31 +122,24 @@ def convert(
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[Tensors]:
-    """An open safetensors file; what is wrong with it ends the command."""
+    """An open safetensors file; a problem with the file ends the command."""
     try:
         with safetensors_reader.opened(name) as source:
             yield source
     except FileNotFoundError:
-        terminal.fail(f"{name} is not there")
+        terminal.fail(f"there is no file {name}")
     except (OSError, ValueError) as error:
         terminal.fail(error)
 
 
 def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
-    """The options of a layer that --rotary and --qk-norm say."""
+    """The options of a layer that --rotary and --qk-norm give."""
     said: dict[str, Any] = {} if rotary is None else {"rotary": _rotary(rotary)}
     return said if qk_norm is None else said | {"qk_norm": qk_norm}
 
 
-def typed(error: Exception) -> str:
-    """An error's text, with --rotary as it is typed in place of what Python takes."""
-    text = re.sub(r"rotary=(mha\.)?Rotary\(.*?\)", "--rotary BASE", str(error))
-    text = text.replace("rotary is not given, expected an mha.Rotary or None", "--rotary is not given")
-    return text.replace("rotary=None", "--rotary none")
-
-
 def _rotary(base: str) -> Rotary | None:
-    """What --rotary says: a base, or none."""
+    """The rotation that --rotary gives: a base, or none."""
     try:
         return None if base == "none" else Rotary(base=float(base))
     except ValueError:
@@ -155,7 +147,7 @@ def _rotary(base: str) -> Rotary | None:
 
 
 def _norm(array: np.ndarray) -> str:
-    """The root of the sum of squares, in float64, a part of a large array at a time."""
+    """The root of the sum of squares, in float64; a large array is read in parts."""
     parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
     largest = max(float(np.abs(part).max(initial=0)) for part in parts)
     if largest in (0, math.inf) or math.isnan(largest):
@@ -165,7 +157,7 @@ def _norm(array: np.ndarray) -> str:
 
 
 def _layers(source: Tensors) -> Table | str:
-    """The layers of attention in a file."""
+    """The attention layers in a file."""
     if weights.is_own(source):
         config, _ = weights.take(source, "mha", "")
         return f"a layer of mha: {_options(config)}"
@@ -175,16 +167,16 @@ def _layers(source: Tensors) -> Table | str:
     rows = []
     sizes = {name: entry.shape for name, entry in source.entries.items()}
     for scheme, prefix in found:
-        heads = schemes.told_heads(sizes, scheme, prefix)
+        heads = schemes.shown_heads(sizes, scheme, prefix)
         try:
-            told = model_config.options(model_config.beside(source.file.name, scheme), scheme, prefix)
-            heads = told.pop("num_heads", heads)
-            beside = ", ".join(f"{name}={_option(value)}" for name, value in told.items() if value is not None)
+            recorded = model_config.options(model_config.beside(source.file.name, scheme), scheme, prefix)
+            heads = recorded.pop("num_heads", heads)
+            beside = ", ".join(f"{name}={_option(value)}" for name, value in recorded.items() if value is not None)
         except ValueError as error:  # the file itself can be shown
             beside = str(error)
-        shown = "not told" if heads is None else str(heads)
+        shown = "not recorded" if heads is None else str(heads)
         rows.append((scheme, prefix, shown, schemes.SCHEMES[scheme].about, beside))
-    columns = ["scheme", "prefix", "heads", "what it is"]
+    columns = ["scheme", "prefix", "heads", "used by"]
     if any(row[-1] for row in rows):
         columns.append("config.json")
     table = plain_table(*columns, folded="prefix")
@@ -222,7 +214,7 @@ _AXES = {
 def _origins(
     config: Config, arrays: dict[str, np.ndarray], scheme: SchemeName, prefix: str, names: Container[str]
 ) -> Table:
-    """Each weight with the array that it comes from; names: of all arrays."""
+    """A table of each weight and the array that it comes from; names: of all arrays in the file."""
     table = plain_table("weight", "shape", "norm", "from")
     for name in shapes(config):
         origin = "itself"

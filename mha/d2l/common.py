@@ -1,4 +1,11 @@
-"""What the book's names share on every framework: argument orders of its editions, the weights kept, heat maps."""
+"""The part of the book's names that is the same on every framework; `commands/book.py` of each folder has the rest.
+
+Only names, argument orders and what is kept after a call are the book's; what is computed is the backend's.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, D num_hiddens, d width of a head.
+
+Source: Dive into Deep Learning, sections "Attention Scoring Functions" and "Multi-Head Attention".
+"""
 
 import inspect
 import threading
@@ -6,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mha import arrays, checks, dispatch
+from mha.call import Call
+from mha.call.of_parts import pooling_lengths
 from mha.config import Config
 
 LAYER = ("num_hiddens", "num_heads", "dropout")
@@ -15,20 +24,20 @@ ADDITIVE_FIRST = ("key_size", "query_size", *ADDITIVE)
 
 
 def layer_config(arguments: tuple, options: dict[str, Any], bias: str = "bias") -> Config:
-    """The configuration that the arguments of `d2l.MultiHeadAttention` ask for, in the order of either edition.
+    """The configuration for the arguments of `d2l.MultiHeadAttention`, in the order of either edition.
 
-    `bias` is what the book calls the switch of the biases in this framework; it is off unless given.
-    Raises TypeError if the arguments are of neither edition, TypeError or ValueError if one is not as in `Config`.
+    bias: the book's name for the switch of the biases in this framework; it is off unless given.
+    Raises TypeError if the arguments fit neither edition, TypeError or ValueError if one is not as in `Config`.
     """
     settings = _bind("MultiHeadAttention", (LAYER, LAYER_FIRST), {bias: False}, arguments, options)
     return Config(bias=settings.pop(bias), **settings)
 
 
 def additive_options(arguments: tuple, options: dict[str, Any]) -> dict[str, Any]:
-    """dropout, num_hiddens, query_size and key_size of `d2l.AdditiveAttention`, from the arguments of either edition.
+    """The options of `d2l.AdditiveAttention`, from its arguments in the order of either edition.
 
-    A width is None if it was not given: the first call then tells.
-    Raises TypeError if the arguments are of neither edition, TypeError or ValueError if one is no such number.
+    They are dropout, num_hiddens, query_size and key_size; a width that is not given is None: the first call shows it.
+    Raises TypeError if the arguments fit neither edition, TypeError or ValueError if one is no such number.
     """
     settings = _bind("AdditiveAttention", (ADDITIVE, ADDITIVE_FIRST), {}, arguments, options)
     sizes = {name: settings.get(name) for name in ("query_size", "key_size")}
@@ -39,7 +48,7 @@ def additive_options(arguments: tuple, options: dict[str, Any]) -> dict[str, Any
 
 
 class Kept(threading.local):
-    """Attributes of which every thread has its own; what is copied or pickled starts without any."""
+    """Attributes of which every thread has its own; a copied or pickled object starts without any."""
 
     __slots__ = ()  # torch.compile would write to the dict of a subclass, which is not the thread's
 
@@ -47,11 +56,11 @@ class Kept(threading.local):
         return type(self), ()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{name} are kept after a call, and this thread has made none yet")
+        raise AttributeError(f"{name} are kept after a call, but this thread has made no call yet")
 
 
 class KeepsWeights:
-    """An attention pooling that keeps the weights of a call for the thread that made it, until its next."""
+    """An attention pooling that keeps the weights of a thread's call until the thread makes its next call."""
 
     kept: Kept
 
@@ -59,14 +68,10 @@ class KeepsWeights:
         super().__init__(*arguments, **options)
         self.kept = Kept()
 
-    @classmethod
-    def adopt(cls, pooling: Any) -> None:
-        """Make a pooling of the class that this one extends keep its weights too; its layer has it already."""
-        if not issubclass(cls, type(pooling)):
-            expected = cls.__bases__[-1].__name__
-            raise TypeError(f"the layer's pooling is {type(pooling).__name__}, expected {expected}, the book's")
-        pooling.__class__ = cls
-        pooling.kept = Kept()
+    def weigh(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
+        """Pool as the class that this one extends, and keep the weights."""
+        pooled, self.attention_weights = super().weigh(*arguments, **options)  # type: ignore[misc]
+        return pooled, self.attention_weights
 
     @property
     def attention_weights(self) -> Any:
@@ -76,6 +81,61 @@ class KeepsWeights:
     @attention_weights.setter
     def attention_weights(self, weights: Any) -> None:
         self.kept.attention_weights = weights
+
+
+class DotProduct:
+    """An attention pooling, made as `(dropout)`; queries and keys have the same width."""
+
+    query_size = key_size = weights_dtype = None
+    same_width = True
+
+    def __init__(self, dropout: Any) -> None:
+        super().__init__(checks.probability("dropout", dropout))  # type: ignore[call-arg]
+
+
+class Additive:
+    """An attention pooling, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
+
+    same_width = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(**additive_options(arguments, options))
+
+
+class Layer:
+    """The book's layer, made in the argument order of either edition.
+
+    `(num_hiddens, num_heads, dropout, bias=False)`, where every input has width D = num_hiddens, or
+    `(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)`.
+    """
+
+    bias_name = "bias"  # of the switch of the biases, in this framework's section of the book
+    config: Config
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(layer_config(arguments, options, self.bias_name))  # type: ignore[call-arg]
+
+    @property
+    def num_heads(self) -> int:
+        """Number of heads H."""
+        return self.config.num_heads
+
+    def transpose_qkv(self, X: Any) -> Any:
+        """Split the heads and move them into the batch: (B, T, H*d) -> (B*H, T, d)."""
+        return arrays.transpose_qkv(X, self.num_heads)
+
+    def transpose_output(self, X: Any) -> Any:
+        """Undo `transpose_qkv`: (B*H, T, d) -> (B, T, H*d)."""
+        return arrays.transpose_output(X, self.num_heads)
+
+
+def visible(own: Any, visible_keys: Any, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
+    """The visible keys (B, 1 or Q, K) of a call of an attention pooling, None if all are; refuses what does not fit.
+
+    own, visible_keys: the backend's module `arrays`, and its function of that name.
+    """
+    found = visible_keys(queries, keys, Call(pooling_lengths(own, pooling, queries, keys, values, valid_lens)))
+    return None if found is None else found[:, 0]  # (B, 1, 1 or Q, K) -> (B, 1 or Q, K)
 
 
 def show_heatmaps(
@@ -125,7 +185,7 @@ def show_heatmaps(
 def _bind(
     name: str, editions: Sequence[Sequence[str]], defaults: dict[str, Any], arguments: tuple, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name, in the order of the one edition that they fit; no call fits both."""
+    """Arguments by name, in the order of the edition that they fit; no call fits both."""
     signatures = [_signature(names, defaults) for names in editions]
     for signature in signatures:
         try:

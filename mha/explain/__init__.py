@@ -1,4 +1,4 @@
-"""The path of a tensor through the layer, as data: every step, its shape, the line that computes it, what it means."""
+"""The path of a tensor through the layer, as data: every step with its shape, its line of code and its meaning."""
 
 from mha.explain.example import example
 from mha.explain.path import Step, call, steps

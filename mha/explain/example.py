@@ -1,4 +1,4 @@
-"""A worked example whose numbers can be followed by eye."""
+"""A small example whose numbers can be followed by eye."""
 
 import math
 
@@ -8,20 +8,20 @@ from mha.explain.path import Step, call
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, LanguageName
 
-# Of both samples: 2 queries and 2 keys of 4 features, the first two of them for head 0.
+# 2 queries and 2 keys, the same for both samples. The first two of the 4 features are for head 0.
 QUERIES = [[1, 0, 0, 1], [0, 1, 1, 1]]
 KEYS = [[1, 0, 1, 0], [0, 1, 0, 1]]
 
 
 def example(backend: BackendName | None = None, *, language: LanguageName = "en") -> list[Step]:
-    """The steps of a small call: 2 samples of length 2, 4 features, 2 heads, valid lengths 2 and 1.
+    """Explain a small call: 2 samples of length 2, 4 features, 2 heads, valid lengths 2 and 1.
 
     All kernels are the identity, and the values are 10, 11, 12, ... Queries and keys hold 0 and 1, and the scale is
     ln 3: the exponentials of the scores are 1 and 3, so that the attention weights are quarters.
 
     Args:
-        backend: whose lesson; None = MHA_BACKEND, else "numpy".
-        language: of what the steps mean: "en", "zh", "ja", "id" or "vi".
+        backend: the backend whose lesson is shown; None = MHA_BACKEND, else "numpy".
+        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
 
     Raises:
         TypeError, ValueError: if an argument is not as above; the message says what was expected.

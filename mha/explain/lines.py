@@ -1,22 +1,49 @@
-"""Where a backend's lesson computes a step: read from the source itself, so that it is never out of date."""
+"""Find the line in which a backend's lesson computes a step; it is read from the source, so it is always up to date.
+
+Nothing here imports a framework: the chapters are read, so that a framework need not be installed.
+"""
 
 import ast
 import dataclasses
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from mha import dispatch
+from mha.names import BackendName
+
+# The function that computes each step, and the statement in it: a name that it assigns or keeps, or its number in the
+# function, -1 for the last.
+STEPS: dict[str, tuple[str, str | int]] = {
+    **{name: ("MultiHeadAttention.project", name) for name in ("W_q", "W_k", "W_v")},
+    **{f"reshape_{one}": ("transpose_qkv", -3) for one in "qkv"},
+    **{f"permute_{one}": ("transpose_qkv", -2) for one in "qkv"},
+    **{f"split_{one}": ("transpose_qkv", -1) for one in "qkv"},
+    **{name: ("MultiHeadAttention.turn", name) for name in ("norm_q", "norm_k", "rotate_q", "rotate_k")},
+    **{f"repeat_{one}": ("MultiHeadAttention.pool", "inputs") for one in "kv"},
+    "scores": ("DotProductAttention.scores", -1),
+    "capped": ("AttentionPooling.weigh", "capped"),
+    "biased": ("AttentionPooling.weigh", "biased"),
+    "visible": ("MultiHeadAttention.blanked", "visible"),
+    "visible_heads": ("repeat_heads", -1),
+    "weights": ("AttentionPooling.weigh", "weights"),
+    "pooled": ("AttentionPooling.weigh", "pooled"),
+    "head_gated": ("gate", -1),
+    "reshape_pooled": ("transpose_output", -3),
+    "permute_pooled": ("transpose_output", -2),
+    "merged": ("transpose_output", -1),
+    "output": ("MultiHeadAttention.attend", "output"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A statement of a backend.
+    """A statement in a backend's source.
 
-    file: from the folder of the backends, as "torch/layer.py"; line: its first line, from 1; function: the name of the
-    function that it is in; source: its text, without indentation.
+    file: its path in the folder of the backends, as "torch/heads.py"; line: its first line; function: the name of the
+    function around it; source: its text, without indentation.
     """
 
     file: str
@@ -25,63 +52,54 @@ class Place:
     source: str
 
 
-def place(function: Callable, name: str = "", calls: str = "") -> Place:
-    """Where a function of a backend computes what it calls by this name, or else where it returns.
+def place(backend: BackendName, step: str, pooling: str = "dot") -> Place:
+    """The statement of a backend's lesson that computes a step of `STEPS`; pooling: "dot" or "additive"."""
+    name, statement = STEPS[step]
+    if step == "scores" and pooling == "additive":
+        name = "AdditiveAttention.scores"
+    file, lines, function = _functions(backend)[name]
+    if isinstance(statement, int):
+        found = function.body[statement]
+    else:
+        found = next(one for one in ast.walk(function) if isinstance(one, ast.stmt) and statement in _named(one))
+    source = textwrap.dedent("\n".join(lines[found.lineno - 1 : found.end_lineno]))
+    return Place(f"{backend}/{file}", found.lineno, function.name, source)
 
-    calls: a function or method that the statement calls, where several statements compute the name; "" = any.
-    """
-    statements = list(ast.walk(_tree(function)))
-    found = [one for one in statements if isinstance(one, ast.Assign) and name in computed(one)]
-    found = [one for one in found if calls in {"", *_called(one)}]
-    returned = [one for one in statements if isinstance(one, ast.Return)]
-    return _place(function, max(found or returned, key=lambda one: one.lineno))
 
-
-def stages(function: Callable, X: Any, *arguments: Any) -> list[tuple[Place, Any]]:
-    """Run a function of a backend line by line: the place of each line that makes another X, and that X.
-
-    The last of them is what the function returns.
-    """
-    definition: Any = _tree(function).body[0]
+def stages(function: Callable, X: Any, *arguments: Any) -> list[Any]:
+    """Run a function of a backend line by line; returns every X that a line computes, the result last."""
+    definition: Any = ast.parse(inspect.getsource(function)).body[0]
     variables = dict(zip(inspect.signature(function).parameters, (X, *arguments), strict=True))
-    file, names = inspect.getfile(function), inspect.unwrap(function).__globals__
     found = []
     for statement in definition.body:
         if isinstance(statement, ast.Return) and statement.value:
-            variables["X"] = eval(compile(ast.Expression(statement.value), file, "eval"), names, variables)
-        else:
-            exec(compile(ast.Module([statement], []), file, "exec"), names, variables)
-        if isinstance(statement, ast.Return) or "X" in computed(statement):
-            found.append((_place(function, statement), variables["X"]))
+            statement = ast.Assign([ast.Name("X", ast.Store())], statement.value)
+        code = ast.fix_missing_locations(ast.Module([statement], []))
+        exec(compile(code, inspect.getfile(function), "exec"), function.__globals__, variables)
+        if "X" in _named(statement):
+            found.append(variables["X"])
     return found
 
 
-def _tree(function: Callable) -> ast.Module:
-    """A function's source as a tree, whose lines are numbered as in the file."""
-    lines, first = inspect.getsourcelines(inspect.unwrap(function))
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
-    return tree
+@functools.cache
+def _functions(backend: BackendName) -> dict[str, tuple[str, list[str], ast.FunctionDef]]:
+    """The functions of all chapters by name, methods as Class.method, each with its file and the lines of that."""
+    found = {}
+    for chapter in dispatch.CHAPTERS:
+        text = (dispatch.FOLDER / backend / f"{chapter}.py").read_text(encoding="utf-8")
+        for node in ast.parse(text).body:
+            owner, inside = (f"{node.name}.", node.body) if isinstance(node, ast.ClassDef) else ("", [node])
+            for one in inside:
+                if isinstance(one, ast.FunctionDef):
+                    found[owner + one.name] = f"{chapter}.py", text.splitlines(), one
+    return found
 
 
-def _place(function: Callable, statement: ast.stmt) -> Place:
-    function = inspect.unwrap(function)
-    file = Path(inspect.getfile(function))
-    lines, first = inspect.getsourcelines(function)
-    own = lines[statement.lineno - first : (statement.end_lineno or statement.lineno) - first + 1]
-    source = textwrap.dedent("".join(own)).rstrip()
-    return Place(file.relative_to(dispatch.FOLDER).as_posix(), statement.lineno, function.__name__, source)
-
-
-def computed(statement: ast.stmt) -> set[str]:
-    """The names that a statement assigns to; of `steps["capped"] = scores = ...` both, and "steps"."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    parts = [part for target in targets for part in ast.walk(target)]
-    keys = {str(part.value) for part in parts if isinstance(part, ast.Constant)}
-    return keys | {part.id for part in parts if isinstance(part, ast.Name)}
-
-
-def _called(statement: ast.stmt) -> set[str]:
-    """The names of the functions and methods that a statement calls."""
-    called = [part.func for part in ast.walk(statement) if isinstance(part, ast.Call)]
-    return {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in called}
+def _named(statement: ast.stmt) -> set[str]:
+    """The names that a statement assigns to, and those under which it keeps steps."""
+    if not isinstance(statement, ast.Assign | ast.Expr | ast.Return):
+        return set()  # what is inside of others is a statement of its own
+    targets = [part for target in getattr(statement, "targets", []) for part in ast.walk(target)]
+    calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
+    kept = {ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "keep"}
+    return kept | {part.id for part in targets if isinstance(part, ast.Name)}

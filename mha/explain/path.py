@@ -1,12 +1,13 @@
-"""Every step of a call, from inputs to output: its shape, its line in the backend's lesson, and what it means."""
+"""Every step of a call, from inputs to output: its shape, its line in the backend's lesson, and its meaning."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from mha import arguments, arrays, checks, dispatch
+from mha import arrays, checks, dispatch
+from mha.call import Arguments, Call, check
 from mha.config import Config
 from mha.explain.lines import Place, place, stages
 from mha.languages import catalogue
@@ -21,13 +22,13 @@ PLACE = tuple(field.name for field in dataclasses.fields(Place))
 class Step:
     """One step of a call.
 
-    Letters: B samples in the batch, Q queries, K keys and values, D num_hiddens, H heads, G heads of keys and values
-    where they are grouped, d width of a head of queries and keys, dv width of a head of values.
+    Letters: B samples in the batch, Q queries, K keys and values, D num_hiddens, H heads, G heads of keys and values if
+    these are shared, d width of a head of queries and keys, dv width of a head of values.
 
-    stage: what kind of step it is; steps of one stage have one meaning. name: of the array, as `trace` names it where
-    that has it. letters: its shape, as "(B*H, Q, d)"; shape: the same in numbers. file, line, function, source: the
-    statement of the backend that computes it, as "torch/layer.py", 199, "transpose_qkv" and the text; None for inputs.
-    meaning: in the language that was asked for. value: the array itself, as NumPy's.
+    stage: the kind of step; all steps of a stage have the same meaning. name: of the array; `trace` uses the same
+    names. letters: its shape, as "(B*H, Q, d)"; shape: its shape in numbers. file, line, function, source: the
+    statement of the backend that computes it, as "torch/heads.py", 24, "transpose_qkv" and the text; None for inputs.
+    meaning: a sentence in the chosen language. value: the array, as a NumPy array.
     """
 
     stage: str
@@ -55,15 +56,18 @@ def steps(
     language: LanguageName = "en",
     **options: Any,
 ) -> list[Step]:
-    """The steps of a layer of these sizes, called with random numbers.
+    """Explain a call of a new layer of these sizes with random numbers.
 
     Args:
-        backend: whose lesson; None = MHA_BACKEND, else "numpy".
-        batch, queries, keys: how many samples, queries, and keys and values.
-        num_hiddens, num_heads: of the layer.
+        backend: the backend whose lesson is shown; None = MHA_BACKEND, else "numpy".
+        batch, queries, keys: numbers of samples, of queries, and of keys and values.
+        num_hiddens, num_heads: sizes of the layer.
         valid_lens, causal: as for a call of the layer.
-        language: of what the steps mean: "en", "zh", "ja", "id" or "vi".
+        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
         **options: the layer's other options, such as num_key_value_heads and rotary.
+
+    Returns:
+        A `Step` for each step, in order.
 
     Raises:
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
@@ -87,54 +91,47 @@ def call(
     values: Any,
     valid_lens: Any = None,
     *,
-    mask: Any = None,
-    score_bias: Any = None,
-    causal: bool = False,
-    offset: Any = 0,
-    head_gates: Any = None,
     language: LanguageName = "en",
+    **call: Unpack[Arguments],
 ) -> list[Step]:
-    """The steps of one call of a layer, without dropout; the layer stays as it is.
+    """Explain one call of a layer, without dropout. The layer is not changed.
 
     Args:
         attention: the layer.
         queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
-        language: of what the steps mean: "en", "zh", "ja", "id" or "vi".
+        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
+
+    Returns:
+        A `Step` for each step, in order.
 
     Raises:
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
     """
     meanings = catalogue(language)["explain"]["steps"]
     lesson = restore(attention.config, attention.weights, attention.backend, attention.seed, readable=True)
-    config, module = lesson.config, dispatch.lesson(lesson.backend)
+    backend, config, module = lesson.backend, lesson.config, dispatch.load(lesson.backend)
     inputs = {
-        name: arrays.tensor(dispatch.module_of(X, name).to_numpy(X), backend=lesson.backend)
+        name: arrays.tensor(dispatch.module_of(X, name).to_numpy(X), backend=backend)
         for name, X in zip(INPUTS, (queries, keys, values), strict=True)
     }
-    options = {"mask": mask, "score_bias": score_bias, "causal": causal, "offset": offset, "head_gates": head_gates}
-    traced = lesson.trace(**inputs, valid_lens=valid_lens, **options)
-    with dispatch.load(lesson.backend).context(config.dtype):
-        hiding, _ = arguments.check(lesson.backend, lesson.layer, **inputs, valid_lens=valid_lens, **options)
-        visible = module.visible_keys(inputs["queries"], inputs["keys"], *hiding)
-        path = _path(module, config, inputs, traced, visible)
-        found = [(stage, name, where, arrays.to_numpy(X)) for stage, name, where, X in path]
+    traced = lesson.trace(**inputs, valid_lens=valid_lens, **call)
+    with module.context(config.dtype):
+        checked = check(module, lesson.layer, *(inputs[name] for name in INPUTS), Call(valid_lens, **call))  # type: ignore[call-arg]
+        visible = module.visible_keys(inputs["queries"], inputs["keys"], checked)
+        path = _path(dispatch.lesson(backend), config, inputs, traced, visible)
+        found = [(stage, name, arrays.to_numpy(X)) for stage, name, X in path]
     named = letters(config)
-    return [
-        Step(
-            stage,
-            name,
-            named.get(name) or _letters(X.shape),
-            X.shape,
-            meaning=meanings[stage],
-            value=X,
-            **_fields(where),
-        )
-        for stage, name, where, X in found
-    ]
+    explained = []
+    for stage, name, X in found:
+        shown = named.get(name) or _letters(X.shape)
+        where = {} if stage == "input" else vars(place(backend, name, config.pooling))
+        fields = dict.fromkeys(PLACE) | where
+        explained.append(Step(stage, name, shown, X.shape, meaning=meanings[stage], value=X, **fields))
+    return explained
 
 
 def letters(config: Config) -> dict[str, str]:
-    """The shape of every step in letters; without what is hidden, whose axes may be 1."""
+    """The shape of every step in letters, except of the arrays of what hides keys, whose axes may be 1."""
     G = "H" if config.num_key_value_heads == config.num_heads else "G"
     widths = config.query_size, config.key_size, config.value_size
     Dq, Dk, Dv = ("D" if width == config.num_hiddens else f"D{one}" for one, width in zip("qkv", widths, strict=True))
@@ -152,67 +149,50 @@ def letters(config: Config) -> dict[str, str]:
 
 
 def _letters(shape: tuple[int, ...]) -> str:
-    """The shape of what is hidden in letters."""
+    """The shape in letters of an array of what hides keys."""
     axes = ("B", "H", "Q", "K") if len(shape) == 4 else ("B*H", "Q", "K")
     return f"({', '.join('1' if size == 1 else axis for size, axis in zip(shape, axes, strict=True))})"
 
 
-def _fields(where: Place | None) -> dict[str, Any]:
-    """What a step says of its place."""
-    return dict.fromkeys(PLACE) if where is None else {name: getattr(where, name) for name in PLACE}
-
-
 def _path(
     module: Any, config: Config, inputs: dict[str, Any], traced: dict[str, Any], visible: Any
-) -> Iterator[tuple[str, str, Place | None, Any]]:
-    """Every step in order: stage, name, place and array.
+) -> Iterator[tuple[str, str, Any]]:
+    """Every step in order: stage, name and array.
 
-    module: the lesson; traced: the steps that `trace` has; visible: what is not hidden, None = nothing is hidden.
+    module: the lesson; traced: the steps from `trace`; visible: the keys that are not hidden; None = all.
     """
-    layer, pooling, H, G = (
-        module.MultiHeadAttention,
-        module.AttentionPooling,
-        config.num_heads,
-        config.num_key_value_heads,
-    )
+    H, G = config.num_heads, config.num_key_value_heads
     for name, X in inputs.items():
-        yield "input", name, None, X
+        yield "input", name, X
     for name in ("W_q", "W_k", "W_v"):
-        yield "project", name, place(layer.steps, name), traced[name]
-    split = [
-        stages(module.transpose_qkv, traced[f"W_{one}"], heads) for one, heads in zip("qkv", (H, G, G), strict=True)
-    ]
-    for stage, kind, *of_each in zip(
-        ("reshape", "permute", "merge"), ("reshape", "permute", "split"), *split, strict=True
-    ):
-        for one, (where, X) in zip("qkv", of_each, strict=True):
-            yield stage, f"{kind}_{one}", where, X
-    for stage, calls in (("norm", "norm"), ("rotate", "rotate")):
-        for one in "qk":
-            if f"{stage}_{one}" in traced:
-                called = f"{one}_norm" if stage == "norm" else calls
-                yield stage, f"{stage}_{one}", place(layer.turn, one, called), traced[f"{stage}_{one}"]
+        yield "project", name, traced[name]
+    heads = {"q": H, "k": G, "v": G}
+    split = [stages(module.transpose_qkv, traced[f"W_{one}"], heads[one]) for one in heads]
+    names = ("reshape", "permute", "split")
+    for stage, name, *of_each in zip(("reshape", "permute", "merge"), names, *split, strict=True):
+        for one, X in zip(heads, of_each, strict=True):
+            yield stage, f"{name}_{one}", X
+    for stage in ("norm", "rotate"):
+        for name in (f"{stage}_q", f"{stage}_k"):
+            if name in traced:
+                yield stage, name, traced[name]
     if G != H:
         turned = next(traced[name] for name in ("rotate_k", "norm_k", "split_k") if name in traced)
-        for one, X in (("k", turned), ("v", traced["split_v"])):
-            yield "repeat", f"repeat_{one}", place(layer.steps, one, "repeat_groups"), module.repeat_groups(X, H // G)
-    kind = module.AdditiveAttention if config.pooling == "additive" else module.DotProductAttention
-    yield config.pooling, "scores", place(kind.scores), traced["scores"]
+        for name, X in (("repeat_k", turned), ("repeat_v", traced["split_v"])):
+            yield "repeat", name, module.repeat_groups(X, H // G)
+    yield config.pooling, "scores", traced["scores"]
     for name in ("capped", "biased"):
         if name in traced:
-            yield name, name, place(pooling.weigh, name), traced[name]
+            yield name, name, traced[name]
     if visible is not None:
-        yield "visible", "visible", place(layer.attend, "visible"), visible
-        heads = module.repeat_heads(visible, inputs["queries"].shape[0], H)
-        yield "visible_heads", "visible_heads", place(module.repeat_heads), heads
-    for name in ("weights", "pooled"):
-        yield name, name, place(pooling.weigh, name), traced[name]
-    pooled = traced["pooled"]
-    if "head_gated" in traced:
-        pooled = traced["head_gated"]
-        yield "head_gated", "head_gated", place(layer.steps, "head_gated"), pooled
-    for name, (where, X) in zip(
+        yield "visible", "visible", visible
+        yield "visible_heads", "visible_heads", module.repeat_heads(visible, inputs["queries"].shape[0], H)
+    for name in ("weights", "pooled", "head_gated"):
+        if name in traced:
+            yield name, name, traced[name]
+    pooled = traced.get("head_gated", traced["pooled"])
+    for name, X in zip(
         ("reshape_pooled", "permute_pooled", "merged"), stages(module.transpose_output, pooled, H), strict=True
     ):
-        yield name, name, where, X
-    yield "output", "output", place(layer.steps, "output"), traced["output"]
+        yield name, name, X
+    yield "output", "output", traced["output"]

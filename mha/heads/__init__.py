@@ -1,4 +1,4 @@
-"""Which heads matter, and a smaller layer without those that do not."""
+"""Measure how much each head matters, and remove heads from a layer."""
 
 from mha.heads.importance import importance
 from mha.heads.pruning import prune

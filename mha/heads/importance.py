@@ -1,11 +1,12 @@
-"""How much each head of a layer matters, by leaving it out or by the gradient of a loss by its gate."""
+"""Measure how much each head of a layer matters: leave it out, or take the gradient of a loss by its gate."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mha import arguments, arrays, checks, dispatch
+from mha import arrays, checks, dispatch
+from mha.call import native
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 
@@ -18,37 +19,37 @@ CALL = (*INPUTS, "mask", "score_bias", "causal", "offset")
 def importance(
     attention: MultiHeadAttention, batches: Iterable[Any], loss: Loss | None = None, method: Method = "ablation"
 ) -> np.ndarray:
-    """How much each head matters on some data, without dropout; the layer stays as it is.
+    """Measure how much each head matters on some data, without dropout. The layer is not changed.
 
-    Method "ablation" leaves out one head after the other: H + 1 calls a batch. The importance of head h is
+    Method "ablation" leaves out one head after the other, with H + 1 calls for each batch. The importance of head h is
 
-    - without a loss, the mean over samples of ||Y - Y_h||, with Y the output (Q, D) of a sample and Y_h that without
-      the head;
-    - with a loss, how much it grows without the head, divided by the number of samples; below 0 if it shrinks.
+    - without a loss, the mean over samples of ||Y - Y_h||, where Y is the output (Q, D) of a sample and Y_h is the
+      output without the head;
+    - with a loss, the growth of the loss without the head, divided by the number of samples; below 0 if it shrinks.
 
-    Method "gradient" asks how fast the loss changes with the heads' gates, all of them at 1, in one call a batch and
-    its gradient: the mean over samples of |d loss / d gate of h in this sample|. Without a loss it is ||Y||^2 / 2 of
-    each sample, since the change of the output has no gradient where nothing has changed.
+    Method "gradient" measures how fast the loss changes with the heads' gates, at gates of 1, with one call and its
+    gradient for each batch: the importance is the mean over samples of |d loss / d gate of h in this sample|. Without
+    a loss, ||Y||^2 / 2 of each sample is taken, since ||Y - Y_h|| has no gradient at 0.
 
-    Every row of the output counts, also one of a query that is padding; a loss may leave these out.
+    Every row of the output counts, even a row of padding; your loss may leave these rows out.
 
     Args:
         attention: the layer, with any options, on any backend.
         batches: calls of the layer, read once: tuples (queries, keys, values) or (queries, keys, values, valid_lens),
-            or dicts of a call's arguments: these, mask, score_bias, causal, offset. A dict may hold "targets" besides,
-            whatever the loss needs. Arrays as for a call.
-        loss: None, or a function `loss(output, batch)` of the output (B, Q, D), an array of the backend's framework,
-            and of the batch as it came. It gives one number, the sum of the losses of the samples, computed by that
-            framework; or a pair of it and its gradient by the output (B, Q, D). With method "gradient" NumPy needs the
-            pair, as it finds no gradients itself.
+            or dicts of a call's arguments: these, mask, score_bias, causal, offset. A dict may also hold "targets",
+            anything that the loss needs. Arrays as for a call.
+        loss: None, or a function `loss(output, batch)`. It gets the output (B, Q, D), an array of the backend's
+            framework, and the batch as it came. It returns the sum of the losses of the samples, one number computed by
+            that framework; or a pair of this number and its gradient by the output (B, Q, D). With method "gradient",
+            NumPy needs the pair, because it computes no gradients itself.
         method: "ablation" or "gradient".
 
     Returns:
         The importance of each head (H,), a float64 NumPy array.
 
     Raises:
-        TypeError, ValueError: if an argument is not as above, if there is no sample, or if the loss gives anything but
-            a finite number; the message says what was expected.
+        TypeError, ValueError: if an argument is not as above, if there is no sample, or if the loss returns no finite
+            number; the message says what was expected.
 
     Source: Michel, Levy and Neubig, Are Sixteen Heads Really Better than One? (2019), sections 3 and 4.1.
     """
@@ -58,7 +59,7 @@ def importance(
         raise TypeError(f"loss is {checks.brief(loss)}, expected a function of the output and the batch, or None")
     of_batch = _ablation if checks.choice("method", method, get_args(Method)) == "ablation" else _gradient
     if isinstance(batches, Mapping) or not isinstance(batches, Iterable):
-        raise TypeError(f"batches is {checks.brief(batches)}, expected a list of batches; one alone is [batch]")
+        raise TypeError(f"batches is {checks.brief(batches)}, expected a list of batches; pass one as [batch]")
     total, samples = np.zeros(attention.config.num_heads), 0
     for number, batch in enumerate(batches):
         call = _call(f"batches[{number}]", batch)
@@ -78,7 +79,7 @@ def _call(name: str, batch: Any) -> dict[str, Any]:
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"{name} is a {type(batch).__name__}, expected a tuple (queries, keys, values) or a dict of a call's "
-            "arguments; one batch alone is [batch]"
+            "arguments; pass one batch as [batch]"
         )
     if lacking := [one for one in INPUTS[:3] if one not in batch]:
         raise ValueError(f"{name} lacks {', '.join(lacking)}; expected queries, keys and values")
@@ -88,7 +89,7 @@ def _call(name: str, batch: Any) -> dict[str, Any]:
 
 
 def _of_batch(loss: Loss, batch: Any) -> Callable[[Any], Any]:
-    """The loss of a batch as a function of the output alone; what it gives is one number, or a tuple of two things."""
+    """The loss of a batch as a function of the output alone; it returns one number, or a tuple of two things."""
 
     def of_output(output: Any) -> Any:
         found = loss(output, batch)
@@ -105,7 +106,7 @@ def _of_batch(loss: Loss, batch: Any) -> Callable[[Any], Any]:
 
 
 def _ablation(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) -> tuple[np.ndarray, int]:
-    """The importance of each head (H,), summed over the samples of a batch, and how many these are."""
+    """The importance of each head (H,), summed over the samples of a batch, and the number of samples."""
     config = attention.config
     whole = attention(**call)  # (B, Q, D)
     found = np.zeros(config.num_heads)
@@ -123,9 +124,11 @@ def _ablation(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) ->
 
 
 def _gradient(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) -> tuple[np.ndarray, int]:
-    """As `_ablation`, by the gradients of the loss by the gates of each sample."""
+    """The same as `_ablation`, from the gradients of the loss by the gates of each sample."""
     config = attention.config
-    samples = len(call["queries"]) if hasattr(call["queries"], "__len__") else 1  # the layer refuses what is no array
+    samples = (
+        len(call["queries"]) if hasattr(call["queries"], "__len__") else 1
+    )  # anything else is refused by the layer
     gates = np.ones((samples, config.num_heads), numpy_dtype(config.dtype))
     output, pull_back = attention.vjp(**call, head_gates=gates)
     cotangent = _slope(attention, loss, output) if loss else output  # the gradient of ||Y||^2 / 2 is Y
@@ -133,7 +136,7 @@ def _gradient(attention: MultiHeadAttention, call: dict[str, Any], loss: Any) ->
 
 
 def _value(attention: MultiHeadAttention, loss: Callable[[Any], Any], output: Any) -> float:
-    """The number that a loss gives for an output."""
+    """The number that a loss returns for an output."""
     module: Any = dispatch.load(attention.backend)
     with module.context(attention.config.dtype):
         found = loss(_native(attention, output))
@@ -147,16 +150,21 @@ def _slope(attention: MultiHeadAttention, loss: Callable[[Any], Any], output: An
         value, gradient = module.value_and_gradient(loss, _native(attention, output))
     _number(value)
     if gradient is None:
+        framework = dispatch.FRAMEWORKS[attention.backend]
         raise ValueError(
             "loss gave a number without its gradient by the output; compute it from the output by functions of "
-            f"{dispatch.FRAMEWORKS[attention.backend].needs[-1]}"
-            + (", and return the pair of it and the gradient, (B, Q, D)" if attention.backend == "numpy" else "")
+            f"{framework.needs[-1]}"
+            + (
+                ", and return the pair of it and the gradient, (B, Q, D)"
+                if "automatic differentiation" in framework.lacks
+                else ""
+            )
         )
     return gradient
 
 
 def _number(value: Any) -> float:
-    """What a loss gives as a float; it must be one finite number."""
+    """The value of a loss as a float; it must be one finite number."""
     plain = isinstance(value, (int, float, np.generic)) or dispatch.backend_of(value) is None
     array = np.asarray(value) if plain else arrays.to_numpy(value)
     if array.dtype.kind not in "fiu" and checks.dtype_name(array.dtype) != "bfloat16":
@@ -169,7 +177,7 @@ def _number(value: Any) -> float:
 def _native(attention: MultiHeadAttention, output: Any) -> Any:
     """An output as an array of the layer's backend."""
     module: Any = dispatch.load(attention.backend)
-    return arguments.native(module, module.place(attention.layer), output)
+    return native(module, module.place(attention.layer), output)
 
 
 def _float64(X: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A layer without some of its heads: fewer columns of W_q, W_k and W_v, fewer rows of W_o, the same widths."""
+"""Remove heads from a layer: fewer columns of W_q, W_k and W_v, fewer rows of W_o, the same widths."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -10,24 +10,24 @@ from mha.layer import MultiHeadAttention, restore
 
 
 def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAttention:
-    """The layer without these heads, on the same backend; the one that is given stays as it is.
+    """Make a layer without these heads, on the same backend. The given layer is not changed.
 
-    It gives what that one gives with `head_gates` of 0 for these heads and 1 for the others, up to rounding, and takes
-    the same inputs; but where a mask, a score bias or gates have an axis of heads, they have the heads that are kept.
-    The widths of a head, and with them the scale, stay what they were. Of grouped heads, a head of keys and values goes
-    when all its query heads go; those that stay must serve as many heads each.
+    The new layer takes the same inputs. Up to rounding, it computes what the given layer computes with `head_gates` of
+    0 for these heads and 1 for the others. If a mask, a score bias or gates have an axis of heads, it must now have the
+    kept heads alone. The widths of a head, and so the scale, do not change. If heads of keys and values are shared, one
+    of them is removed with the last of its query heads; those that are kept must have equally many query heads each.
 
     Args:
         attention: the layer, with any options.
-        heads: numbers of heads, from 0, each once; none at all gives an equal layer.
+        heads: numbers of the heads to remove, from 0, each once; an empty list gives an equal layer.
 
     Returns:
-        The smaller layer, its heads in their old order: a layer as any other, which trains, saves and converts.
+        The smaller layer, with its heads in their old order. It trains, saves and converts as any layer does.
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if a number is no head of the layer or comes twice, if no head would be left, or if the groups that
-            stay would serve unequal numbers of heads; the message says which heads to prune too, or to keep.
+        ValueError: if a number is no head of the layer or comes twice, if no head would be left, or if the groups would
+            become unequal; the message says which heads to prune as well, or to keep.
     """
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
@@ -66,7 +66,7 @@ def _chosen(heads: Iterable[int], number: int) -> set[int]:
 
 
 def _groups(kept: Sequence[int], share: int) -> list[int]:
-    """The heads of keys and values that the kept query heads read, `share` of them each in the layer; of equal size."""
+    """The heads of keys and values that the kept query heads use; share: the query heads of a group before pruning."""
     members: dict[int, list[int]] = {}
     for head in kept:
         members.setdefault(head // share, []).append(head)
@@ -76,12 +76,12 @@ def _groups(kept: Sequence[int], share: int) -> list[int]:
         counts = ", ".join(f"group {group}: {len(inside)}" for group, inside in members.items())
         whole = [head for group in members for head in range(group * share, (group + 1) * share) if head not in kept]
         raise ValueError(
-            f"heads leaves unequal groups ({counts} heads of {share}), expected as many in each that stays; prune "
-            f"{too} too, or keep {whole}"
+            f"heads leaves unequal groups ({counts} heads of {share}), expected equally many in each group; prune "
+            f"{too} as well, or keep {whole}"
         )
     return list(members)
 
 
 def _features(blocks: Sequence[int], width: int) -> np.ndarray:
-    """The numbers of the features of some heads of this width."""
+    """The indices of the features of some heads of this width."""
     return np.concatenate([np.arange(block * width, (block + 1) * width) for block in blocks])

@@ -1,4 +1,4 @@
-"""The languages of what learners read: one catalogue each, `<language>.toml` here, with the same keys in all."""
+"""The texts for learners in each language: one catalogue, `<language>.toml` here; all have the same keys."""
 
 import functools
 import tomllib
@@ -12,7 +12,7 @@ LANGUAGES: tuple[LanguageName, ...] = get_args(LanguageName)
 
 @functools.cache
 def catalogue(language: LanguageName = "en") -> dict[str, Any]:
-    """All texts in a language, in tables by what they are for; texts with `{name}` are for `str.format`.
+    """All texts in a language, in tables by their use; texts with `{name}` are for `str.format`.
 
     Raises ValueError if there is no such language.
     """

@@ -1,4 +1,4 @@
-"""The comparison page: five lessons side by side, a step player, and what was measured, in one file for browsers."""
+"""The comparison page, one HTML file: the lessons side by side, a player of the steps, and measured differences."""
 
 from mha.page.differences import measure
 from mha.page.make import make, worst

@@ -1,4 +1,4 @@
-// Multi-head attention as the lessons have it, of arrays {shape, data} in row-major order, every step kept.
+// Multi-head attention as in the lessons, on arrays {shape, data} in row-major order; every step is kept.
 
 function size(shape) {
   return shape.reduce((product, one) => product * one, 1);
@@ -46,7 +46,7 @@ function transpose(X) {
   return reshape(swapped, N, J, I);
 }
 
-/** Which keys each query may attend to, booleans (B, 1, Q, K): those within the lengths, none after the query. */
+/** The keys that each query sees, booleans (B, 1, Q, K): those within the lengths, none after the query if causal. */
 function visibleKeys(B, Q, K, lengths, causal) {
   let at = 0;
   return filled([B, 1, Q, K], () => {
@@ -58,7 +58,7 @@ function visibleKeys(B, Q, K, lengths, causal) {
   });
 }
 
-/** Whether each query sees a key (B, Q), or each key is seen by a query (B, K), of visible (B, 1, Q, K). */
+/** True for queries that see a key (B, Q), or for keys that a query sees (B, K), from visible (B, 1, Q, K). */
 function used(visible, axis) {
   const [B, , Q, K] = visible.shape;
   const found = Array.from({ length: B }, () => Array(axis === "queries" ? Q : K).fill(false));
@@ -69,7 +69,7 @@ function used(visible, axis) {
   return found;
 }
 
-/** Heads (B*H, T, d) with zeros for queries or keys that are not used (B, T): padding reaches no number. */
+/** Heads (B*H, T, d) with zeros for queries or keys that are not used (B, T), so that padding changes no number. */
 function blank(X, isUsed) {
   const [BH, T, d] = X.shape;
   const H = BH / isUsed.length;
@@ -123,7 +123,7 @@ function computeSteps(drawn, { B, Q, K, D, H, lengths, causal }) {
   const W_q = matmul(drawn.queries, drawn.W_q);
   const W_k = matmul(drawn.keys, drawn.W_k);
   const W_v = matmul(drawn.values, drawn.W_v);
-  const [split_q_reshape, split_q_permute, split_q] = splitStages(W_q, H);
+  const [reshape_q, permute_q, split_q] = splitStages(W_q, H);
   const split_k = splitStages(W_k, H)[2];
   const split_v = splitStages(W_v, H)[2];
   const visible = visibleKeys(B, Q, K, lengths, causal);
@@ -132,10 +132,10 @@ function computeSteps(drawn, { B, Q, K, D, H, lengths, causal }) {
   const scores = { shape: products.shape, data: products.data.map((one) => one / Math.sqrt(D / H)) };
   const weights = visibleSoftmax(scores, visible);
   const pooled = matmul(weights, blank(split_v, seen));
-  const [merged_reshape, merged_permute, merged] = mergeStages(pooled, H);
+  const [reshape_pooled, permute_pooled, merged] = mergeStages(pooled, H);
   const output = matmul(merged, drawn.W_o);
   return {
-    W_q, W_k, W_v, split_q_reshape, split_q_permute, split_q, split_k, split_v, visible, scores, weights, pooled,
-    merged_reshape, merged_permute, merged, output,
+    W_q, W_k, W_v, reshape_q, permute_q, split_q, split_k, split_v, visible, scores, weights, pooled,
+    reshape_pooled, permute_pooled, merged, output,
   };
 }

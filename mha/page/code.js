@@ -1,8 +1,8 @@
-// The lessons' code: lines with their differences, shapes and the line of the step marked.
+// The lessons' code, with marks for differences, for shapes and for the line of the step.
 
 const SHAPE = /# .*\([^)]*\).*$/;
 
-/** Ranges (start, end) in order, those that touch made one. */
+/** Ranges (start, end) in order; ranges that touch become one. */
 function united(ranges) {
   const found = [];
   for (const [start, end] of [...ranges].sort((one, other) => one[0] - other[0])) {
@@ -13,7 +13,7 @@ function united(ranges) {
   return found;
 }
 
-/** Which characters of a framework's piece to mark: what the reference has not, "" = what not all have. */
+/** The characters of a framework's piece to mark: words that the reference lacks; "" = words that any other lacks. */
 function marksOf(piece, framework, reference) {
   const by = piece.by[framework].marks;
   return reference ? by[reference] || [] : united(Object.values(by).flat());
@@ -41,15 +41,15 @@ function linesOf(text, marks) {
   });
 }
 
-/** One line as an element; its number in the file is in data-line. */
-function lineElement(line, number) {
+/** One line as an element; its place, as "heads.py:24", is in data-line. */
+function lineElement(line, place) {
   const shown = (part) => (part.marked ? make("mark", {}, part.text) : part.text);
   const code = line.parts.filter((part) => !part.shape).map(shown);
   const shape = line.parts.filter((part) => part.shape).map(shown);
   const indent = line.text.search(/\S|$/);
   return make(
     "span",
-    { "data-line": number, class: line.remark ? "remark" : undefined, style: { "--indent": indent } },
+    { "data-line": place, class: line.remark ? "remark" : undefined, style: { "--indent": indent } },
     ...code,
     ...(shape.length ? [make("span", { class: "shape" }, ...shape)] : []),
     line.text ? "" : "\u200b",
@@ -57,45 +57,47 @@ function lineElement(line, number) {
 }
 
 /** One framework's piece: its name, where it is in the file, and the code. */
-function figure(piece, framework, reference, texts) {
+function figure(chapter, piece, framework, reference, texts) {
   const found = piece.by[framework.name];
   if (!found) return make("figure", {}, make("figcaption", {}, framework.title), make("div", { class: "absent" }, textOf(texts, "absent", { framework: framework.title })));
   const lines = linesOf(found.text, marksOf(piece, framework.name, reference));
-  const elements = lines.map((line, at) => lineElement(line, found.first + at));
-  const place = `${framework.name}/layer.py:${found.first}`;
+  const place = (at) => `${chapter}.py:${found.first + at}`;
+  const elements = lines.map((line, at) => lineElement(line, place(at)));
   const code = make("pre", { class: "code", tabindex: "0", translate: "no", "data-framework": framework.name, "aria-label": `${framework.title}, ${piece.name}` }, ...elements);
-  return make("figure", {}, make("figcaption", { translate: "no" }, `${framework.title} · ${place}`), code);
+  return make("figure", {}, make("figcaption", { translate: "no" }, `${framework.title} · ${framework.name}/${place(0)}`), code);
 }
 
-/** All sections, each function a row of these frameworks. */
-function lessonElements(sections, frameworks, reference, texts) {
-  return sections.map((section, at) => {
-    const pieces = section.pieces.filter((piece) => frameworks.some((one) => piece.by[one.name]));
+/** All chapters, each function a row of these frameworks. */
+function lessonElements(chapters, frameworks, reference, texts) {
+  return chapters.map((chapter) => {
+    const pieces = chapter.pieces.filter((piece) => frameworks.some((one) => piece.by[one.name]));
     const rows = pieces.map((piece) =>
       make(
         "div",
         { class: "piece", "data-piece": piece.name },
         make("h4", { translate: "no" }, piece.name),
-        make("div", { class: "row", style: { "--columns": frameworks.length } }, ...frameworks.map((one) => figure(piece, one, reference, texts))),
+        make("div", { class: "row", style: { "--columns": frameworks.length } }, ...frameworks.map((one) => figure(chapter.name, piece, one, reference, texts))),
       ),
     );
-    return make("div", { class: "lesson" }, make("h3", {}, textOf(texts, `sections.s${at}`)), ...rows);
+    return make("div", { class: "lesson" }, make("h3", { id: `chapter-${chapter.name}`, tabindex: "-1" }, textOf(texts, `chapter_titles.${chapter.name}`)), ...rows);
   });
 }
 
-/** Light the line of a step in every framework that is shown. */
+/** Mark the line of a step in every framework that is shown. */
 function light(root, lines, step) {
   for (const one of root.querySelectorAll(".lit")) one.classList.remove("lit");
-  for (const [framework, numbers] of Object.entries(lines))
-    for (const one of root.querySelectorAll(`[data-framework="${framework}"] [data-line="${numbers[step]}"]`)) one.classList.add("lit");
+  for (const [framework, places] of Object.entries(lines))
+    for (const one of root.querySelectorAll(`[data-framework="${framework}"] [data-line="${places[step]}"]`)) one.classList.add("lit");
 }
 
-/** The text of a line of a framework's file, from the piece that holds it. */
-function sourceLine(sections, framework, number) {
-  for (const piece of sections.flatMap((section) => section.pieces)) {
+/** The text of a line of a framework's files, from the piece that holds it; its place is as "heads.py:24". */
+function sourceLine(chapters, framework, place) {
+  const [file, number] = place.split(":");
+  for (const piece of chapters.find((one) => `${one.name}.py` === file).pieces) {
     const found = piece.by[framework];
     const lines = found ? found.text.split("\n") : [];
-    if (found && number >= found.first && number < found.first + lines.length) return lines[number - found.first].trim();
+    const at = found ? number - found.first : -1;
+    if (at >= 0 && at < lines.length) return lines[at].trim();
   }
   return "";
 }

@@ -1,4 +1,4 @@
-"""What the frameworks make different, measured by running them, each in a process of its own."""
+"""Measure the differences of the frameworks by running each in its own process."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from mha.names import BackendName
-from mha.processes import why_it_ended
+from mha.parity.run.processes import why_it_ended
 
 LIMIT = 300.0  # seconds that one framework may take
 
@@ -16,9 +16,9 @@ LIMIT = 300.0  # seconds that one framework may take
 def measure(
     backends: Collection[BackendName], done: Callable[[BackendName], object] = lambda backend: None
 ) -> dict[BackendName, dict[str, Any]]:
-    """Versions and facts of each backend, as its worker prints them; of one that fails, {"problem": why}.
+    """Measure versions and facts of each backend, as its worker prints them; {"problem": why} if the worker fails.
 
-    done(backend): is told of each that is finished.
+    done: is called with each backend that is finished.
     """
     found = {}
     for backend in backends:

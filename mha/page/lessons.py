@@ -1,96 +1,70 @@
-"""The five lessons as text, cut into the functions that they share; where they differ; which line does which step.
+"""Read the lessons as text: cut their chapters into functions, find differences and the lines of steps.
 
-Nothing here imports a framework: `layer.py` is read, not run, so that a framework need not be installed.
+Nothing here imports a framework: the files are read, not run, so that a framework need not be installed.
 """
 
 import ast
 import dataclasses
 import difflib
+import itertools
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 from mha import dispatch
-from mha.explain.lines import computed
+from mha.explain.lines import place
 from mha.names import BackendName
 
-# How a framework names the methods that every layer has.
-SAME_METHOD = {"setup": "__init__", "forward": "__call__", "call": "__call__"}
+# The frameworks' own names of methods that every layer has.
+SAME_METHOD = {"setup": "__init__"} | {
+    known.method: "__call__" for known in dispatch.FRAMEWORKS.values() if known.method not in ("", "__call__")
+}
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 IMPORTS = "imports"
 
-# The function and the statement in it that does each step of the player: a name
-# that is assigned, or a number, of the statements after the docstring.
-STEPS: dict[str, tuple[str, str | int]] = {
-    "W_q": ("MultiHeadAttention.steps", "W_q"),
-    "W_k": ("MultiHeadAttention.steps", "W_k"),
-    "W_v": ("MultiHeadAttention.steps", "W_v"),
-    "split_q_reshape": ("transpose_qkv", 1),
-    "split_q_permute": ("transpose_qkv", 2),
-    "split_q": ("transpose_qkv", 3),
-    "split_k": ("MultiHeadAttention.steps", "split_k"),
-    "split_v": ("MultiHeadAttention.steps", "split_v"),
-    "visible": ("MultiHeadAttention.attend", "visible"),
-    "scores": ("DotProductAttention.scores", -1),
-    "weights": ("AttentionPooling.weigh", "weights"),
-    "pooled": ("AttentionPooling.weigh", "pooled"),
-    "merged_reshape": ("transpose_output", 1),
-    "merged_permute": ("transpose_output", 2),
-    "merged": ("transpose_output", 3),
-    "output": ("MultiHeadAttention.steps", "output"),
-}
+# The steps of the player, in order.
+STEPS = (
+    "W_q", "W_k", "W_v", "reshape_q", "permute_q", "split_q", "split_k", "split_v", "visible", "scores", "weights",
+    "pooled", "reshape_pooled", "permute_pooled", "merged", "output",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A function, the head of a class, or the imports of one lesson: its name as all have it, lines from `first`."""
+    """A function, the head of a class, or the imports of a chapter: its common name, its first line and its text."""
 
     name: str
     first: int
     text: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Lesson:
-    """One backend's `layer.py`: its sections by title, the first without one, each with its pieces in order."""
-
-    backend: BackendName
-    sections: dict[str, list[Piece]]
-    lines: dict[str, int]
-
-    def piece(self, name: str) -> Piece | None:
-        """The piece of a name, or None if this lesson has none."""
-        return next((one for pieces in self.sections.values() for one in pieces if one.name == name), None)
+def read(backend: BackendName) -> dict[str, list[Piece]]:
+    """The chapters of a backend's lesson by name, each with its pieces in order."""
+    return {chapter: _pieces(dispatch.FOLDER / backend / f"{chapter}.py") for chapter in dispatch.CHAPTERS}
 
 
-def read(backend: BackendName) -> Lesson:
-    """The lesson of a backend; lines: of each step of `STEPS`, as numbered in the file."""
-    source = (dispatch.FOLDER / backend / "layer.py").read_text(encoding="utf-8")
-    lines, tree = source.splitlines(), ast.parse(source)
-    titles = {number: line[2:] for number, line in enumerate(lines, 1) if re.match(r"# \d\. ", line)}
-    sections: dict[str, list[Piece]] = {"": [], **{title: [] for title in titles.values()}}
-    for name, first, last in _spans(tree):
-        title = ([""] + [title for number, title in titles.items() if number < first])[-1]
-        sections[title].append(Piece(name, first, "\n".join(lines[first - 1 : last])))
-    return Lesson(backend, sections, {step: _line(tree, *place) for step, place in STEPS.items()})
+def lines(backend: BackendName) -> dict[str, str]:
+    """The place of each step of `STEPS` in a backend's folder, as "heads.py:24"."""
+    found = {step: place(backend, step) for step in STEPS}
+    return {step: f"{one.file.partition('/')[2]}:{one.line}" for step, one in found.items()}
 
 
-def order(lessons: list[Lesson]) -> dict[str, list[str]]:
-    """The names of all pieces by section, each once; what only some lessons have comes where it stands there."""
-    found: dict[str, list[str]] = {}
-    for lesson in lessons:
-        for title, pieces in lesson.sections.items():
-            names = found.setdefault(title, [])
-            at = 0
-            for piece in pieces:
-                if piece.name not in names:
-                    names.insert(at, piece.name)
-                at = names.index(piece.name) + 1
-    return found
+def order(chapters: list[list[Piece]]) -> list[str]:
+    """The names of all pieces of a chapter, as several backends have it, each once and after the piece before it."""
+    names: list[str] = []
+    for pieces in chapters:
+        at = 0
+        for piece in pieces:
+            if piece.name not in names:
+                names.insert(at, piece.name)
+            at = names.index(piece.name) + 1
+    return names
 
 
 def differing(text: str, reference: str) -> list[tuple[int, int]]:
-    """The words of a text that a reference has not at this place, as (start, end) of characters, without margins.
+    """The words of a text that the reference does not have at this place, as (start, end) of characters.
 
-    Words are names, numbers and single signs; what is only moved in or broken differently is no difference.
+    Words are names, numbers and single signs; another indentation or line break is no difference.
     """
     ours, theirs = _words(text), _words(reference)
     matcher = difflib.SequenceMatcher(None, [word for word, _ in ours], [word for word, _ in theirs], autojunk=False)
@@ -105,45 +79,36 @@ def differing(text: str, reference: str) -> list[tuple[int, int]]:
 
 
 def _words(text: str) -> list[tuple[str, int]]:
-    """The words of a text that are no space, each with where it starts."""
+    """The words of a text, without spaces, each with its position."""
     return [(found[0], found.start()) for found in TOKEN.finditer(text) if not found[0].isspace()]
 
 
-def _spans(tree: ast.Module) -> list[tuple[str, int, int]]:
-    """Name, first and last line of each piece of a file, in order."""
-    spans: list[tuple[str, int, int]] = []
+def _pieces(path: Path) -> list[Piece]:
+    """The pieces of a file in order, each with the comments and constants in front of it."""
+    source, pieces, first = path.read_text(encoding="utf-8"), [], 1
+    lines = source.splitlines()
+    for name, last in _ends(ast.parse(source)):
+        while not lines[first - 1]:
+            first += 1
+        pieces.append(Piece(name, first, "\n".join(lines[first - 1 : last])))
+        first = last + 1
+    return pieces
+
+
+def _ends(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Name and last line of each piece of a file, in order."""
+    imports = itertools.takewhile(lambda node: not isinstance(node, (ast.ClassDef, ast.FunctionDef)), tree.body)
+    yield IMPORTS, max(node.end_lineno or 0 for node in imports)
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
             head = [one for one in node.body if not isinstance(one, ast.FunctionDef)]
-            spans.append((node.name, _first(node), head[-1].end_lineno or 0))
+            yield node.name, head[-1].end_lineno or 0
             named = {method.name for method in methods}
             for method in methods:
                 common = SAME_METHOD.get(method.name, method.name)
                 around = common == method.name and named & {own for own, name in SAME_METHOD.items() if name == common}
                 shown = f"{common}, {', '.join(around)}" if around else common
-                spans.append((f"{node.name}.{shown}", _first(method), method.end_lineno or 0))
+                yield f"{node.name}.{shown}", method.end_lineno or 0
         elif isinstance(node, ast.FunctionDef):
-            spans.append((node.name, _first(node), node.end_lineno or 0))
-        elif spans and spans[-1][0] == IMPORTS:
-            spans[-1] = (IMPORTS, spans[-1][1], node.end_lineno or 0)
-        else:
-            spans.append((IMPORTS, _first(node), node.end_lineno or 0))
-    return spans
-
-
-def _first(node: ast.stmt) -> int:
-    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-
-
-def _line(tree: ast.Module, function: str, statement: str | int) -> int:
-    """The line of a statement in a function: the one that assigns a name, or the one of this number."""
-    *owner, name = function.split(".")
-    body = tree.body
-    if owner:
-        (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and [node.name] == owner)
-    (found,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
-    if isinstance(statement, int):
-        return found.body[statement if statement < 0 else statement + 1].lineno
-    (line,) = {one.lineno for one in ast.walk(found) if isinstance(one, ast.Assign) and statement in computed(one)}
-    return line
+            yield node.name, node.end_lineno or 0

@@ -1,4 +1,4 @@
-"""Make the page: put the template, the style, the scripts and all data into one file that asks for no other."""
+"""Make the page: put the template, the style, the scripts and all data into one file that loads nothing."""
 
 import json
 import math
@@ -14,22 +14,21 @@ from mha.page import lessons
 from mha.page.measures import NAMES
 
 SCRIPTS = ("random.js", "attention.js", "texts.js", "code.js", "player.js", "tables.js", "page.js")
-TITLES = {"numpy": "NumPy", "torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mxnet": "MXNet"}
 
 
 def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
-    """The page as HTML.
+    """Make the page as HTML.
 
     Args:
-        measured: as `measure` gives it; a backend that is not there is shown as not installed.
-        parity: a report of `mha parity --json`, or what has its "backends" and "results".
+        measured: the result of `measure`; a backend that it lacks is shown as not installed.
+        parity: a report of `mha parity --json`, or a mapping with its "backends" and "results".
     """
     files = resources.files(__name__.rpartition(".")[0])
     style, template = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
     script = "\n".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data: dict[str, Any] = {
         "version": mha.__version__,
-        "frameworks": [{"name": name, "title": TITLES.get(name, name)} for name in dispatch.FRAMEWORKS],
+        "frameworks": [{"name": name, "title": known.title} for name, known in dispatch.FRAMEWORKS.items()],
         "lessons": code(),
         "measured": dict(measured),
         "facts": NAMES,
@@ -43,32 +42,34 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
 
 
 def code() -> dict[str, Any]:
-    """The lessons' sections, in each the functions as aligned pieces: text, first line and differences by framework.
+    """The lessons' chapters, in each the functions as aligned pieces: text, first line and differences by framework.
 
     marks: of each framework, by reference, as (start, end) of characters.
     """
-    read = [lessons.read(name) for name in dispatch.FRAMEWORKS]
-    sections = []
-    for title, names in lessons.order(read).items():
+    read = {backend: lessons.read(backend) for backend in dispatch.FRAMEWORKS}
+    chapters = []
+    for chapter in dispatch.CHAPTERS:
+        named = {backend: {piece.name: piece for piece in own[chapter]} for backend, own in read.items()}
         pieces = []
-        for name in names:
-            found = {one.backend: piece for one in read if (piece := one.piece(name)) is not None}
+        for name in lessons.order([own[chapter] for own in read.values()]):
+            found = {backend: own[name] for backend, own in named.items() if name in own}
             shown = {
                 backend: {"first": piece.first, "text": piece.text, "marks": marks(piece.text, backend, found)}
                 for backend, piece in found.items()
             }
             pieces.append({"name": name, "by": shown})
-        sections.append({"title": title, "pieces": pieces})
-    return {"sections": sections, "lines": {one.backend: one.lines for one in read}, "steps": list(lessons.STEPS)}
+        chapters.append({"name": chapter, "pieces": pieces})
+    lines = {backend: lessons.lines(backend) for backend in read}
+    return {"chapters": chapters, "lines": lines, "steps": lessons.STEPS}
 
 
 def marks(text: str, backend: str, found: Mapping[Any, lessons.Piece]) -> dict[str, list[tuple[int, int]]]:
-    """Where a text differs from that of each other framework."""
+    """The differences of a text from each other framework's, by framework."""
     return {other: lessons.differing(text, piece.text) for other, piece in found.items() if other != backend}
 
 
 def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each backend and check: how many results, how many failed, and the largest ratio, None = not finite."""
+    """Count results and failures of each backend and check, and find its largest ratio; None = not finite."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for one in results:
         row = {"backend": one["backend"], "check": one["check"], "count": 0, "failed": 0, "ratio": 0.0}
@@ -82,10 +83,10 @@ def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def embedded(data: Mapping[str, Any]) -> str:
-    """Data as JSON that may stand in a script element: "<" would end it."""
+    """Data as JSON for a script element, without "<", which could end the element."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def escaped(text: str) -> str:
-    """A text as HTML has it."""
+    """A text with HTML's special characters escaped."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

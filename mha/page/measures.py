@@ -1,6 +1,6 @@
-"""What the measurements of all frameworks share: how an observation becomes a word and a detail.
+"""Tools for the measurements of all frameworks: turn an observation into a word and a detail.
 
-A word is a key of the table [page.words] of the languages, "" = none; a detail is code or numbers, the same in all.
+A word is a key of the languages' table [page.words], "" = none; a detail is code or numbers, the same in all languages.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,8 @@ import numpy as np
 
 Fact = list[tuple[str, str]]
 
-# The rows of the table of differences, in order: the functions that every `facts.py` has.
+NONE: Fact = [("none", "")]  # of what a framework does not have, for which its `commands/measures.py` has no function
+# The rows of the table of differences, in order; the functions of these files.
 NAMES = (
     "layer", "kernel", "names", "initial", "lazy", "training", "weights", "mask", "no_keys", "dtype", "random", "heads",
     "compiled",
@@ -17,17 +18,17 @@ NAMES = (
 
 
 def orientation(shape: tuple[int, ...], in_size: int) -> str:
-    """Which way round the kernel (in, out) or (out, in) of a dense layer with other sizes in and out is stored."""
+    """The axes, (in, out) or (out, in), of a dense layer's kernel; its two sizes must differ."""
     return "(in, out)" if shape[0] == in_size else "(out, in)"
 
 
 def shapes(arrays: Mapping[str, tuple[int, ...]]) -> Fact:
-    """Arrays by name with their shapes, one in a line."""
+    """Arrays by name with their shapes, one on each line."""
     return [("", f"{name} {shape}") for name, shape in arrays.items()]
 
 
 def spread(array: np.ndarray) -> str:
-    """Mean and standard deviation of all numbers; 0 if all are."""
+    """Mean and standard deviation of all numbers; "0" if all are 0."""
     if not array.any():
         return "0"
     mean = round(float(array.mean()), 2) + 0.0  # and not -0.0
@@ -35,7 +36,7 @@ def spread(array: np.ndarray) -> str:
 
 
 def polarity(weights: np.ndarray, marked: int) -> str:
-    """What True means where a mask is True for one key alone; weights: of a query for its keys (K,)."""
+    """The meaning of True, from a mask that is True for one key alone; weights: of a query for its keys (K,)."""
     if weights[marked] == 0 and weights.sum() > 0:
         return "hides"
     if weights[marked] == weights.sum():
@@ -44,7 +45,7 @@ def polarity(weights: np.ndarray, marked: int) -> str:
 
 
 def alone(weights: np.ndarray) -> str:
-    """What a query weighs its keys (K,) by if all of them are hidden."""
+    """The kind of weights (K,) that a query has if all of its keys are hidden."""
     if np.isnan(weights).all():
         return "nan"
     if not weights.any():
@@ -55,12 +56,12 @@ def alone(weights: np.ndarray) -> str:
 
 
 def drops(call: Callable[[], np.ndarray]) -> str:
-    """Whether two equal calls differ, as they do where something is dropped."""
+    """Call twice and compare: the results differ if something is dropped."""
     return "keeps" if np.array_equal(call(), call()) else "drops"
 
 
 def repeats(seed: Callable[[], object], draw: Callable[[], np.ndarray]) -> str:
-    """Whether seeding makes numbers repeat, and whether a second draw is another."""
+    """Seed, draw and compare: do numbers repeat, and does a second draw give others?"""
     seed()
     first, second = draw(), draw()
     seed()
@@ -70,7 +71,7 @@ def repeats(seed: Callable[[], object], draw: Callable[[], np.ndarray]) -> str:
 
 
 def outcome(make: Callable[[], object]) -> Fact:
-    """What making or calling something comes to: accepted, or an error and the first line of its text."""
+    """Make or call something: accepted, or an error and the first line of its text."""
     try:
         return [("accepted", str(made) if (made := make()) is not None else "")]
     except Exception as error:  # each framework has errors of its own
@@ -78,5 +79,5 @@ def outcome(make: Callable[[], object]) -> Fact:
 
 
 def programs(count: int, calls: int) -> str:
-    """Whether a compiler took a program of its own for each of several sizes."""
+    """Name how many programs a compiler made for several sizes."""
     return "one_program" if count == 1 else "each_size" if count == calls else "some_programs"

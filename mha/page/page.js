@@ -1,4 +1,4 @@
-// What is chosen, kept in the address after "#", and the page drawn from it.
+// The choices, kept in the address after "#", and the page drawn from them.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const NAMES = DATA.frameworks.map((one) => one.name);
@@ -8,12 +8,12 @@ const CHOICES = {
 };
 const byId = (id) => document.getElementById(id);
 
-/** Choices from an address, those that are not known left at their defaults. */
+/** The choices in an address; unknown ones are left at their defaults. */
 function choicesFrom(hash, wide) {
-  const told = new URLSearchParams(hash.replace(/^#/, ""));
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
   const found = { lang: "en", theme: "auto", view: wide ? "all" : "one", framework: NAMES[0], reference: "", step: "W_q" };
-  for (const [name, known] of Object.entries(CHOICES)) if (told.has(name) && known.includes(told.get(name))) found[name] = told.get(name);
-  const columns = (told.get("columns") || "").split(",").filter((one) => NAMES.includes(one));
+  for (const [name, known] of Object.entries(CHOICES)) if (given.has(name) && known.includes(given.get(name))) found[name] = given.get(name);
+  const columns = (given.get("columns") || "").split(",").filter((one) => NAMES.includes(one));
   return { ...found, columns: columns.length ? columns : NAMES };
 }
 
@@ -63,11 +63,11 @@ function drawLessons() {
   for (const [name, value] of [["role", "tabpanel"], ["aria-labelledby", `tab-${chosen.framework}`], ["tabindex", "0"]])
     if (all) panel.removeAttribute(name);
     else panel.setAttribute(name, value);
-  panel.replaceChildren(...lessonElements(DATA.lessons.sections, frameworks, chosen.reference, texts()));
+  panel.replaceChildren(...lessonElements(DATA.lessons.chapters, frameworks, chosen.reference, texts()));
   light(panel, DATA.lessons.lines, chosen.step);
 }
 
-/** The sizes of the form, and the steps that they give; what is wrong is said, and the last steps stay. */
+/** Read the sizes of the form and compute the steps; if a size is wrong, show why and keep the last steps. */
 function compute() {
   const form = byId("sizes");
   const number = (name) => {
@@ -123,7 +123,7 @@ function drawAll() {
   drawSteps();
 }
 
-/** The name that arrow keys, Home or End lead to; undefined for other keys. */
+/** The name to which arrow keys, Home or End move; undefined for other keys. */
 function moved(names, name, key) {
   const at = names.indexOf(name);
   const last = names.length - 1;
@@ -178,6 +178,7 @@ function listen() {
 
 byId("tabs").append(...DATA.frameworks.map((one) => make("button", { type: "button", role: "tab", id: `tab-${one.name}`, "data-name": one.name, "aria-controls": "panel", translate: "no" }, one.title)));
 byId("columns").append(...DATA.frameworks.map((one) => make("label", { translate: "no" }, make("input", { type: "checkbox", value: one.name }), ` ${one.title}`)));
-byId("steps").append(...CHOICES.step.map((step) => make("li", { class: /_(reshape|permute)$/.test(step) ? "stage-of" : undefined, translate: "no" }, make("button", { type: "button", "data-step": step }, step))));
+byId("chapters").append(...DATA.lessons.chapters.map(({ name }) => make("a", { href: `#chapter-${name}`, "data-goto": `chapter-${name}`, translate: "no" }, `${name}.py`)));
+byId("steps").append(...CHOICES.step.map((step) => make("li", { class: /^(reshape|permute)_/.test(step) ? "stage-of" : undefined, translate: "no" }, make("button", { type: "button", "data-step": step }, step))));
 listen();
 drawAll();

@@ -4,8 +4,8 @@ const LETTERS = {
   W_q: ["B", "Q", "H*d"],
   W_k: ["B", "K", "H*d"],
   W_v: ["B", "K", "H*d"],
-  split_q_reshape: ["B", "Q", "H", "d"],
-  split_q_permute: ["B", "H", "Q", "d"],
+  reshape_q: ["B", "Q", "H", "d"],
+  permute_q: ["B", "H", "Q", "d"],
   split_q: ["B*H", "Q", "d"],
   split_k: ["B*H", "K", "d"],
   split_v: ["B*H", "K", "d"],
@@ -13,16 +13,16 @@ const LETTERS = {
   scores: ["B*H", "Q", "K"],
   weights: ["B*H", "Q", "K"],
   pooled: ["B*H", "Q", "d"],
-  merged_reshape: ["B", "H", "Q", "d"],
-  merged_permute: ["B", "Q", "H", "d"],
+  reshape_pooled: ["B", "H", "Q", "d"],
+  permute_pooled: ["B", "Q", "H", "d"],
   merged: ["B", "Q", "H*d"],
   output: ["B", "Q", "D"],
 };
 
-// The weight from which white on its colour is read better than black: both then have a contrast of 4.5 at least.
+// From this weight on, white text is easier to read than black. The better of the two has a contrast of at least 4.5.
 const DARK = 0.651;
 
-/** Sizes {B, Q, K, D, H, lengths, causal}, or {wrong, values}: the key of a text that says what is wrong. */
+/** Sizes {B, Q, K, D, H, lengths, causal}, or {wrong, values}, where wrong is the key of an error's text. */
 function sizesFrom(fields) {
   const found = { lengths: [], causal: fields.causal };
   for (const { name, value, min, max, label } of fields.numbers) {
@@ -61,7 +61,7 @@ function slicesOf(name, X, sample, { H, D }) {
   return found;
 }
 
-/** A number in few characters; a boolean as Python has it. */
+/** A number in few characters; a boolean as in Python. */
 function shown(value) {
   return typeof value === "boolean" ? (value ? "True" : "False") : value.toFixed(2).replace(/^-(0\.00)$/, "$1");
 }
@@ -76,7 +76,7 @@ function valueTable({ title, cells }) {
   return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
-/** One head's weights as a table: the darker, the more; hidden keys are hatched. Its numbers are its text. */
+/** One head's weights as a table: larger ones are darker, hidden keys are hatched. The cells contain the numbers. */
 function heatTable(weights, visible, sample, head, { Q, K, H }, texts) {
   const cell = (q, k) => {
     const weight = weights.data[((sample * H + head) * Q + q) * K + k];
@@ -93,9 +93,9 @@ function heatTable(weights, visible, sample, head, { Q, K, H }, texts) {
 /** Each framework's line for a step. */
 function sourceTable(lessons, frameworks, step) {
   const rows = frameworks.map(({ name, title }) => {
-    const number = lessons.lines[name][step];
-    const place = make("td", { class: "at" }, `layer.py:${number}`);
-    return make("tr", { translate: "no", "data-source": name }, make("th", { scope: "row" }, title), make("td", {}, sourceLine(lessons.sections, name, number)), place);
+    const place = lessons.lines[name][step];
+    const code = make("td", {}, sourceLine(lessons.chapters, name, place));
+    return make("tr", { translate: "no", "data-source": name }, make("th", { scope: "row" }, title), code, make("td", { class: "at" }, place));
   });
   return make("table", {}, make("tbody", {}, ...rows));
 }

@@ -1,6 +1,6 @@
 // Random numbers from a seed, the same in every browser.
 
-/** A function that gives numbers in [0, 1): mulberry32. */
+/** A function that returns numbers in [0, 1): mulberry32. */
 function uniformFrom(seed) {
   let state = seed >>> 0;
   return () => {
@@ -11,7 +11,7 @@ function uniformFrom(seed) {
   };
 }
 
-/** An array of this shape of normal numbers with two decimals, as they are shown: Box and Muller. */
+/** An array of normal numbers with two decimals, which are the numbers that are shown: Box and Muller. */
 function normal(shape, uniform, scale = 1) {
   const draw = () => Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
   return filled(shape, () => Math.round(100 * scale * draw()) / 100);

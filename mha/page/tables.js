@@ -1,11 +1,11 @@
-// The table of differences and the table of parity, of what was measured when the page was made.
+// The tables of differences and of parity, as measured when the page was made.
 
-/** A text that may be broken after its dots, bars and brackets, rather than within a name. */
+/** A text whose lines may break after dots, bars and brackets, but not within a name. */
 function breakable(text) {
   return text.split(/(?<=[._/(])(?=[A-Za-z])/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
 }
 
-/** A fact, pairs of a word and a detail: words in the language, details as they are. */
+/** A fact, which is pairs of a word and a detail; only words are translated. */
 function factElement([word, detail], texts) {
   const parts = [];
   if (word) parts.push(textOf(texts, `words.${word}`));
@@ -14,7 +14,7 @@ function factElement([word, detail], texts) {
   return make("span", { class: word === "failed" ? "fact problem" : "fact" }, ...parts);
 }
 
-/** A framework's name with what was measured: versions, or why nothing was. */
+/** A framework's name with its versions, or with the reason why nothing was measured. */
 function columnHead({ name, title }, found) {
   const versions = Object.entries(found).filter(([key]) => !["mha", "python", "device"].includes(key));
   return make("th", { scope: "col", "data-column": name }, title, make("small", {}, versions.map((one) => one.join(" ")).join(", ")));
@@ -58,7 +58,7 @@ function parityTable(data, texts) {
   return make("table", { class: "grid" }, make("thead", {}, make("tr", {}, make("td"), ...head)), make("tbody", {}, ...body));
 }
 
-/** What parity comes to, in a sentence. */
+/** The result of parity, in a sentence. */
 function verdict(rows, texts) {
   const count = rows.reduce((sum, row) => sum + row.count, 0);
   const failed = rows.reduce((sum, row) => sum + row.failed, 0);

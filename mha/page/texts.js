@@ -6,7 +6,7 @@ function textOf(texts, key, values = {}) {
   return found.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
-/** Every element that names a text in data-text or data-label gets it. */
+/** Fill every element that names a text in data-text or data-label. */
 function translate(root, texts, language) {
   document.documentElement.lang = language;
   for (const one of root.querySelectorAll("[data-text]")) one.textContent = textOf(texts, one.dataset.text);

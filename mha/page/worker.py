@@ -1,6 +1,6 @@
-"""What one framework makes different, measured in a process of its own: `python -m mha.page.worker torch`.
+"""Measure the facts of one framework as a process: `python -m mha.page.worker torch`.
 
-Prints one line of JSON: versions, and the facts by name.
+It prints one line of JSON: versions, and the facts by name.
 """
 
 import importlib
@@ -10,25 +10,25 @@ import warnings
 from typing import Any
 
 from mha import parity
-from mha.page.measures import NAMES, Fact
-from mha.parity.worker import versions
-from mha.processes import own_stdout
+from mha.page.measures import NAMES, NONE, Fact
+from mha.parity.run.processes import own_stdout
+from mha.parity.run.worker import versions
 
 
 def measure(backend: Any) -> dict[str, Fact]:
-    """Every fact of a framework; one that cannot be measured says why, and the others go on."""
-    facts = importlib.import_module(f"mha.backends.{backend}.facts")
+    """Measure every fact of a framework; if one cannot be measured, the reason stands in its place."""
+    measures = importlib.import_module(f"mha.backends.{backend}.commands.measures")
     found: dict[str, Fact] = {}
     for name in NAMES:
         try:
-            found[name] = getattr(facts, name)()
+            found[name] = getattr(measures, name, lambda: NONE)()
         except Exception as error:
             found[name] = [("failed", parity.one_line(error))]
     return found
 
 
 def main(backend: Any) -> None:
-    """Print what is found."""
+    """Print versions and facts."""
     lines = own_stdout()
     warnings.simplefilter("ignore")
     print(json.dumps({"versions": versions(backend), "facts": measure(backend)}), file=lines, flush=True)

@@ -1,4 +1,4 @@
-"""A layer's heads in equal parts, each a layer itself: the parts' outputs sum to that of the whole."""
+"""Split a layer's heads into equal parts, each a layer itself; the outputs of the parts add up to the whole output."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,30 +9,30 @@ from mha import checks
 from mha.config import Config, shapes
 
 Part = tuple[Config, dict[str, np.ndarray]]
-# Which axis of a weight has the heads; the rest is the same in every part.
+# The axis of a weight that has the heads; other weights are the same in every part.
 SPLIT = {f"{name}.{kind}": -1 for name in ("W_q", "W_k", "W_v") for kind in ("kernel", "bias")} | {"W_o.kernel": 0}
 ONCE = "W_o.bias"  # added by one part alone
 
 
 def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int) -> Part:
-    """Part `index` of `count` of a layer: so many of its heads in a row, with the heads of keys that they read.
+    """Take part `index` of `count` of a layer: consecutive heads, with the heads of keys and values that they use.
 
     Args:
-        config: the whole layer's, `attention.config`.
+        config: configuration of the whole layer, `attention.config`.
         weights: its canonical weights, `attention.weights`.
-        index: which part, from 0.
-        count: how many parts; a divisor of num_heads and of num_key_value_heads.
+        index: number of the part, from 0.
+        count: number of parts, a divisor of num_heads and of num_key_value_heads.
 
     Returns:
-        The part's configuration and its canonical weights, which are views of those given where they can be. It takes
-        the inputs of the whole; of masks, score biases and gates with an axis of heads, those of its heads. The bias
-        of W_o is in part 0 and zero in the others, and all parts have the weights that heads share, so that the sum
-        of the parts' outputs is the whole's output, and the sum of the gradients of what is shared is its gradient.
-        `mha.MultiHeadAttention(**vars(config), backend=...)` makes a layer for them on any backend.
+        The part's configuration and its canonical weights, which are views of the given weights if possible. A part
+        takes the inputs of the whole layer; of masks, score biases and gates with an axis of heads, it takes the slice
+        of its heads. The bias of W_o is in part 0, and zero in the others. Weights that all heads share are in every
+        part. So the outputs of the parts add up to the whole output, and the gradients of the shared weights add up to
+        their gradients. `mha.MultiHeadAttention(**vars(config), backend=...)` makes a layer for a part on any backend.
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if the heads cannot be divided so, index is not below count, or weights do not fit the layer.
+        ValueError: if the heads cannot be divided, if index is not below count, or if weights do not fit the layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -46,7 +46,7 @@ def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int
 
 
 def part_of(config: Config, count: int) -> Config:
-    """The configuration of each of so many equal parts of a layer's heads; raises as `shard`."""
+    """The configuration of each of `count` equal parts of a layer; raises the errors of `shard`."""
     checks.size("count", count)
     for name in ("num_heads", "num_key_value_heads"):
         heads = getattr(config, name)
@@ -61,17 +61,18 @@ def part_of(config: Config, count: int) -> Config:
 
 
 def unshard(parts: Sequence[Part]) -> Part:
-    """The whole of all parts of a layer, in their order: what `shard` undoes.
+    """Join all parts of a layer, in their order: the inverse of `shard`.
 
     Args:
-        parts: configuration and canonical weights of each; the biases of W_o are added up.
+        parts: configuration and canonical weights of each part; the biases of W_o are added up.
 
     Returns:
-        The whole's configuration and canonical weights, in arrays of their own.
+        The whole layer's configuration and canonical weights, in new arrays.
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if there are none, they are of unlike layers, weights do not fit, or what heads share differs.
+        ValueError: if there are no parts, if they are of different layers, if weights do not fit, or if weights that
+            heads share differ between parts.
     """
     parts = [(config, checks.weights(shapes(config), config.dtype, arrays)) for config, arrays in parts]
     if not parts:

@@ -1,4 +1,4 @@
-"""The weights of a split layer in a file of ours: read and checked before anything changes; written by one for all."""
+"""Read the weights of a split layer from a file, checked before anything changes; write them, one rank for all."""
 
 import dataclasses
 import os
@@ -9,13 +9,13 @@ from mha import weights
 from mha.config import Config
 from mha.weights import FileError
 
-ROOM = 512  # bytes of a problem that is told to the other ranks
+ROOM = 512  # bytes of an error's text that are sent to the other ranks
 
 
 def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
-    """The canonical weights in a file that `save` wrote, of a layer of this configuration; dropout may differ.
+    """Read the canonical weights of a layer of this configuration from a file that `save` wrote; dropout may differ.
 
-    Raises FileError if the file is none of ours, and ValueError if its layer is configured otherwise.
+    Raises FileError if `save` did not write the file, and ValueError if its layer has another configuration.
     """
     found, arrays = weights.load(path, scheme="mha")
     for field in dataclasses.fields(config):
@@ -28,7 +28,7 @@ def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
 
 
 def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> Exception | None:
-    """Write canonical weights, as `attention.save` does: the problem, which the others are told before it is raised."""
+    """Write canonical weights, as `attention.save` does; returns the error, which is sent to the other ranks first."""
     try:
         weights.save(path, config, arrays)
     except (OSError, ValueError) as error:
@@ -37,11 +37,11 @@ def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.nda
 
 
 def told(problem: Exception | None) -> np.ndarray:
-    """What the rank that writes tells the others: a problem, or none, in bytes of one number."""
+    """The error that the writing rank sends to the others, or none, as an array of bytes."""
     return np.frombuffer(str(problem or "").encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)
 
 
-def failed(rank: int, told: np.ndarray) -> FileError | None:
-    """What the others raise when the rank that writes could not; None if it could."""
-    problem = told.tobytes().rstrip(b"\0").decode(errors="replace")
+def failed(rank: int, sent: np.ndarray) -> FileError | None:
+    """The error that the other ranks raise if the writing rank failed; None if it did not."""
+    problem = sent.tobytes().rstrip(b"\0").decode(errors="replace")
     return FileError(f"rank {rank} could not write the file: {problem}") if problem else None

@@ -1,15 +1,15 @@
-"""When two results, layers or files are the same, where they first differ and why; the suite of `mha parity`."""
+"""Comparisons of results, layers and files: are they the same, and if not, where do they first differ, and why?"""
 
-from mha.parity import case_files
-from mha.parity.cases import ADDITIVE, CASES, WIDTHS, Case
-from mha.parity.comparison import compare
-from mha.parity.diagnosis import CATALOGUE, Diagnosis, Explanation, diagnose
-from mha.parity.mistakes import Mistake
-from mha.parity.report import Place, Report, Row
-from mha.parity.rules import UNIT, bound, error, gradient_scale, in_dtype, largest, ratio
-from mha.parity.suite import Arrays, Check, Result, Verdict, check_case, check_exact, one_line, plan
-from mha.parity.two_files import FilesReport, compare_files
-from mha.parity.two_layers import LayersReport, WeightRow, compare_layers
+from mha.parity.cases.suite import Arrays, Check, Result, Verdict, check_case, check_exact, one_line, plan
+from mha.parity.cases.usual import ADDITIVE, CASES, WIDTHS, Case
+from mha.parity.files import case_files
+from mha.parity.files.two_files import FilesReport, compare_files
+from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
+from mha.parity.why.comparison import compare, diagnose, ratio
+from mha.parity.why.diagnosis import CATALOGUE
+from mha.parity.why.mistakes import Mistake
+from mha.parity.why.report import Diagnosis, Explanation, Place, Report, Row
+from mha.parity.why.two_layers import LayersReport, WeightRow, compare_layers
 
 __all__ = [
     "ADDITIVE",

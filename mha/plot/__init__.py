@@ -1,4 +1,4 @@
-"""Pictures of attention weights, drawn by matplotlib, which the extra `plots` brings."""
+"""Pictures of attention weights, drawn by matplotlib, which the extra `plots` installs."""
 
 from mha.plot.pictures import heatmaps
 

@@ -1,4 +1,4 @@
-"""Attention weights as a picture: a heat map for each head, all with one scale of colours."""
+"""Draw attention weights: a heat map for each head, all with one scale of colours."""
 
 import io
 import math
@@ -12,7 +12,7 @@ from mha import arrays, checks, dispatch
 from mha.weights import files
 
 ENDINGS = (".png", ".svg")
-CELL = 0.125  # inches that a key takes where all are named, enough for the smallest letters
+CELL = 0.125  # inches of a key if all keys have names, enough for the smallest letters
 SIDES = 1.6, 11.25  # the shortest and the longest side of a heat map, in inches
 LETTERS = 6.0, 9.0  # the smallest and the largest letters of names, in points
 ACROSS = 4  # heat maps side by side at most
@@ -30,25 +30,26 @@ def heatmaps(
     title: str | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Draw what the heads attend to, a heat map for each, from 0 to the largest weight of all that are drawn.
+    """Draw the attention weights, a heat map for each head; colours go from 0 to the largest weight in the picture.
 
-    A cell of a hidden key is hatched and has no colour; so is the whole row of a query that may see no key.
+    A cell of a hidden key is hatched and has no colour; if a query sees no key, this is its whole row. The book's
+    `show_heatmaps` gives a hidden key the colour of a weight of 0.
 
     Args:
-        weights: attention weights of one call, an array of any backend: (B, H, Q, K), as `return_weights` gives them,
-            or (H, Q, K), or (B*H, Q, K) with `num_heads`, as a lesson's `trace` and the book have them.
-        queries, keys: their names, such as the tokens, Q and K strings; None = numbers.
-        sample: which one of the B is drawn.
-        heads: which heads are drawn, in this order; None = all.
-        num_heads: H, where weights have three axes and the first is B*H; None = as the axes say.
-        hidden: booleans, True = the query may not see the key, (Q, K), (H, Q, K), or of the shape of weights; None =
-            where the weight is exactly 0.
-        title: of the whole picture.
-        path: a file to write, which ends in .png or .svg; None = none.
+        weights: attention weights of one call, an array of any backend: (B, H, Q, K), as `return_weights` returns them,
+            or (H, Q, K), or (B*H, Q, K) with `num_heads`, as in `trace` and in the book.
+        queries, keys: names of the queries and keys, such as tokens: Q and K strings; None = numbers.
+        sample: number of the sample to draw.
+        heads: numbers of the heads to draw, in this order; None = all.
+        num_heads: H, if weights have three axes and the first is B*H; None = the size of the axis of heads.
+        hidden: booleans, True = the query does not see the key, (Q, K), (H, Q, K), or of the shape of weights; None =
+            hidden where the weight is exactly 0.
+        title: title of the picture.
+        path: file to write, its name ends in .png or .svg; None = none.
 
     Returns:
-        A matplotlib.figure.Figure, as large as its contents need; pyplot does not know it, so that nothing needs to be
-        closed.
+        A matplotlib.figure.Figure, as large as its contents need. It is not registered with pyplot, so you need not
+        close it.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
@@ -74,8 +75,8 @@ def heatmaps(
     large = 9 + width  # letters of titles, in points
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).ravel()
-    seen = np.ma.masked_where(hides, found)[shown]
-    largest = float(seen.max()) if seen.count() and seen.max() > 0 else 1.0
+    drawn = np.ma.masked_where(hides, found)[shown]
+    largest = float(drawn.max()) if drawn.count() and drawn.max() > 0 else 1.0
     for place, (head, panel) in enumerate(zip(shown, panels, strict=False)):
         cells = np.ma.masked_where(hides[head], found[head])
         image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest")
@@ -106,7 +107,7 @@ def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[
     if not found.size:
         raise ValueError(f"weights has shape {shape}, expected at least one query and one key")
     if "float" not in checks.dtype_name(found.dtype):
-        raise TypeError(f"weights has dtype {found.dtype}, expected floats, as return_weights=True gives them")
+        raise TypeError(f"weights has dtype {found.dtype}, expected floats, as return_weights=True returns them")
     found = found.astype(np.float64)
     if not np.isfinite(found).all() or found.min() < 0:
         raise ValueError("weights holds NaN, infinity or numbers below 0, expected attention weights, at least 0")
@@ -157,7 +158,7 @@ def _names(argument: str, names: Any, number: int) -> list[str]:
 
 
 def _ending(path: str | os.PathLike[str]) -> str:
-    """The format of a file, as its name ends."""
+    """The format of a file, from the end of its name."""
     ending = os.path.splitext(os.fspath(path))[1].lower()
     if ending not in ENDINGS:
         raise ValueError(f"path is {os.fspath(path)!r}, expected a name that ends in {' or '.join(ENDINGS)}")
@@ -165,7 +166,7 @@ def _ending(path: str | os.PathLike[str]) -> str:
 
 
 def _ticks(axis: Any, names: Sequence[str], number: int, side: float) -> None:
-    """Name the rows or columns of a heat map whose side is so many inches; every second or third one if all do not fit.
+    """Name the rows or columns of a heat map, only every second or third one if not all fit; side: length in inches.
 
     No names = no ticks.
     """
@@ -180,7 +181,7 @@ def _ticks(axis: Any, names: Sequence[str], number: int, side: float) -> None:
 
 
 def _hatch(panel: Any, hidden: np.ndarray) -> None:
-    """Hatch the hidden cells (Q, K), those side by side as one rectangle."""
+    """Hatch the hidden cells (Q, K); neighbours in a row become one rectangle."""
     from matplotlib.collections import PolyCollection
 
     corners = []

@@ -1,4 +1,4 @@
-"""For test suites elsewhere: `assert_parity` runs the cases of `mha parity` on an implementation that is not ours."""
+"""Tools for other people's tests: `assert_parity` runs the cases of `mha parity` on an implementation of theirs."""
 
 from mha.testing.check import Outcome, assert_parity
 

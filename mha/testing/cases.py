@@ -1,4 +1,4 @@
-"""The cases of a suite as an implementation can be given them: of its own layer, with one input, without empty rows."""
+"""Fit the cases of a suite to an implementation: to its own layer, to one input, to queries that all see a key."""
 
 import dataclasses
 import difflib
@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
+from mha.call import ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName
-from mha.parity.cases import CASES, Case
-from mha.parity.problem import CALL, Problem, problem
-from mha.parity.rules import largest
-from mha.parity.suite import ALL_CASES, SuiteName
+from mha.names import BackendName, FloatName, SuiteName
+from mha.parity import CASES, Case, largest
+from mha.parity.cases.suite import ALL_CASES
+from mha.parity.same.problem import Problem, problem
 
-# A call that hides nothing, which the quick suite of `mha parity` leaves out: some implementations know no other.
+# A call that hides nothing: the quick suite of `mha parity` has none, but some implementations take no other call.
 PLAIN = dataclasses.replace(CASES[0], quick=("float64", "float32"))
 EVERY = (PLAIN, *ALL_CASES[1:])
-LONG = 10  # so many times as many keys as queries are no call of one input
-# No score is larger, which a softmax that subtracts no maximum overflows at. Where scores are far larger, all but a few
-# weights are 0 or 1: of 150 correct layers, three then missed the bound, which rests on those few.
+LONG = 10  # a case with more than 10 keys for each query makes no sense with one input
+# Larger scores would overflow a softmax that subtracts no maximum. And with far larger scores, all but a few
+# weights are 0 or 1: of 150 correct layers, three then missed the bound, which depends on these few.
 LARGEST = 128.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A case in a dtype: the layer on the implementation's backend, and what it is called with, in NumPy.
+    """A case in a dtype: the layer on the implementation's backend, and the arguments of its call, in NumPy.
 
     inputs: queries (B, Q, query_size), keys (B, K, key_size) and values (B, K, value_size); cotangent: (B, Q, D); call:
-    the other arguments that are not left at their defaults.
+    the other arguments, without those at their defaults.
     """
 
     attention: MultiHeadAttention
@@ -42,7 +42,7 @@ class Trial:
 def chosen(
     backend: BackendName, suite: SuiteName, cases: Any, dtypes: Any, of: MultiHeadAttention | Mapping[str, Any] | None
 ) -> Iterator[tuple[Case, FloatName]]:
-    """The cases of a suite, each in its dtypes, of the suite's own layers or of another; arguments of `assert_parity`.
+    """Choose the cases of a suite, each in its dtypes, for the suite's layers or another; arguments of `assert_parity`.
 
     Raises TypeError or ValueError if a name is not known, or if a layer has none of the dtypes.
     """
@@ -53,24 +53,24 @@ def chosen(
     if own is not None and own not in known:
         raise ValueError(f"dtypes is {', '.join(known)}, expected {own}, which is the layer's, or None")
     options = None if of is None else options_of(of)
-    seen = set()
+    calls = set()
     for case in EVERY[: len(CASES)] if quick else EVERY:
         wanted = case.quick if quick else case.dtypes
         if not wanted or (names is not None and case.name not in names):
             continue
         if options is not None:
             case = fitted(case, options)
-            call = str([getattr(case, name) for name in (*CALL, "scale", "batch", "num_queries", "num_keys")])
-            if call in seen and names is None:  # it differed in options alone
+            call = str([getattr(case, name) for name in (*ROWS, "scale", "batch", "num_queries", "num_keys")])
+            if call in calls and names is None:  # the cases differed only in options of the layer
                 continue
-            seen.add(call)
+            calls.add(call)
         for dtype in [own] if own else [one for one in wanted if one in known]:
             if dtype in dispatch.load(backend).DTYPES:
                 yield case, dtype
 
 
 def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a layer, checked, but for its dtype."""
+    """The options of a layer, checked, without its dtype."""
     if not isinstance(of, MultiHeadAttention):
         if not isinstance(of, Mapping):
             raise TypeError(
@@ -83,7 +83,7 @@ def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted(case: Case, options: Mapping[str, Any]) -> Case:
-    """The same call of a layer with other options."""
+    """The same call for a layer with other options."""
     H = options["num_heads"]
     mask, bias = (
         (*shape[:1], 1 if shape[1] == 1 else H, *shape[2:]) if shape and len(shape) == 4 else shape
@@ -91,20 +91,20 @@ def fitted(case: Case, options: Mapping[str, Any]) -> Case:
     )
     gates = case.head_gates and (*case.head_gates[:-1], H)
     positions = case.causal or options["window"] or options["rotary"]
-    offset = case.offset if positions else 0  # which would change nothing
+    offset = case.offset if positions else 0  # without positions, an offset changes nothing
     return dataclasses.replace(case, options=dict(options), mask=mask, score_bias=bias, head_gates=gates, offset=offset)
 
 
 def of_one_input(case: Case) -> Case:
     """The same call with as many keys as queries.
 
-    Raises NotImplementedError if there is none.
+    Raises NotImplementedError if there is no such call.
     """
     config, Q, K = Config(**case.options), case.num_queries, case.num_keys
     if len({config.query_size, config.key_size, config.value_size}) > 1:
-        raise NotImplementedError("it takes one input, and these queries, keys and values have different widths")
+        raise NotImplementedError("it takes one input, but these queries, keys and values have different widths")
     if K > LONG * Q:
-        raise NotImplementedError("it takes one input, and here many keys stand against few queries")
+        raise NotImplementedError("it takes one input, but this case has many keys and few queries")
     mask, bias = (shape and (*shape[:-1], min(shape[-1], Q)) for shape in (case.mask, case.score_bias))
     return dataclasses.replace(case, num_keys=Q, mask=mask, score_bias=bias)
 
@@ -112,9 +112,9 @@ def of_one_input(case: Case) -> Case:
 def trial(
     case: Case, dtype: FloatName, backend: BackendName, of: MultiHeadAttention | None, alone: bool, empty_rows: bool
 ) -> Trial:
-    """A case to be tried.
+    """The layer and the arguments for a case.
 
-    of: the layer, None = the case's own; alone: whether there is one input; empty_rows: whether queries may see no key.
+    of: the layer, None = the case's own; alone: True = one input; empty_rows: True = queries may see no key.
     Raises NotImplementedError if there is no such call.
     """
     case = of_one_input(case) if alone else case
@@ -134,11 +134,11 @@ def trial(
 
 
 def as_mask(tried: Trial, takes: Collection[str]) -> dict[str, Any]:
-    """The call of a trial; where a mask is taken but not all else that hides, the mask says it, (B, 1 or H, Q, K)."""
+    """The call of a trial; what the implementation does not take, a mask (B, 1 or H, Q, K) hides, if it takes masks."""
     call, hiding = tried.call, ("valid_lens", "causal", "offset")
     missing = [name for name in hiding if name in call and name not in takes]
     config = tried.attention.config
-    moves = "offset" in missing and (config.rotary is not None or config.window is not None)  # which no mask can say
+    moves = "offset" in missing and (config.rotary is not None or config.window is not None)  # no mask can replace it
     if not missing or moves or "mask" not in takes:
         return call
     seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name != "score_bias"}).visible
@@ -147,18 +147,18 @@ def as_mask(tried: Trial, takes: Collection[str]) -> dict[str, Any]:
 
 
 def asked(attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Problem:
-    """The call as `mha.parity` has it."""
+    """The call in the form of `mha.parity`."""
     queries, keys, values = inputs
-    defaults: dict[str, Any] = dict.fromkeys(CALL) | {"causal": False, "offset": 0}
+    defaults: dict[str, Any] = dict.fromkeys(ROWS) | {"causal": False, "offset": 0}
     return problem(attention, queries, keys, values, defaults | call, None)
 
 
 def without_empty_rows(
     attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]
 ) -> dict[str, Any]:
-    """The call with every query seeing the first key.
+    """Change a call so that every query sees the first key.
 
-    Raises NotImplementedError if that would be another call.
+    Raises NotImplementedError if that is impossible.
     """
     call = dict(call)
     if "valid_lens" in call:

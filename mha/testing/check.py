@@ -1,4 +1,4 @@
-"""The assertion: each case of a suite is given to somebody's implementation, and compared by the project's rule."""
+"""The assertion: run somebody's implementation on each case of a suite, and compare by the project's rule."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -7,25 +7,24 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
+from mha.call import ROWS
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName
-from mha.parity.comparison import compare
-from mha.parity.layouts import layout_name
-from mha.parity.problem import CALL
-from mha.parity.report import Report, counted, number
-from mha.parity.suite import SuiteName, one_line
+from mha.names import BackendName, FloatName, SuiteName
+from mha.parity import Report, compare, one_line
+from mha.parity.same.layouts import layout_name
+from mha.tables import counted, number
 from mha.testing.cases import Trial, as_mask, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read
 
-LISTED = 4  # of many cases, so many are named
+LISTED = 4  # so many cases of a long list are named
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What `assert_parity` compared; prints as text.
+    """The result of `assert_parity`; prints as text.
 
-    reports: an `mha.parity.Report` for each case, by its dtype and name: "float64, mask"; left_out: why each case was
-    not compared that was not; note: what else there is to say, or "".
+    reports: an `mha.parity.Report` for each compared case, by its dtype and name: "float64, mask"; left_out: the reason
+    for each case that was not compared; note: a remark, or "".
     """
 
     reports: dict[str, Report]
@@ -49,34 +48,36 @@ def assert_parity(
     empty_rows: bool | None = None,
     layout: str | None = None,
 ) -> Outcome:
-    """Assert that somebody's implementation computes what `mha.MultiHeadAttention` does, in every case of a suite.
+    """Assert that an implementation computes the same as `mha.MultiHeadAttention`, in every case of a suite.
 
     Args:
         implementation: a function, or a layer of a framework.
-            A function is called with arrays of the backend by the names of its parameters. Three inputs, `queries`,
-            `keys` and `values` (or the first three parameters that have no default; if there is only one, it is all of
-            them). Those of `valid_lens`, `mask`, `score_bias`, `causal`, `offset` and `head_gates` that a case has, as
-            for the layer. If it takes `mask` but not `valid_lens`, `causal` or `offset`, the mask says what these hide,
-            (B, 1, Q, K). `attention`, if it has this parameter: the `mha.MultiHeadAttention` whose weights it should
-            have. `cotangent`, if it has this one: the gradient by the output that its gradients should be of. It
-            returns the output, the pair (output, weights), or a mapping of any steps and gradients, as
-            `mha.parity.compare` takes them.
-            A layer that `mha.from_native` reads, or of a subclass, is called in its framework's manner: output, weights
-            and gradients are compared with what its own weights should give. Any other layer is called as a function
-            is, and needs `attention`.
-        backend: whose arrays a function takes; None = the layer's, for a function MHA_BACKEND, else "numpy".
+            A function is called with arrays of the backend, by the names of its parameters. Its inputs are `queries`,
+            `keys` and `values`, or else its three parameters without defaults; if there is only one such parameter, it
+            gets one array for all three. It gets those of `valid_lens`, `mask`, `score_bias`, `causal`, `offset` and
+            `head_gates` that a case has, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
+            `offset`, the mask (B, 1, Q, K) hides what these hide. If it has a parameter `attention`, it gets the
+            `mha.MultiHeadAttention` whose weights it should use; if it has `cotangent`, the gradient by the output
+            from which its gradients start. It returns the output, the pair (output, weights), or a mapping of any
+            steps and gradients, as `mha.parity.compare` takes them.
+            A layer that `mha.from_native` reads, or a layer of a subclass, is called in its framework's manner: output,
+            weights and gradients are compared with what its own weights should give. Any other layer is called like a
+            function, and needs `attention`.
+        backend: the backend of the arrays that a function takes; None = the layer's; for a function, MHA_BACKEND, else
+            "numpy".
         suite: "quick" or "full", as of `mha parity`.
-        attention: the layer that it should equal; or options of one, in a mapping, whose weights are drawn. All calls
-            are then of this layer. None = the layers of the suite, or what the layer that is given has.
-        cases: names of cases, of both suites, to compare alone, each in all its dtypes; None = those of the suite.
-        dtypes: those to compare in; None = those of the suite. A layer that is given has one.
-        empty_rows: whether queries that see no key are to give 0; False leaves them out. None = True, but False for the
-            frameworks' own layers, which give something else.
+        attention: the layer that the implementation should equal; or the options of one, in a mapping, whose weights
+            are drawn. Then all calls are of this layer. None = the layers of the suite; if the implementation is a
+            layer, one with its weights.
+        cases: names of the only cases to compare, of both suites, each in all its dtypes; None = those of the suite.
+        dtypes: the only dtypes to compare in; None = those of the suite. A given layer has only its own.
+        empty_rows: True = queries that see no key must give 0; False = such cases are left out. None = True, but False
+            for the frameworks' own layers, which give something else.
         layout: as for `mha.parity.compare`.
 
     Returns:
-        The `Outcome`, with the reports, and the cases that were left out: those that need an argument that the
-        implementation does not take, or for which it raised NotImplementedError.
+        The `Outcome`, with the reports, and the cases that were left out because they need an argument that the
+        implementation does not take, or because it raised NotImplementedError.
 
     Raises:
         AssertionError: if a case differs, if the implementation raises, or if nothing could be compared. The message is
@@ -114,10 +115,10 @@ def assert_parity(
 def compared(it: Implementation, tried: Trial, layout: str | None) -> Report:
     """The report of one case.
 
-    Raises NotImplementedError if the implementation does not take an argument of it, and what that raises.
+    Raises NotImplementedError if the implementation does not take an argument of the case, and any error of its own.
     """
     call = as_mask(tried, it.takes)
-    if missing := [name for name in CALL if name in call and name not in it.takes]:
+    if missing := [name for name in ROWS if name in call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
@@ -136,9 +137,9 @@ def failure(
     trials: Mapping[str, Trial],
     of_suite: bool,
 ) -> str:
-    """The message of a failure: what was raised in a line each, and the report of the first case that differs.
+    """The message of a failure: a line for each error, and the report of the first case that differs.
 
-    of_suite: whether the layer is the suite's, so that it has to be said.
+    of_suite: True if the layer is the suite's; then the message describes it.
     """
     different = [label for label, report in reports.items() if not report]
     of = len(reports) + len(raised)
@@ -166,13 +167,13 @@ def failure(
 
 
 def _named(labels: list[str], of: int) -> str:
-    """So many of all cases, the first of them by name."""
+    """The number of some cases among all, and the first names."""
     more = "; ..." if len(labels) > LISTED else ""
     return f"{len(labels)} of {counted(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
 
 
 def _said(left_out: Mapping[str, str]) -> list[str]:
-    """A line for each reason for which cases are left out."""
+    """A line for each reason why cases are left out."""
     by_reason: dict[str, list[str]] = {}
     for label, reason in left_out.items():
         by_reason.setdefault(reason, []).append(label)
@@ -180,7 +181,7 @@ def _said(left_out: Mapping[str, str]) -> list[str]:
 
 
 def _brief(value: Any) -> str:
-    """An argument of a call: small lists as they are, else dtype and shape."""
+    """An argument of a call as text: lists of integers in full, other arrays by dtype and shape."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return str(value.tolist())
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)

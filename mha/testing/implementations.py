@@ -1,4 +1,4 @@
-"""How an implementation is called: a function by the names of its parameters, a layer in its own manner."""
+"""Call an implementation: a function by the names of its parameters, a layer in its framework's manner."""
 
 import contextlib
 import dataclasses
@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch, native
+from mha import checks, dispatch
+from mha.call import ROWS
 from mha.layer import MultiHeadAttention, restore
 from mha.names import BackendName
-from mha.parity.problem import CALL
+from mha.weights import native
 
-# What else an implementation may ask for by name.
+# The other parameters by which an implementation may ask for something.
 ASKED = ("attention", "cotangent")
-# What the three inputs are called, here and in the frameworks' own layers, not in the same order everywhere.
+# The names of the three inputs, here and in the frameworks' own layers; their order is not the same everywhere.
 INPUTS = ({"queries", "query", "q"}, {"keys", "key", "k"}, {"values", "value", "v"})
 HIDING = ("valid_lens", "mask", "causal")
 
@@ -27,28 +28,29 @@ Run = Callable[[MultiHeadAttention, tuple[Any, ...], Call, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """Somebody's implementation, as it can be called.
+    """Somebody's implementation, and how to call it.
 
-    name: what it is called in messages; backend: whose arrays it takes; run: from a layer, three inputs and a cotangent
-    in these arrays, and the other arguments of a call in NumPy, to what `parity.compare` takes. attention: the layer
-    that it should equal, if it shows its weights; takes: the arguments that it takes; alone: whether it takes one input
-    for all three; cotangent: whether it takes that; empty_rows: whether queries that see no key are to give 0.
+    name: its name in messages; backend: the backend of its arrays; run: a function of a layer, three inputs and a
+    cotangent in these arrays, and the other arguments of a call in NumPy, which returns what `parity.compare` takes.
+    attention: the layer that it should equal, if its weights can be read; takes: the arguments that it takes; alone:
+    True if it takes one input for all three; cotangent: True if it takes a cotangent; empty_rows: True if queries that
+    see no key must give 0.
     """
 
     name: str
     backend: BackendName
     run: Run
     attention: MultiHeadAttention | None = None
-    takes: tuple[str, ...] = CALL
+    takes: tuple[str, ...] = tuple(ROWS)
     alone: bool = False
     cotangent: bool = True
     empty_rows: bool = True
 
 
 def read(given: Any, backend: str | None, weights_known: bool) -> Implementation:
-    """How to call what `assert_parity` was given; weights_known: whether the layer that it should equal was given too.
+    """Find out how to call an implementation; weights_known: True if the layer that it should equal was given, too.
 
-    Raises TypeError or ValueError if there is no way to, or if a layer is of another backend.
+    Raises TypeError or ValueError if there is no way to call it, or if a layer is of another backend.
     """
     if isinstance(given, MultiHeadAttention):
         return _ours(given, _same(backend, given.backend))
@@ -60,7 +62,7 @@ def read(given: Any, backend: str | None, weights_known: bool) -> Implementation
         return _of_framework(given, attention) if kind else _of_book(given, attention)
     if not callable(given):
         raise TypeError(
-            f"implementation is {checks.brief(given)}, expected a function, or a layer of attention: an "
+            f"implementation is {checks.brief(given)}, expected a function, or an attention layer: an "
             f"mha.MultiHeadAttention or one of {', '.join(native.KINDS)}"
         )
     if not is_layer(given):
@@ -77,26 +79,30 @@ def read(given: Any, backend: str | None, weights_known: bool) -> Implementation
 
 
 def is_layer(given: Any) -> bool:
-    """Whether it is a layer of a framework, rather than a function, compiled or not."""
+    """True for a layer of a framework, False for a function, compiled or not."""
     roots = {base.__module__.partition(".")[0] for base in type(given).__mro__}
-    return bool(roots & {"keras", "flax"}) or (bool(roots & {"torch", "mxnet"}) and hasattr(given, "forward"))
+    return any(
+        known.needs[-1] in roots and hasattr(given, known.method)
+        for known in dispatch.FRAMEWORKS.values()
+        if known.method
+    )
 
 
 def method(layer: Any) -> Any:
-    """The method in which a layer of any framework computes, which says what the layer takes."""
+    """The method in which a layer of any framework computes; its parameters are those of the layer."""
     return next(getattr(layer, name) for name in ("forward", "call", "__call__") if hasattr(layer, name))
 
 
 def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool) -> Implementation:
-    """An implementation that is called by the names of its parameters; function: what tells these.
+    """An implementation that is called by the names of its parameters; function: has these parameters.
 
-    Raises TypeError if these are neither the three inputs nor one, with what is known here.
+    Raises TypeError if these are neither three inputs nor one, besides the known arguments.
     """
     name = getattr(given, "__qualname__", None) or _kind(given)
     try:
         signature = inspect.signature(function)
     except ValueError as error:
-        raise TypeError(f"implementation {name} tells no parameters: call it in a function of your own") from error
+        raise TypeError(f"implementation {name} shows no parameters: call it in a function of your own") from error
     inputs = _inputs(name, signature)
     asked = [one for one in ASKED if one in signature.parameters]
     if "attention" not in asked and not weights_known:
@@ -107,28 +113,28 @@ def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool
     rest = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
 
     def run(attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Any:
-        told = {"attention": attention, "cotangent": cotangent}
-        named = dict(zip(inputs, arrays, strict=False)) | {one: told[one] for one in asked}
+        offered = {"attention": attention, "cotangent": cotangent}
+        named = dict(zip(inputs, arrays, strict=False)) | {one: offered[one] for one in asked}
         named |= {one: own(backend, value) for one, value in call.items()}
         known = {one: named.pop(one) for one in signature.parameters if one in named}
         bound = inspect.BoundArguments(signature, OrderedDict(known | ({rest: named} if rest and named else {})))
-        if backend == "mxnet" and function is not given:  # Gluon's layers take no argument by its name
+        if "arguments by name" in dispatch.FRAMEWORKS[backend].lacks and function is not given:
             bound.apply_defaults()
         with evaluating(given):
             return given(*bound.args, **bound.kwargs)
 
-    takes = tuple(one for one in CALL if rest or one in signature.parameters)
+    takes = tuple(one for one in ROWS if rest or one in signature.parameters)
     return Implementation(name, backend, run, None, takes, len(inputs) == 1, "cotangent" in asked)
 
 
 def own(backend: BackendName, value: Any) -> Any:
-    """A NumPy array as the framework's own, a copy; anything else as it is."""
+    """Copy a NumPy array into an array of the framework; anything else is returned unchanged."""
     return dispatch.load(backend).tensor(value.copy()) if isinstance(value, np.ndarray) else value
 
 
 @contextlib.contextmanager
 def evaluating(given: Any) -> Iterator[None]:
-    """Without dropout, where PyTorch's modules remember whether they train."""
+    """Switch off dropout meanwhile, in modules of PyTorch, which remember whether they train."""
     modules = list(given.modules()) if hasattr(given, "modules") and hasattr(given, "forward") else []
     modes = [module.training for module in modules]
     for module in modules:
@@ -142,7 +148,7 @@ def evaluating(given: Any) -> Iterator[None]:
 
 def _inputs(name: str, signature: inspect.Signature) -> list[str]:
     """The parameters that are queries, keys and values, in this order; or the one that is all of them."""
-    known = [one for one in signature.parameters.values() if one.name not in (*CALL, *ASKED)]
+    known = [one for one in signature.parameters.values() if one.name not in (*ROWS, *ASKED)]
     named = [next((one.name for one in known if one.name in names), "") for names in INPUTS]
     if all(named):
         return named
@@ -151,13 +157,13 @@ def _inputs(name: str, signature: inspect.Signature) -> list[str]:
     if len(required) not in (1, 3):
         raise TypeError(
             f"implementation {name}{signature} takes {len(required)} inputs, expected three, queries, keys and values, "
-            f"or one that is all of them; other parameters have defaults, or are {', '.join((*CALL, *ASKED))}"
+            f"or one for all of them; other parameters must have defaults, or be {', '.join((*ROWS, *ASKED))}"
         )
     return required
 
 
 def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
-    """A layer of `mha` itself."""
+    """An implementation that is a layer of `mha` itself."""
 
     def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
         steps, output = given.trace(*arrays, **call), given(*arrays, **call)
@@ -168,7 +174,7 @@ def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
 
 
 def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
-    """A framework's own layer, or of a subclass, whose masks are its own; attention: what was read off it."""
+    """A framework's own layer, or one of a subclass, with its own masks; attention: a layer of mha with its weights."""
     backend = attention.backend
 
     def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
@@ -181,13 +187,13 @@ def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
 
 
 def _of_book(given: Any, attention: MultiHeadAttention) -> Implementation:
-    """A layer of the book, as it prints it or as `mha.d2l` has it, or the `layer` of an `mha.MultiHeadAttention`."""
+    """A layer of the book, as printed there or of `mha.d2l`, or the `layer` of an `mha.MultiHeadAttention`."""
     named = by_name(given, method(given), attention.backend, True)
     return dataclasses.replace(named, name=_kind(given), attention=attention, empty_rows=hasattr(given, "config"))
 
 
 def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Which keys are no padding, (B, K), and which query sees which key, (B, 1 or H, Q, K); None = all."""
+    """The keys that are no padding, (B, K), and the keys that each query sees, (B, 1 or H, Q, K); None = all."""
     lengths, mask = call.get("valid_lens"), call.get("mask")
     padding = None if lengths is None else np.arange(K) < lengths[..., None]  # (B, K) or (B, Q, K)
     pairs = [] if mask is None else [mask[:, None] if mask.ndim == 3 else mask]  # (Q, K), (B, 1, Q, K) or (B, H, Q, K)
@@ -201,12 +207,12 @@ def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.nd
 
 
 def _same(asked: str | None, backend: BackendName) -> BackendName:
-    """The backend of a layer, which none other that is asked for may contradict."""
+    """The backend of a layer; ValueError if another one is asked for."""
     if asked is not None and dispatch.backend_name(asked) != backend:
-        raise ValueError(f"backend is {asked!r}, expected {backend!r}, whose layer the implementation is, or None")
+        raise ValueError(f"backend is {asked!r}, expected {backend!r}, the backend of the implementation, or None")
     return backend
 
 
 def _kind(given: Any) -> str:
-    """The class of an implementation, with its module."""
+    """The full name of an implementation's class."""
     return f"{type(given).__module__}.{type(given).__qualname__}"

@@ -6,7 +6,7 @@ from mha.config import Config, numpy_dtype, shapes
 
 
 def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Glorot-uniform kernels, zero biases and scales of 1, the same for a seed on every backend, bit for bit.
+    """Draw Glorot-uniform kernels, biases of 0 and scales of 1, the same for a seed on every backend, bit for bit.
 
     Source: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010), eq. 16.
     """

@@ -1,4 +1,4 @@
-"""One attention layer out of a safetensors file, ours or another library's: chosen, checked, read."""
+"""Choose, check and read one attention layer of a safetensors file, ours or another library's."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from mha import checks
 from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
-from mha.weights import model_config, own_format, safetensors_reader, schemes
+from mha.weights import model_config, own_format, safetensors_reader, said, schemes
 from mha.weights.safetensors_reader import Tensors
 from mha.weights.sizes import NORMED
 
@@ -26,14 +26,14 @@ def load(
     num_heads: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of the layer in a file; arguments and errors as for `mha.load`."""
+    """Read the configuration and canonical weights of a layer in a file; arguments and errors as for `mha.load`."""
     given = sayable(options or {})
     with safetensors_reader.opened(path) as source:
         return take(source, *choose(source, scheme, prefix), num_heads, given)
 
 
 def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same options; TypeError if one is of those that arrays show, or none at all."""
+    """Return the options unchanged; TypeError if one of them is unknown, or is shown by the arrays."""
     for name in options:
         if name not in SAYABLE:
             raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
@@ -41,16 +41,17 @@ def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
-    """The scheme and prefix of the one layer of an open file that is meant; arguments and errors as for `mha.load`."""
+    """The scheme and prefix of the chosen layer of an open file; arguments and errors as for `mha.load`."""
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
     with _explained():
         chosen, prefix = schemes.choose(source.entries, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not own:
+            told = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
             raise ValueError(
                 "the names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
-                '(in, out), applied as x @ kernel? Then pass scheme="mha" and num_heads=...; else transpose them first'
+                f"(in, out), applied as x @ kernel? Then pass {' and '.join(told)}; else transpose them first"
             )
     return chosen, prefix
 
@@ -63,47 +64,48 @@ def take(
     options: Mapping[str, Any] | None = None,
     track: Callable[[list[str]], Iterable[str]] = iter,
 ) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a layer in an open file.
+    """Read the configuration and canonical weights of a layer in an open file.
 
     Args:
         source: the file.
-        scheme, prefix: as `choose` gives them.
+        scheme, prefix: as `choose` returns them.
         num_heads, options: as for `mha.load`.
-        track: goes through the names of the arrays as they are read, and may show how far that is.
+        track: iterates over the names of the arrays while they are read, and may show the progress.
 
     Raises TypeError and ValueError as `mha.load` does.
     """
-    given = dict(options or {})
+    given, heads = dict(options or {}), said.name("num_heads")
     if own_format.is_own(source):
         config, arrays = own_format.read(source)
         if given:
-            raise ValueError(f"says itself how its layer is configured; leave out {', '.join(given)}")
-        if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
+            raise ValueError(f"has the configuration of its layer itself; leave out {', '.join(map(said.name, given))}")
+        if num_heads is not None and checks.size(heads, num_heads) != config.num_heads:
             raise ValueError(
-                f"says that its layer has {config.num_heads} heads, but num_heads is {num_heads!r}; leave it out"
+                f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"
             )
         return config, arrays
     path = model_config.beside(source.file.name, scheme)
-    told = model_config.options(path, scheme, prefix)
-    if num_heads is not None and "num_heads" in told and checks.size("num_heads", num_heads) != told["num_heads"]:
+    recorded = model_config.options(path, scheme, prefix)
+    if num_heads is not None and "num_heads" in recorded and checks.size(heads, num_heads) != recorded["num_heads"]:
         raise ValueError(
-            f"has {path} beside it, which says {told['num_heads']} heads, but num_heads is {num_heads}; leave it out"
+            f"has {path} beside it, which says {recorded['num_heads']} heads, but {heads} is {num_heads}; leave it out"
         )
-    num_heads, folded = told.pop("num_heads", num_heads), told.pop(model_config.FOLDED, False)
+    num_heads, folded = recorded.pop("num_heads", num_heads), recorded.pop(model_config.FOLDED, False)
     for name, value in given.items():
-        if name in told and not _same(value, told[name], told["key_dim"]):
-            raise ValueError(f"has {path} beside it, which says {name}={told[name]!r}, not {value!r}; leave it out")
-    said = given | told
+        if name in recorded and not _same(value, recorded[name], recorded["key_dim"]):
+            there = said.setting(**{name: recorded[name]})
+            raise ValueError(f"has {path} beside it, which says {there}, not {value!r}; leave it out")
+    options = given | recorded
     with _explained():
         names = schemes.wanted(source.entries, scheme, prefix)
         if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
         claimed = {name: source.entries[name].claimed(name) for name in names}
-        schemes.describe(claimed, scheme, prefix, num_heads, options=said)  # what does not go together is not read
-        schemes.ask(scheme, said)
+        schemes.describe(claimed, scheme, prefix, num_heads, options=options)  # refuses a wrong layer before it is read
+        schemes.ask(scheme, options)
         read = {name: source.read(name) for name in track(names)}
-        config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=said)
+        config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
         if folded:
             for name in NORMED:
                 exact = np.float64 if config.dtype == "float64" else np.float32
@@ -111,16 +113,16 @@ def take(
         return config, weights
 
 
-def _same(given: Any, told: Any, width: int) -> bool:
-    """Whether an option that is given is that of `config.json`."""
-    if isinstance(given, Rotary) and isinstance(told, Rotary):
-        return given.within(width) == told.within(width)
-    return (tuple(given) if isinstance(given, list) else given) == told
+def _same(given: Any, recorded: Any, width: int) -> bool:
+    """True if a given option has the value that `config.json` records."""
+    if isinstance(given, Rotary) and isinstance(recorded, Rotary):
+        return given.within(width) == recorded.within(width)
+    return (tuple(given) if isinstance(given, list) else given) == recorded
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Put what went wrong before the reason, the text of a ValueError; `opened` puts the path before both."""
+    """Say first that the file lacks the layer, then the text of a ValueError; `opened` puts the path before both."""
     try:
         yield
     except ValueError as error:

@@ -9,14 +9,14 @@ from typing import BinaryIO
 class FileError(OSError, ValueError):
     """A path that is no regular file, or one that cannot be opened.
 
-    An OSError, as Python has it where a file cannot be used, and a ValueError, as every wrong argument is here.
+    It is an OSError, as Python raises if a file cannot be used, and a ValueError, as mha raises for a wrong argument.
     """
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read its bytes; nothing else is opened, so that no FIFO is waited for.
+    """Open a regular file to read its bytes; anything else is refused, because reading a FIFO could wait for ever.
 
-    Raises TypeError if path is no path, FileNotFoundError if nothing is there, and FileError if it is no regular file
+    Raises TypeError if path is no path, FileNotFoundError if there is no file, and FileError if it is no regular file
     or may not be read.
     """
     path = _regular(path)
@@ -31,15 +31,15 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file; until all of it is on the disk, the old one stays.
 
-    A process that is killed meanwhile leaves the old file or the new one, and may leave a hidden `.mha-...` beside it,
-    which nobody reads.
+    If the process is killed meanwhile, the old file or the new one is there; a hidden file `.mha-...` may be left
+    beside it, which nothing reads.
 
-    Raises TypeError if path is no path, FileError if it is there but no regular file, and OSError if the file cannot
-    be written; the old one then stays too.
+    Raises TypeError if path is no path, FileError if something other than a regular file is there, and OSError if the
+    file cannot be written; then the old one stays, too.
     """
     path = _regular(path)
     path = Path(os.path.realpath(path))  # a link keeps pointing to the file
-    temporary = path.with_name(f".mha-{os.urandom(8).hex()}")  # short: a name of the greatest length leaves no room
+    temporary = path.with_name(f".mha-{os.urandom(8).hex()}")  # a name of its own: the path's may have no room to grow
     try:
         with open(temporary, "xb") as file:
             file.write(data)
@@ -61,7 +61,7 @@ _KINDS = {
 
 
 def _regular(path: str | os.PathLike[str]) -> Path:
-    """The path of a regular file, or of nothing; anything else is a FileError."""
+    """The path of a regular file, or of none; FileError if something else is there."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is {path!r} ({type(path).__name__}), expected a str or an os.PathLike")
     path = Path(path)

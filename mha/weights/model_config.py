@@ -1,9 +1,9 @@
-"""What the `config.json` beside a checkpoint says of its attention, as Hugging Face stores it, or Meta's `params.json`.
+"""Read the options of attention from Hugging Face's `config.json`, or Meta's `params.json`, beside a checkpoint.
 
-Arrays show neither rotations nor windows. A name that is about attention and is not known here is refused, so that
-nothing that changes the result is passed over.
+Arrays show neither rotations nor windows. A name that is about attention but is not known here is refused, so that
+nothing that changes the result is ignored.
 
-Source: the configuration and attention classes of transformers 5.23, whose defaults hold where a name is not there.
+Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
 import os
@@ -19,24 +19,24 @@ from mha.positions import Rotary, llama3_frequencies
 from mha.weights import files, safetensors_reader
 from mha.weights.scheme_table import SCHEMES
 
-LIMIT = 2**24  # bytes; those of large label sets have a hundredth
-WIDEST = 2**16  # head_dim; frequencies of it are worked out before the arrays are looked at
+LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
+WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
 
-# What is about attention, by its name, and what of that leaves the result as it is.
+# Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
 )
 _PASSED = {
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
-    "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # arrays tell
+    "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # the arrays show these
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attention_softmax_in_fp32",
     "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
-    "parallel_attn", "num_ln_in_parallel_attn",  # what is beside the attention
+    "parallel_attn", "num_ln_in_parallel_attn",  # layers beside the attention
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
 _NEUTRAL = {"position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1}
 
-# The kinds of models of a scheme: the names that they read besides, and what holds where one is not there.
+# The kinds of models of a scheme: the other names that they read, and their defaults.
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
@@ -55,7 +55,7 @@ _PACKED: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
     "bloom": {"alibi": True},
 }
-# Their tables of biases are an argument of the call.
+# The tables of biases of these models are an argument of the call.
 _T5: dict[str, Any] = {"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 _BIASED = {
     "t5": _T5 | {"num_heads": 8},
@@ -64,21 +64,21 @@ _BIASED = {
     "switch_transformers": _T5 | {"num_heads": 12},
 }
 KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _LLAMA, "neox": _PACKED, "t5": _BIASED}
-# What Meta and Mistral say.
+# The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
-FOLDED = "fold_one"  # of what a file says: whether a norm multiplies by 1 + w, w being its weight
+FOLDED = "fold_one"  # an option of a file: True if a norm with weight w multiplies by 1 + w
 
 
 def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
-    """Where the configuration lies of the model that a file is of; None if models of this scheme have none."""
+    """The path of the model's configuration beside a file of weights; None if models of this scheme have none."""
     return Path(path).with_name(SCHEMES[scheme].config) if SCHEMES[scheme].config else None
 
 
 def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any]:
-    """What a file says of the layer with this prefix: options of `mha.config.Config`, and FOLDED; none without a file.
+    """The options of `mha.config.Config`, and FOLDED, that a file records for the layer with this prefix.
 
-    Raises ValueError, which names the file, if it cannot be read, or says what no layer here does.
+    Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
     if path is None:
         return {}
@@ -121,7 +121,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
 
 
 def _params(model: dict[str, Any]) -> dict[str, Any]:
-    """The options that `params.json` says; it may not say how positions rotate."""
+    """The options that `params.json` records; it may lack the rotation."""
     _refuse_unknown(model, _SAID)
     num_heads = checks.size("n_heads", model.get("n_heads"))
     groups, width = model.get("n_kv_heads"), model.get("head_dim")
@@ -133,20 +133,20 @@ def _params(model: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": num_heads if groups is None else checks.size("n_kv_heads", groups),
     }
     theta = model.get("rope_theta")
-    if theta is None or model.get("use_scaled_rope"):  # the second by a factor that is not said
+    if theta is None or model.get("use_scaled_rope"):  # which is scaled by a factor that the file lacks
         return found
     return found | {"rotary": Rotary(base=checks.positive("rope_theta", theta), interleaved=True)}
 
 
 def _refuse_unknown(model: dict[str, Any], known: Set[str]) -> None:
-    """Raise ValueError, naming it, if a model says something of its attention that is not known here."""
+    """Raise ValueError if a model has an option about attention that is not known here, and name it."""
     for name, value in model.items():
         if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
             raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Whether an option leaves the attention as it is."""
+    """True if an option does not change the attention."""
     if name == "layer_types" and isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
     return value is None or value is False or value in ([], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
@@ -184,28 +184,28 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
 
 
 def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotary:
-    """How positions rotate: `rope_parameters`, or in older files `rope_scaling` with `rope_theta` beside it.
+    """The rotation in `rope_parameters`, or, in older files, in `rope_scaling` and `rope_theta`.
 
-    Gemma 3 has one rotation for layers with a window and another one for those without.
+    Gemma 3 has one rotation for layers with a window, and another one for layers without.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
-    told = _named(where, model.get(where))
+    recorded = _named(where, model.get(where))
     theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
     if kind == "gemma3_text":
         theta = model["rope_local_base_freq"] if slides else theta
         if where == "rope_scaling":
-            told = {} if slides else told
-        elif told:
-            told = _named(where, told.get("sliding_attention" if slides else "full_attention"))
-    factor = told.get("partial_rotary_factor", model.get("rotary_pct"))
+            recorded = {} if slides else recorded
+        elif recorded:
+            recorded = _named(where, recorded.get("sliding_attention" if slides else "full_attention"))
+    factor = recorded.get("partial_rotary_factor", model.get("rotary_pct"))
     if kind == "gpt_neox":
-        told = told | {"partial_rotary_factor": None}
-    told = {name: value for name, value in told.items() if not _says_nothing(name, value)}
-    sort = told.pop("type", "default")
-    sort = str(told.pop("rope_type", sort))
-    base = checks.positive("rope_theta", told.pop("rope_theta", theta))
+        recorded = recorded | {"partial_rotary_factor": None}
+    recorded = {name: value for name, value in recorded.items() if not _says_nothing(name, value)}
+    sort = recorded.pop("type", "default")
+    sort = str(recorded.pop("rope_type", sort))
+    base = checks.positive("rope_theta", recorded.pop("rope_theta", theta))
     if kind == "gpt_neox":
-        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # of which Rotary refuses more than 1
+        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # Rotary refuses factors above 1
     needs = {
         "default": (),
         "linear": ("factor",),
@@ -213,11 +213,11 @@ def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotar
     }
     if sort not in needs:
         raise ValueError(f"rope_type is {reprlib.repr(sort)}, expected one of {', '.join(needs)}")
-    if set(told) != set(needs[sort]):
-        lacking, foreign = sorted({*needs[sort]} - {*told}), sorted({*told} - {*needs[sort]})
+    if set(recorded) != set(needs[sort]):
+        lacking, foreign = sorted({*needs[sort]} - {*recorded}), sorted({*recorded} - {*needs[sort]})
         problem = f"lacks {', '.join(lacking)}" if lacking else f"has {', '.join(foreign)}, which is not known"
         raise ValueError(f"{where} of rope_type {sort!r} {problem}")
-    given = [told[name] for name in needs[sort]]
+    given = [recorded[name] for name in needs[sort]]
     if sort == "llama3":
         return Rotary(width, base, frequencies=llama3_frequencies(width, base, *given))
     if sort == "linear":
@@ -226,22 +226,22 @@ def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotar
     return Rotary(width, base)
 
 
-def _named(where: str, told: Any) -> dict[str, Any]:
-    """Options by name, of which there may be none."""
-    if not isinstance(told, dict | None):
-        raise TypeError(f"{where} is {reprlib.repr(told)}, expected options by name")
-    return told or {}
+def _named(where: str, recorded: Any) -> dict[str, Any]:
+    """The options by name; {} for None."""
+    if not isinstance(recorded, dict | None):
+        raise TypeError(f"{where} is {reprlib.repr(recorded)}, expected options by name")
+    return recorded or {}
 
 
 def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
-    """Whether the layer with this prefix has the model's window."""
+    """True if the layer with this prefix has the model's window."""
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
     reads = _LLAMA.get(kind, {})
     if "layer_types" not in reads:
         return size is not None and kind == "mistral"
-    turns = kind == "gemma3_text"  # another way in layers with a window
+    turns = kind == "gemma3_text"  # its layers with a window have another rotation
     if _says_nothing("layer_types", types) and (types or (size is None and not turns)):
         return False
     number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
@@ -255,11 +255,11 @@ def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
     if types is None:
         pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
         return (at + 1) % pattern != 0
-    told = types[at] if isinstance(types, list) and at < len(types) else None
-    if told not in ("full_attention", "sliding_attention"):
+    recorded = types[at] if isinstance(types, list) and at < len(types) else None
+    if recorded not in ("full_attention", "sliding_attention"):
         raise ValueError(
-            f"layer_types has {reprlib.repr(told)} for layer {at}, expected full_attention or sliding_attention"
+            f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or sliding_attention"
         )
-    if told == "sliding_attention" and size is None:
-        raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is not there or not used")
-    return told == "sliding_attention"
+    if recorded == "sliding_attention" and size is None:
+        raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is missing or not used")
+    return recorded == "sliding_attention"

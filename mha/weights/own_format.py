@@ -1,4 +1,4 @@
-"""Our own format: a safetensors file of canonical weights whose metadata says how the layer is configured."""
+"""The format of `save`: a safetensors file of canonical weights, with the layer's configuration in its metadata."""
 
 import json
 import os
@@ -13,38 +13,38 @@ from mha.positions import Rotary
 from mha.weights import files, safetensors_reader
 from mha.weights.safetensors_reader import Tensors
 
-LAYOUTS = "1", "2"  # the second has options of today's models, which older readers of the first do not know
+LAYOUTS = "1", "2"  # layout 2 has options of today's models, which older versions of mha do not know
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
 def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> None:
-    """Write weights and configuration to a safetensors file; the old file stays until the new one is whole.
+    """Write weights and configuration to a safetensors file; the old file stays until the new one is complete.
 
-    Raises ValueError if a weight holds NaN or infinity, FileError (an OSError and a ValueError) if the path is there
-    but no regular file, and OSError if the file cannot be written; nothing is written then.
+    Raises ValueError if a weight holds NaN or infinity, FileError (an OSError and a ValueError) if something other than
+    a regular file is there, and OSError if the file cannot be written. Then nothing is written.
     """
     from safetensors.numpy import save as to_bytes
 
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
-    told, layout = config_text(config), LAYOUTS[1]
+    recorded, layout = config_text(config), LAYOUTS[1]
     if not special(config):
-        told, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
-    metadata = {"format": "mha", "layout": layout, "config": told}
-    # safetensors writes the memory of an array as it lies, so that a transposed view would be saved untransposed.
+        recorded, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
+    metadata = {"format": "mha", "layout": layout, "config": recorded}
+    # safetensors writes the bytes of an array in memory order: a transposed view would be saved untransposed.
     data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
     files.write(path, data)
 
 
 def is_own(source: Tensors) -> bool:
-    """Whether a file says that `save` wrote it."""
+    """True if a file's metadata says that `save` wrote it."""
     return source.metadata.get("format") == "mha"
 
 
 def read(source: Tensors) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and weights in an open file that `save` wrote, checked against each other.
+    """Read configuration and weights from an open file that `save` wrote, and check them against each other.
 
-    The numbers are read once their description is right and as long as it says, so that a wrong file takes no memory.
+    The numbers are read only after the header is checked, so that a wrong file takes no memory.
 
     Raises ValueError if the file is not as `save` writes it, or if a weight holds NaN or infinity.
     """
@@ -82,19 +82,19 @@ def _config(metadata: dict[str, str]) -> Config:
 
 
 def config_text(config: Config) -> str:
-    """A configuration as JSON, with the frequencies of a rotation, which other readers need not work out."""
-    told = asdict(config)
+    """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them."""
+    recorded = asdict(config)
     if config.rotary:
-        told["rotary"]["frequencies"] = config.rotary.angles()
-    return json.dumps(told)
+        recorded["rotary"]["frequencies"] = config.rotary.angles()
+    return json.dumps(recorded)
 
 
 def parse_config(text: str) -> Config:
-    """The configuration in a JSON text; raises ValueError if there is none, or none that a layer may have."""
+    """The configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
-        told = safetensors_reader.parse(text)
-        if told.get("rotary") is not None:
-            told["rotary"] = Rotary(**told["rotary"])
-        return Config(**told)
+        recorded = safetensors_reader.parse(text)
+        if recorded.get("rotary") is not None:
+            recorded["rotary"] = Rotary(**recorded["rotary"])
+        return Config(**recorded)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error

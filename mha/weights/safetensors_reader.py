@@ -1,8 +1,8 @@
-"""Reads safetensors files, header first: what a file claims is checked before any of its numbers are read.
+"""Read safetensors files, header first: a wrong header is refused before any numbers are read.
 
 A file is eight bytes that hold the size of its header, the header in JSON, and the numbers of one array after another.
-The `safetensors` package, which writes our files, accepts a header that has one name twice, and reads no bfloat16 into
-NumPy.
+The `safetensors` package, which writes our files, accepts a header with the same name twice, and cannot read bfloat16
+into NumPy.
 
 Source: the format's description in the documentation of safetensors.
 """
@@ -22,18 +22,18 @@ import numpy as np
 from mha.config import numpy_dtype
 from mha.weights import files
 
-LIMIT = 100_000_000  # bytes of a header, as the safetensors package has it
+LIMIT = 100_000_000  # bytes of a header, as in the safetensors package
 MOST_AXES = 32  # as in NumPy 1
 
-# The dtypes that weights may have, by their names in a file, and those that case files have beside them.
+# The dtypes of weights, by their names in a file; and all dtypes of case files.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 ALL = FLOATS | {"I64": "int64", "BOOL": "bool"}
-# Bytes of one number. Other dtypes, of which there are new ones at times, may lie beside.
+# Bytes of one number. Arrays of other dtypes, such as new ones, may be in the file, too.
 _BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-# Other kinds of files that people try to read, by how they begin.
+# Other kinds of files that people try to read, by their first bytes.
 _OTHERS = {
     b"\x80": "it begins as a pickle does, which may run code and is never opened; save the weights as safetensors",
     b"PK": "it begins as an archive does, such as those of torch.save, Keras and NumPy, which may hold pickles and is "
@@ -45,11 +45,11 @@ _OTHERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a header says of an array.
+    """The description of an array in a header.
 
-    dtype: as the format calls it.
+    dtype: its name in the format.
     shape: of the array.
-    start, stop: where its numbers are, in bytes from the start of the file.
+    start, stop: the place of its numbers, in bytes from the start of the file.
     """
 
     dtype: str
@@ -58,13 +58,13 @@ class Entry:
     stop: int
 
     def claimed(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
-        """An array of this shape and dtype that takes the memory of one number."""
+        """A stand-in of this shape and dtype, which takes the memory of one number."""
         if 0 in self.shape:
             raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
         return np.broadcast_to(np.zeros((), self.numpy_dtype(name, known)), self.shape)
 
     def numpy_dtype(self, name: str, known: Mapping[str, str] = FLOATS) -> np.dtype:
-        """NumPy's dtype of the array, called name in the ValueError that is raised if it is not among the known."""
+        """NumPy's dtype of the array; ValueError, with the array's name, if it is not one of the known dtypes."""
         if self.dtype not in known:
             raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(known)}")
         return numpy_dtype(known[self.dtype])
@@ -72,11 +72,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """An open file whose header is right: nothing lies outside the file, on another array or between two.
+    """An open file whose header is right: its arrays fill the file, and do not overlap.
 
     size: of the file, in bytes.
     header_size: of the header, in bytes.
-    metadata: what it says of itself.
+    metadata: the texts by name in the header.
     entries: its arrays by name, as the header lists them.
     """
 
@@ -87,9 +87,9 @@ class Tensors:
     entries: dict[str, Entry]
 
     def read(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
-        """The array of this name, which cannot be written to.
+        """Read the array of this name; it is read-only.
 
-        Raises ValueError if its dtype is not among the known, if the file was cut since it was opened, or if memory is
+        Raises ValueError if its dtype is unknown, if the file has become shorter since it was opened, or if memory is
         short.
         """
         entry = self.entries[name]
@@ -107,10 +107,10 @@ class Tensors:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Tensors]:
-    """Open a safetensors file; a ValueError raised while it is open gets the path before its text.
+    """Open a safetensors file; a ValueError that is raised while it is open gets the path before its text.
 
     Raises:
-        FileNotFoundError: if nothing is there.
+        FileNotFoundError: if there is no such file.
         FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
         ValueError: if it is no safetensors file.
     """
@@ -122,7 +122,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Tensors]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The JSON object in a text; a name that comes twice, of which Python would take the last, is an error."""
+    """Parse a JSON object; a name that comes twice is an error, where Python would take the last one."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for name, count in collections.Counter(name for name, _ in pairs).items():
@@ -164,8 +164,8 @@ def _tensors(file: BinaryIO) -> Tensors:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != end:
             raise ValueError(
-                f"is not a safetensors file: {name} begins at byte {entry.start}, expected {end}, where what is before "
-                "it ends"
+                f"is not a safetensors file: {name} begins at byte {entry.start}, expected {end}, where the array "
+                "before it ends"
             )
         end = entry.stop
     if size != end:
@@ -174,7 +174,7 @@ def _tensors(file: BinaryIO) -> Tensors:
 
 
 def _entry(name: str, described: Any, begin: int) -> Entry:
-    """What a header says of an array; begin: the byte after the header."""
+    """The checked description of an array; begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
             numbers = (*shape, start, stop)
@@ -182,8 +182,8 @@ def _entry(name: str, described: Any, begin: int) -> Entry:
             if in_bounds and start <= stop:
                 if dtype in _BYTES and stop - start != math.prod(shape) * _BYTES[dtype]:
                     raise ValueError(
-                        f"is not a safetensors file: {name} has {stop - start} bytes, which is not what dtype {dtype} "
-                        f"and shape {reprlib.repr(tuple(shape))} take"
+                        f"is not a safetensors file: {name} has {stop - start} bytes, which does not fit dtype {dtype} "
+                        f"and shape {reprlib.repr(tuple(shape))}"
                     )
                 return Entry(dtype, tuple(shape), begin + start, begin + stop)
     raise ValueError(

@@ -1,7 +1,7 @@
-"""Writes safetensors files whose bytes depend on nothing but what they hold.
+"""Write safetensors files whose bytes depend only on their content.
 
-The `safetensors` package writes metadata in an order that changes from run to run, and the memory of an array as it
-lies, so that a transposed view would be saved untransposed.
+The `safetensors` package writes metadata in an order that changes from run to run, and the bytes of an array in memory
+order, so that a transposed view would be saved untransposed.
 """
 
 import json
@@ -16,7 +16,7 @@ _CODES = {name: code for code, name in ALL.items()}
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
-    """A file of these arrays, wide numbers first so that each lies at a multiple of its size, and of these texts."""
+    """The bytes of a file with these arrays and texts; wide numbers come first, so that all are aligned."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     parts, start = [], 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):

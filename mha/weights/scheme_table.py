@@ -1,7 +1,7 @@
-"""The table of naming schemes: what each library calls the weights of an attention layer, and how it stores them.
+"""The table of naming schemes: the names and the layout of an attention layer's weights in each library.
 
-A scheme says which array holds each canonical weight, and how it lies there. To add a scheme, add its rows to SCHEMES.
-Square kernels look the same either way round, so nothing but the scheme can tell their orientation.
+A scheme says which array holds each canonical weight, with which axes. To add a scheme, add its rows to SCHEMES. The
+shape of a square kernel does not show which axis is its input; only the scheme does.
 
 Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
 of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
@@ -21,8 +21,8 @@ class Place:
 
     name: of the array, after the layer's prefix.
     axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
-    part: None, or (i, n): part i of n that are packed along the outputs.
-    by_group: whether these are packed for each group: its heads of queries, one of keys, one of values.
+    part: None, or (i, n): the weight is part i of n that are packed along the outputs.
+    by_group: True if they are packed group by group: query heads of a group, its head of keys, its head of values.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """A family of names.
+    """The names that one library, or one family of models, uses.
 
-    about: what it is, in a line.
-    places: where each canonical weight is.
-    biases: the sets of projections that may have biases where others have none, which then are zeros.
-    beside: patterns of names that may lie beside the weights: other parts of the model, or no weights at all.
-    grouped: whether several heads of queries may share one of keys and values.
-    asks: the options that its models have or not, without a sign of it in the names.
-    implied: the options that its models have, unless others are said; that of norms only where these are.
-    interleaved: whether the two components of a pair that rotates lie side by side.
-    config: the file in which its models are described, beside that of the arrays; "" = none.
+    about: a description in one line.
+    places: the array of each canonical weight.
+    biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
+    beside: patterns of other names that may stand beside the weights, and that the attention does not use.
+    grouped: True if several heads of queries may share one head of keys and values.
+    asks: options that some of its models have and others do not, while the names are the same.
+    implied: options that its models have unless others are given; an option of norms only if there are norms.
+    interleaved: True if the two components of a pair that rotates are neighbours.
+    config: the name of the model's configuration file in the same folder; "" = none.
     """
 
     about: str
@@ -58,7 +58,7 @@ class Scheme:
 
 
 def _each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
-    """A kernel and a bias, or no bias, for each projection, called by these names."""
+    """Places of a kernel and, if bias, a bias for each projection, under these names."""
     places = {}
     for projection, name in zip(PROJECTIONS, names, strict=True):
         heads = "H" in axes
@@ -70,7 +70,7 @@ def _each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> di
 
 
 def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
-    """Queries, keys and values packed in one array, in this order, and the output in one of its own."""
+    """Places of queries, keys and values packed in one array, in this order, and of the output in its own array."""
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
         places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by_group)
@@ -79,7 +79,7 @@ def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = Fal
 
 
 def _norms(queries: str, keys: str) -> dict[str, Place]:
-    """Norms of queries and of keys, whose weights are called so."""
+    """Places of the norms of queries and keys, under these names."""
     return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
 
 

@@ -1,7 +1,7 @@
-"""Layers as libraries name and store them: which ones the names of arrays show, and conversion both ways.
+"""Find layers by the names that libraries give their arrays, and convert them to canonical weights and back.
 
-What names and shapes cannot show at all, such as positions that rotate queries and keys, has to be said beside them, as
-options. The schemes themselves are in `scheme_table.py`.
+Names and shapes cannot show everything: whether positions rotate queries and keys, for example, must be given as an
+option. The schemes themselves are in `scheme_table.py`.
 """
 
 import dataclasses
@@ -15,13 +15,13 @@ from mha import checks
 from mha.config import DTYPES, Config, shapes, special
 from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
-from mha.weights import packing
+from mha.weights import packing, said
 from mha.weights.scheme_table import SCHEMES, Place
 from mha.weights.sizes import NORMED, PROJECTIONS, configured
 
 
 def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
-    """Every layer that the names of arrays show, as (scheme, prefix), in the order of the names."""
+    """Every layer that the names show, as (scheme, prefix), in the order of the names."""
     at = {name: number for number, name in enumerate(names)}
     found: dict[tuple[SchemeName, str], int] = {}
     for scheme, description in SCHEMES.items():
@@ -35,22 +35,22 @@ def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
 
 
 def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
-    """The scheme and prefix of the one layer that is meant.
+    """The scheme and prefix of the one layer that fits the arguments.
 
     Args:
         names: of all arrays.
-        scheme: a scheme's name; "auto" = whichever the names show.
-        prefix: what the names of the layer's arrays begin with, a last dot left out or not; None = any.
+        scheme: a scheme's name; "auto" = found from the names.
+        prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = any.
 
     Raises:
         TypeError: if scheme or prefix is no str.
-        ValueError: if none or more than one layer is like that; the message lists those that are there.
+        ValueError: if no layer fits, or more than one; the message lists the layers that are there.
     """
     names = list(names)
     known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
-    scheme = checks.choice("scheme", scheme, known)
+    scheme = checks.choice(said.name("scheme"), scheme, known)
     if not isinstance(prefix, str | None):
-        raise TypeError(f"prefix is a {type(prefix).__name__}, expected a str or None")
+        raise TypeError(f"{said.name('prefix')} is a {type(prefix).__name__}, expected a str or None")
     found = recognise(names)
     fitting = [
         layer
@@ -65,7 +65,7 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
             return scheme, begin  # `wanted` says what is missing
     if fitting:
         raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
-    wanted = f"scheme={scheme!r}, prefix={prefix!r}"
+    wanted = said.setting(scheme=scheme, prefix=prefix)
     if found:
         near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
         raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near)}")
@@ -79,7 +79,7 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
 def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     """The names of the arrays that hold the weights of the layer with this prefix.
 
-    Raises ValueError, naming them, if the layer lacks a kernel or has arrays that have no counterpart here.
+    Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for.
     """
     description = SCHEMES[scheme]
     places = {prefix + place.name for place in description.places.values()}
@@ -100,8 +100,8 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     return [name for name in own if name in places]
 
 
-def told_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
-    """The number of heads that an array of a layer has an axis for; None if none has."""
+def shown_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
+    """The number of heads, if an array of a layer has an axis for them; else None."""
     for place in SCHEMES[scheme].places.values():
         shape = shapes.get(prefix + place.name, ())
         if "H" in place.axes and len(shape) == len(place.axes):
@@ -117,18 +117,18 @@ def to_canonical(
     dropout: float = 0.0,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights, copies, of a layer that is stored another way.
+    """Convert a layer's arrays to its configuration and canonical weights, which are copies.
 
     Args:
         arrays: NumPy arrays by the scheme's names, with the prefix in front.
-        scheme, prefix: as `choose` gives them.
+        scheme, prefix: as `choose` returns them.
         num_heads: the number of heads H; None if the arrays have an axis for the heads.
         dropout: of the configuration.
-        options: of the configuration, which neither names nor shapes show, and sizes that they must show.
+        options: of the configuration: those that names and shapes do not show, and sizes, which they must agree with.
 
     Raises:
-        TypeError, ValueError: if an array is missing or has no counterpart, if shapes, dtypes, biases or heads do not
-            go together, or if a weight is NaN or infinite.
+        TypeError, ValueError: if an array is missing or has no place in a layer, if shapes, dtypes, biases or heads do
+            not fit together, or if a weight is NaN or infinite.
     """
     config = describe(arrays, scheme, prefix, num_heads, dropout, options)
     for _, place in _places(scheme):
@@ -142,9 +142,9 @@ def to_canonical(
 def unpacked(
     arrays: Mapping[str, np.ndarray], scheme: SchemeName, config: Config, prefix: str = ""
 ) -> dict[str, np.ndarray]:
-    """Arrays that are stored as a scheme's weights, such as their gradients, by canonical names and in those layouts.
+    """Convert arrays in a scheme's layout, such as weights or their gradients, to canonical names and layouts.
 
-    config: of the layer. Those that are missing are left out, and nothing is checked.
+    config: of the layer. Arrays that are missing are left out, and nothing is checked.
     """
     heads = config.num_heads, config.num_key_value_heads
     return {
@@ -162,19 +162,19 @@ def describe(
     dropout: float = 0.0,
     options: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration of a layer that is stored another way, by the shapes and dtypes of its arrays alone.
+    """The configuration of a layer, from the shapes and dtypes of its arrays alone.
 
-    Arguments and errors as for `to_canonical`, but that numbers are not looked at.
+    Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
     names = wanted(arrays, scheme, prefix)
     every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
     places = {weight: place for weight, place in every.items() if place.name in names}
     _check_each(arrays, places)
     description, sizes = SCHEMES[scheme], dict(options or {})
-    num_heads, told = _heads(arrays, places, num_heads, description.grouped)
+    num_heads, key_heads = _heads(arrays, places, num_heads, description.grouped)
     groups = _groups(arrays, places, num_heads)
-    if told is not None:
-        sizes.setdefault("num_key_value_heads", told)
+    if key_heads is not None:
+        sizes.setdefault("num_key_value_heads", key_heads)
     canonical = {weight: _unpack(arrays[place.name], place, num_heads, groups) for weight, place in places.items()}
     biased = tuple(name for name in PROJECTIONS if f"{name}.bias" in canonical)
     if biased not in ((), PROJECTIONS, *description.biases):
@@ -190,14 +190,17 @@ def describe(
 
 
 def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
-    """Raise TypeError if options have to be said that no name and no shape shows; ValueError if that is wrong."""
+    """Raise TypeError if an option is missing that names and shapes do not show; ValueError if it is wrong."""
     description = SCHEMES[scheme]
     pairs = ", interleaved=True" if description.interleaved else ""
     if "rotary" in description.asks and "rotary" not in options:
-        raise TypeError(
-            f"rotary is not given, expected an mha.Rotary or None: names of scheme {scheme!r} do not show whether "
-            f"positions rotate queries and keys, and no {description.config} is there to say it; pass "
-            f"rotary=mha.Rotary(base=...{pairs}) as the model's configuration says, or rotary=None if it rotates none"
+        turned = said.setting(rotary=said.Code(f"mha.Rotary(base=...{pairs})"))
+        raise said.LackingError(
+            "rotary",
+            "an mha.Rotary or None",
+            f"names of scheme {scheme!r} do not show whether positions rotate queries and keys, and no "
+            f"{description.config} is there to say it; pass {turned} as the model's configuration says, or "
+            f"{said.setting(rotary=None)} if it rotates none",
         )
     rotary = options.get("rotary")
     if description.interleaved and isinstance(rotary, Rotary) and not rotary.interleaved:
@@ -209,7 +212,7 @@ def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
 
 
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
-    """Canonical weights as a scheme names and stores them, as views where it can be: the inverse of `to_canonical`.
+    """Canonical weights by a scheme's names and in its layout, as views if possible: the inverse of `to_canonical`.
 
     Raises ValueError if the scheme has no place for a weight, or for an option.
     """
@@ -245,14 +248,14 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     return arrays
 
 
-# Pieces of the above
+# Helpers of the functions above
 
-LISTED = 8  # of a long list, so many are shown
-SHARED = "W_k", "W_v"  # the projections whose heads those of queries may share
+LISTED = 8  # so many names of a long list are shown
+SHARED = "W_k", "W_v"  # the projections whose heads may be shared by several heads of queries
 
 
 def _listed(layers: list[tuple[SchemeName, str]]) -> str:
-    listed = "; ".join(f"scheme={scheme!r}, prefix={prefix!r}" for scheme, prefix in layers[:LISTED])
+    listed = "; ".join(said.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
     return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")
 
 
@@ -261,7 +264,7 @@ def _places(scheme: SchemeName) -> Iterable[tuple[str, Place]]:
 
 
 def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -> None:
-    """Dtype, axes and packing of each array by itself."""
+    """Check dtype, axes and packing of each array by itself."""
     first, *_ = (arrays[place.name] for place in places.values())
     for place in places.values():
         array = arrays[place.name]
@@ -283,28 +286,31 @@ def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -
 def _heads(
     arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None, grouped: bool
 ) -> tuple[int, int | None]:
-    """The number of heads, given or told by the arrays' own axes, which must agree; that of keys and values, if told.
+    """The numbers of heads, of queries and of keys and values, as given and as the arrays' axes show; they must agree.
 
-    grouped: whether the second may be another one.
+    grouped: True if the second number may be another one; it is None if no axis shows it.
     """
-    told = {} if num_heads is None else {"queries": (checks.size("num_heads", num_heads), "num_heads")}
+    heads = said.name("num_heads")
+    counts = {} if num_heads is None else {"queries": (checks.size(heads, num_heads), heads)}
     for weight, place in places.items():
         if "H" in place.axes:
             count = arrays[place.name].shape[place.axes.index("H")]
             of = "keys" if grouped and weight.startswith(SHARED) else "queries"
-            expected, source = told.setdefault(of, (count, place.name))
+            expected, source = counts.setdefault(of, (count, place.name))
             if count != expected:
                 raise ValueError(f"{place.name} has {count} heads, expected {expected} as {source}")
-    if "queries" not in told:
-        raise TypeError(
-            "num_heads is None, expected an int: neither names nor shapes show the number of heads; pass num_heads=... "
-            "as the model's configuration says"
+    if "queries" not in counts:
+        raise said.LackingError(
+            "num_heads",
+            "an int",
+            "neither names nor shapes show the number of heads; pass "
+            f"{said.setting(num_heads=said.Code('...'))} as the model's configuration says",
         )
-    return told["queries"][0], told["keys"][0] if "keys" in told else None
+    return counts["queries"][0], counts["keys"][0] if "keys" in counts else None
 
 
 def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
-    """The number of groups that an array packs one after another; num_heads where none does."""
+    """The number of groups that an array packs one after another; num_heads if no array is packed by groups."""
     place, output = places["W_q.kernel"], places["W_o.kernel"]
     if not place.by_group:
         return num_heads
@@ -317,7 +323,7 @@ def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_h
 
 
 def _unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.ndarray:
-    """The canonical weight that is, or is a part of, an array."""
+    """Take a canonical weight out of the array that is, or contains, it."""
     if place.part and place.by_group:
         array = packing.unpacked(array, place.part[0], num_heads, groups)
     elif place.part:
@@ -333,7 +339,7 @@ def _unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.
 
 
 def _lay(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray:
-    """A canonical weight with these axes, its heads of this width."""
+    """Give a canonical weight these axes; width: of a head."""
     if axes == "oi":
         return array.T  # (out, in)
     if axes == "iHd":

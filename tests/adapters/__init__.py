@@ -6,6 +6,23 @@ import functools
 import importlib
 
 import mha
+from mha import dispatch
+
+# Backends that compile each kind of call, which takes seconds, and the others.
+COMPILED = tuple(name for name, known in dispatch.FRAMEWORKS.items() if known.compiles)
+EAGER = tuple(name for name in dispatch.FRAMEWORKS if name not in COMPILED)
+NAMES = ", ".join(dispatch.FRAMEWORKS)  # as errors list them
+
+
+def of_arrays(backend):
+    """The backend whose arrays a backend gives: NumPy, of one that has none of its own."""
+    return backend if dispatch.FRAMEWORKS[backend].arrays else "numpy"
+
+
+def lacks(backend, what):
+    """Whether a backend cannot do something, as the facts of its folder say."""
+    assert what in dispatch.LACKING
+    return what in dispatch.FRAMEWORKS[backend].lacks
 
 
 @functools.cache
@@ -28,6 +45,11 @@ class Adapter:
     compiles_each_kind = False
     # What the book calls the switch of the biases.
     bias = "bias"
+    # What `mha bench` measures beside the layer, and beside one with groups: the classes that have them.
+    beside: tuple[str, ...] = ()
+    beside_groups: tuple[str, ...] = ()
+    # How some of what `mha page` measures begins; a new release may well answer otherwise, and then the page is right.
+    measures: tuple[tuple[str, str], ...] = ()
     # Code that a process runs before several threads make their first calls.
     before_threads = ""
 

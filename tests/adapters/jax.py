@@ -10,12 +10,21 @@ from jax.experimental import sparse
 
 import adapters
 from mha import dispatch
-from mha.backends.jax import fast
+from mha.backends.jax.engine import calls
 
 
 class Adapter(adapters.Adapter):
     """JAX and Flax."""
 
+    beside = ("linen.MultiHeadDotProductAttention", "nnx.MultiHeadAttention", "jax.nn.dot_product_attention")
+    beside_groups = ("nnx.MultiHeadAttention", "jax.nn.dot_product_attention")
+    measures = (
+        ("kernel", "(in, out)"),
+        ("training", "error"),
+        ("mask", "attends"),
+        ("random", "same_draw"),
+        ("compiled", "each_size"),
+    )
     replaces_weights = compiles_each_kind = True
     integers = ("uint8", "int8", "uint16", "int16", "uint32", "int32")  # those of 64 bits need x64
 
@@ -36,8 +45,9 @@ class Adapter(adapters.Adapter):
         return functools.partial(jax.jit(module.apply), variables)
 
     def forget_programs(self):
-        for program in (fast._attend, fast._vjp, fast._pulled, fast._gradients):
-            program.clear_cache()
+        calls.PLANS.clear()
+        calls.program.cache_clear()
+        calls._pulled.clear_cache()
 
     def compile_with_gradient(self, attention, callee):
         if callee is attention.layer:

@@ -12,6 +12,7 @@ import adapters
 class Adapter(adapters.Adapter):
     """MXNet and Gluon."""
 
+    measures = (("layer", "none"), ("kernel", "of_dense (out, in)"), ("training", "keeps"), ("compiled", "one_program"))
     bias = "use_bias"
     integers = ("uint8", "int8", "int32", "int64")
 

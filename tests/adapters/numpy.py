@@ -8,6 +8,8 @@ import adapters
 class Adapter(adapters.Adapter):
     """NumPy."""
 
+    measures = (("kernel", "none"), ("random", "next_draw"), ("mask", "none"))
+
     def convert(self, X):
         return X
 

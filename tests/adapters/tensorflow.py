@@ -13,6 +13,15 @@ import adapters
 class Adapter(adapters.Adapter):
     """TensorFlow and Keras."""
 
+    beside = ("keras.layers.MultiHeadAttention", "keras.layers.MultiHeadAttention, eager")
+    beside_groups = ("keras.layers.GroupQueryAttention", "keras.layers.GroupQueryAttention, eager")
+    measures = (
+        ("kernel", "(in, out)"),
+        ("training", "keeps"),
+        ("mask", "attends"),
+        ("heads", "accepted"),
+        ("lazy", "lazy"),
+    )
     # TensorFlow may crash where its first operations in a process are several threads': the types that it has met are
     # kept without a lock.
     before_threads = "import mha; mha.MultiHeadAttention(12, 3).gradients(*[mha.ones((2, 5, 12))] * 3, [3, 2])"

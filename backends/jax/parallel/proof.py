@@ -1,4 +1,4 @@
-"""How JAX spreads a call over devices, for the suite of `mha.parity.devices`."""
+"""How JAX spreads a call over devices, for the suite of `mha.parity.cases.devices`."""
 
 import functools
 
@@ -7,10 +7,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mha import dispatch, parallel
-from mha.parity.devices import part_of_call
-from mha.parity.layouts import GRADIENT
+from mha.parity.cases.devices import part_of_call
+from mha.parity.same.layouts import GRADIENT
 
-from ..layer import _parameters as parameters
+from ..weights import parameters
 from .sequence import HOWS
 
 JIT = "data (jit)"
@@ -28,13 +28,14 @@ class Ranks:
             self.ways |= {f"data x heads x {how}": 2 for how in HOWS}
 
     def compute(self, way, case, dtype, inputs, call):
-        """Output and gradients of a case, as `mha.parity.devices` asks for them: of the whole."""
+        """Output and gradients of a case, as `mha.parity.cases.devices` asks for them: of the whole."""
         with dispatch.load("jax").context(dtype):
             module, variables = case.layer("jax", dtype).layer.unbind()
             *names, last = way.split(" x ")
             sizes = (2, 2, len(self.devices) // 4) if names else (len(self.devices),)
             axes = {"sequence" if name in HOWS else name: f"axis_{name}" for name in (*names, last) if way != JIT}
-            mesh = Mesh(self.devices.reshape(sizes), tuple(axes.values()) or ("data",))
+            devices = self.devices.reshape(sizes)  # (2, 2, N / 4) or (N,)
+            mesh = Mesh(devices, tuple(axes.values()) or ("data",))
             given, _ = part_of_call({name: X for name, X in call.items() if X is not None})
             arrays = dict(zip(("queries", "keys", "values"), inputs[:3], strict=True))
             arrays |= {name: given.pop(name) for name in FLOATS if name in given}

@@ -1,9 +1,9 @@
 """Keys and values that go round the devices, one device's at a time, while each keeps its queries.
 
-Letters as in layer.py; a block is queries that are attended together, a place where the keys of one device lie in the
-whole. What a device has seen so far is a maximum, a sum and pooled values for each query, as if the softmax were over
-these keys alone; the next keys are merged into it. The backward pass goes round again, and the gradients of keys and
-values travel with them until they are home: left to JAX, it would keep what every step has computed.
+Letters as in the chapters; a block is queries that are attended together, a place where the keys of one device lie in
+the whole. What a device has seen so far is a maximum, a sum and pooled values for each query, as if the softmax were
+over these keys alone; the next keys are merged into it. The backward pass goes round again, and the gradients of keys
+and values travel with them until they are home: left to JAX, it would keep what every step has computed.
 
 Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
 FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from mha import blocks
-from mha.arguments import Hiding
+from mha.call import Call
+from mha.engine import cutting
+from mha.engine.reach import by_group, reach
 
-from .. import layer as lesson
-from ..fast import by_group
-from ..heads import widen
-from ..layer import cap
-from ..pieces import cut, of_keys, varies
+from .. import pooling as lesson
+from ..engine.operations import OPERATIONS
+from ..engine.pieces import cut, of_keys, varies
+from ..hiding import widen
 
 PAIRS = ("valid_lens", "mask", "score_bias")
 SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of many holds little
@@ -42,20 +42,20 @@ class Circle(NamedTuple):
     size: int
 
 
-def pool(attention, q, k, v, num_heads, hiding, training, axis):
+def pool(attention, q, k, v, num_heads, call, axis):
     """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv)."""
     if type(attention).weigh is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
-    rate = attention.dropout if training else 0.0
+    rate = attention.dropout if call.training else 0.0
     key = attention.make_rng("dropout") if rate else None
     module, variables = attention.unbind()
     features = bool(jax.tree.leaves(variables))
-    circle = Circle(module, num_heads, features, rate, hiding.causal, hiding.window, axis, jax.lax.axis_size(axis))
+    circle = Circle(module, num_heads, features, rate, call.causal, call.window, axis, jax.lax.axis_size(axis))
     # What devices share counts as their own from here on, so that its gradients add up.
-    like = q, k, v, hiding.score_bias
+    like = q, k, v, call.score_bias
     q, k, v, bias, variables = _own((*like, variables), like)
-    fixed = _own((hiding.valid_lens, hiding.mask, hiding.offset), like)
+    fixed = _own((call.valid_lens, call.mask, call.offset), like)
     return _round(circle, q, k, v, bias, variables, fixed, key)
 
 
@@ -65,9 +65,9 @@ def _round(circle, q, k, v, bias, variables, fixed, key):
 
 
 def _forward(circle, q, k, v, bias, variables, fixed, key):
-    def block(number, owner, kv, hiding, rows, state, carried):
+    def block(number, owner, kv, call, rows, state, carried):
         (q,), (k, v) = rows, kv
-        scores, visible = _scores(circle, hiding, q, k, hiding.score_bias, variables)
+        scores, visible = _scores(circle, call, q, k, call.score_bias, variables)
         scores = _hidden(scores, visible)
         largest, total, pooled = (_folded(X, k) for X in state)
         most = jnp.maximum(largest, scores.max(-1, keepdims=True))  # (B*G, H/G*block, 1)
@@ -102,11 +102,11 @@ def _backward(circle, saved, gradient):
     gradient = widen(gradient)
     shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
 
-    def block(number, owner, kv, hiding, rows, state, carried):
+    def block(number, owner, kv, call, rows, state, carried):
         (q, *rest), (k, v), (by_k, by_v, by_variables) = rows, kv, carried
         gradient, shares, largest, share = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
-        scores_of = functools.partial(_scores, circle, hiding)
-        scores, pull, visible = jax.vjp(scores_of, q, k, hiding.score_bias, variables, has_aux=True)
+        scores_of = functools.partial(_scores, circle, call)
+        scores, pull, visible = jax.vjp(scores_of, q, k, call.score_bias, variables, has_aux=True)
         # From one logarithm of both, large scores would take the digits of the sum.
         weights = jnp.exp(_hidden(scores, visible) - largest) * share  # (B*G, H/G*block, K)
         kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
@@ -144,24 +144,26 @@ _round.defvjp(_forward, _backward)
 
 
 def _by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=()):
-    """function(number, owner, kv, hiding, rows, state, carried) for each block of queries: the new state, and carried.
+    """function(number, owner, kv, call, rows, state, carried) for each block of queries: the new state, and carried.
 
     rows: arrays (B*H, Q, any), of which it is given those of the block; state: such arrays, or (B, H, Q, K) with sizes
     that may be 1, that it returns changed; carried: what is handed from block to block. A block that sees none of these
     keys, by order, window and lengths per sample, is left out.
     """
     (lens, mask, offset), Q, K = fixed, rows[0].shape[1], kv[0].shape[1]
-    hiding = of_keys(Hiding(lens, mask, bias, circle.causal, offset, circle.window), (owner * K).reshape(1, 1), K)
+    whole = Call(lens, mask, bias, circle.causal, offset, window=circle.window)
+    first = (owner * K).reshape(1, 1)  # of the keys, as a column (1, 1)
+    call = of_keys(whole, first, K)
     of_pair = len(rows[0]) * (rows[0].shape[2] if circle.features else 1)
-    size = blocks.queries(Q, SMALL * of_pair * K)
+    size = cutting.queries(Q, SMALL * of_pair * K)
     count = math.ceil(Q / size)
-    arrays = rows, state, (hiding.valid_lens, hiding.mask, hiding.score_bias)
+    arrays = rows, state, (call.valid_lens, call.mask, call.score_bias)
     rows, state, pairs = jax.tree.map(lambda X: _filled(X, count * size), arrays)
 
     def step(number, carry):
         state, carried = carry
         rows_here, state_here, pairs_here = jax.tree.map(lambda X: _some(X, number * size, size), (rows, state, pairs))
-        own = hiding._replace(**dict(zip(PAIRS, pairs_here, strict=True)), offset=hiding.offset + number * size)
+        own = call._replace(**dict(zip(PAIRS, pairs_here, strict=True)), offset=call.offset + number * size)
         given = rows_here, state_here, carried
         run = functools.partial(_applied, functools.partial(function, number, owner, kv, own))
         seen = _sees(own, size, K)
@@ -201,24 +203,24 @@ def _with(X, new, first):
     return new if X.shape[_axis(X)] == 1 else jax.lax.dynamic_update_slice_in_dim(X, new, first, _axis(X))
 
 
-def _sees(hiding, queries, keys):
+def _sees(call, queries, keys):
     """Whether a query may see a key by order, window and lengths per sample; None if nothing is known of it."""
-    (left, right), found = blocks.reach(hiding), []
+    (left, right), found = reach(call), []
     if right is not None:
-        found.append(hiding.offset.max() + queries - 1 + right >= 0)
+        found.append(call.offset.max() + queries - 1 + right >= 0)
     if left is not None:
-        found.append(hiding.offset.min() - left < keys)
-    if hiding.valid_lens is not None:
-        found.append(hiding.valid_lens.max() > 0)
+        found.append(call.offset.min() - left < keys)
+    if call.valid_lens is not None:
+        found.append(call.valid_lens.max() > 0)
     return functools.reduce(jnp.logical_and, found) if found else None
 
 
-def _scores(circle, hiding, q, k, bias, variables):
+def _scores(circle, call, q, k, bias, variables):
     """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
-    visible, bias = by_group(q, k, circle.num_heads, hiding._replace(score_bias=bias))
+    visible, bias = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
     scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
     if circle.pooling.softcap is not None:
-        scores = cap(scores, circle.pooling.softcap, visible)
+        scores = lesson.cap(scores, circle.pooling.softcap, visible)
     return scores if bias is None else scores + widen(bias), visible
 
 
@@ -242,7 +244,9 @@ def _kept(circle, shape, dtype, key, owner, number):
 
 def _columns(pairs, owner, keys):
     """What a bias's gradient has for the keys of one device; one column for all stays one."""
-    return pairs if pairs is None or pairs.shape[3] == 1 else cut(pairs, (owner * keys).reshape(1, 1), keys, 3)
+    if pairs is None or pairs.shape[3] == 1:
+        return pairs
+    return cut(pairs, (owner * keys).reshape(1, 1), keys, 3)  # (B or 1, H or 1, Q or 1, keys)
 
 
 def _replaced(pairs, columns, owner):

@@ -1,7 +1,7 @@
 """A call of a layer of JAX over the devices of a mesh: what each is given, and how their parts make the whole.
 
-Letters as in layer.py. `jax.shard_map` runs the layer with the heads of one device, which knows nothing of the others;
-what is computed is not written again.
+Letters as in the chapters. `jax.shard_map` runs the layer with the heads of one device, which knows nothing of the
+others; what is computed is not written again.
 """
 
 import functools
@@ -12,19 +12,20 @@ import jax
 from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from mha import arguments, blocks, checks
-from mha.arguments import Checked
+from mha import checks
+from mha.call import Call, check
 from mha.config import shapes
 from mha.parallel.parts import SPLIT, part_of
 
-from .. import layer as lesson
-from ..pieces import signed
+from .. import arrays
+from ..engine.pieces import prepared
+from ..layer import MultiHeadAttention
 from .sequence import HOWS, attend_rows
 
 
 def plan(module, heads="heads"):
     """See `mha.parallel.plan`."""
-    if not isinstance(module, lesson.MultiHeadAttention):
+    if not isinstance(module, MultiHeadAttention):
         raise TypeError(f"layer is a {type(module).__name__}, expected a module: attention.layer.unbind()[0]")
     specs = {name: [None] * len(shape) for name, shape in shapes(module.config).items()}
     for name, spec in specs.items():
@@ -39,46 +40,44 @@ def attend(
     head_gates=None, training=False, rngs=None, *, mesh, data=None, heads=None, sequence=None, how="ring",
 ):  # fmt: skip
     """See `mha.parallel.attend`."""
-    if not isinstance(module, lesson.MultiHeadAttention):
+    if not isinstance(module, MultiHeadAttention):
         raise TypeError(f"module is a {type(module).__name__}, expected that of a layer: attention.layer.unbind()[0]")
-    lesson._refuse_to_narrow(module.config.dtype)
+    arrays.refuse_to_narrow(module.config.dtype)
     checks.choice("how", how, tuple(HOWS))
     axes = _axes(mesh, data=data, heads=heads, sequence=sequence)
     if not isinstance(rngs, Mapping | None):
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
-    call = valid_lens, mask, score_bias, causal, offset, head_gates, training
-    checked = arguments.check("jax", module, queries, keys, values, *call)
+    given = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training)
+    call = check(arrays, module, queries, keys, values, given)._replace(known=None)
     part = _part(module, queries, axes, mesh, how)
     if 0 in (queries.size, keys.size):
-        return module.apply(variables, queries, keys, values, *call, rngs=rngs)  # nothing is there to spread
-    plain = checked.mapped(lambda X: None).hiding
-    run = functools.partial(_spread, part, axes, how, bool(training), plain)
-    arrays = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | checked.hiding.arrays()
-    arrays |= {} if checked.head_gates is None else {"head_gates": checked.head_gates}
+        # Nothing is there to spread.
+        return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
+    run = functools.partial(_spread, part, axes, how, call.mapped(lambda X: None))
+    named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
     if AxisType.Explicit not in mesh.axis_types:
-        return run(mesh, variables, arrays)
+        return run(mesh, variables, named)
     # Where shardings are part of types, XLA finds those inside by itself.
     own = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_types))
     whole = NamedSharding(mesh, PartitionSpec(data, sequence))
-    return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(variables, arrays)
+    return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(variables, named)
 
 
-def _spread(part, axes, how, training, plain, mesh, variables, arrays):
-    """The output of a call that is checked, of its arrays by name; plain: what hides, without arrays."""
+def _spread(part, axes, how, plain, mesh, variables, arrays):
+    """The output of a checked call, of its arrays by name; plain: the call without them."""
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
-    (queries, keys, values), hiding = _filled(*inputs, _hiding(plain, arrays), mesh.shape.get(sequence, 1))
-    arrays = arrays | {"queries": queries, "keys": keys, "values": values} | hiding.arrays()
-    each = hiding.valid_lens is not None and hiding.valid_lens.shape[1] > 1
+    (queries, keys, values), call = _filled(*inputs, _whole(plain, arrays), mesh.shape.get(sequence, 1))
+    arrays = arrays | {"queries": queries, "keys": keys, "values": values} | call.arrays()
+    each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
     place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}
     of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
     def local(variables, arrays):
-        checked = Checked(_hiding(plain, arrays), arrays.get("head_gates"))
-        inputs = arrays["queries"], arrays["keys"], arrays["values"], checked
-        options = {"training": training, "rngs": _own_keys(arrays["rngs"], axes.values())}
+        inputs = arrays["queries"], arrays["keys"], arrays["values"], _whole(plain, arrays)
+        options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads and part.config.bias:
             variables = _once(variables, heads)
         if sequence:
@@ -91,8 +90,8 @@ def _spread(part, axes, how, training, plain, mesh, variables, arrays):
     return spread(variables, arrays)[:, :Q]  # (B, Q, D)
 
 
-def _hiding(plain, arrays):
-    """What hides, with its arrays of a call's arrays by name."""
+def _whole(plain, arrays):
+    """The call with its arrays, of all arrays by name."""
     return plain._replace(**{name: X for name, X in arrays.items() if name in plain._fields})
 
 
@@ -137,11 +136,11 @@ def _part(module, queries, axes, mesh, how):
     return module.clone(config=config)
 
 
-def _filled(queries, keys, values, hiding, parts):
-    """Inputs with rows of zeros, so that each device has as many, and what hides these; in the form of `signed`."""
-    Q, K, hiding = queries.shape[1], keys.shape[1], signed(hiding, keys.shape[1])
+def _filled(queries, keys, values, call, parts):
+    """Inputs with rows of zeros, so that each device has as many, and the call that hides these, as `prepared`."""
+    Q, K, call = queries.shape[1], keys.shape[1], prepared(call, keys.shape[1])
     more_queries, more_keys = -Q % parts, -K % parts
-    lens, (mask, bias) = hiding.valid_lens, (blocks.of_pairs(X) for X in (hiding.mask, hiding.score_bias))
+    lens, mask, bias = call.valid_lens, call.mask, call.score_bias
     if (more_queries or more_keys) and lens is None:
         lens = jnp.full((len(queries), 1), K)  # (B, 1)
     if more_queries:
@@ -150,7 +149,7 @@ def _filled(queries, keys, values, hiding, parts):
     queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
     keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
     mask, bias = (X if X is None else _filled_pairs(X, more_queries, more_keys) for X in (mask, bias))
-    return (queries, keys, values), hiding._replace(valid_lens=lens, mask=mask, score_bias=bias)
+    return (queries, keys, values), call._replace(valid_lens=lens, mask=mask, score_bias=bias)
 
 
 def _filled_pairs(X, more_queries, more_keys):

@@ -1,4 +1,4 @@
-"""How TensorFlow spreads a call over devices, for the suite of `mha.parity.devices`."""
+"""How TensorFlow spreads a call over devices, for the suite of `mha.parity.cases.devices`."""
 
 import numpy as np
 import tensorflow as tf
@@ -6,10 +6,10 @@ import tensorflow as tf
 from mha import parallel
 from mha.layer import restore
 from mha.parallel.parts import ONCE, SPLIT
-from mha.parity.devices import part_of_call
-from mha.parity.layouts import GRADIENT
+from mha.parity.cases.devices import part_of_call
+from mha.parity.same.layouts import GRADIENT
 
-from ..layer import _parameters as parameters
+from ..weights import parameters
 
 AXES = {"mask": -3, "score_bias": -3, "head_gates": -1}  # of the heads
 
@@ -26,7 +26,7 @@ class Ranks:
         self.ways = {"data (MirroredStrategy)": count, "heads (shard)": 1}
 
     def compute(self, way, case, dtype, inputs, call):
-        """Output and gradients of a case, as `mha.parity.devices` asks for them."""
+        """Output and gradients of a case, as `mha.parity.cases.devices` asks for them."""
         return (self._data if "data" in way else self._heads)(case, dtype, inputs, call)
 
     def _data(self, case, dtype, inputs, call):

@@ -8,8 +8,8 @@ from mha import checks
 from mha.config import shapes
 from mha.parallel import whole
 
-from .. import layer as lesson
 from ..arrays import place, tensor, to_numpy
+from ..weights import canonical, parameters
 from .ranks import global_rank
 from .split import Split, check_layer
 
@@ -18,9 +18,9 @@ def gather(layer):
     """See `mha.parallel.gather`."""
     check_layer(layer)
     named = {}
-    for name, X in lesson._parameters(layer).items():
+    for name, X in parameters(layer).items():
         X = X.full_tensor() if isinstance(X, DTensor) else X
-        named[name] = to_numpy(lesson._canonical(X)).copy()
+        named[name] = to_numpy(canonical(X)).copy()
     return checks.weights(shapes(layer.config), layer.config.dtype, named)
 
 
@@ -43,8 +43,8 @@ def load(layer, path):
     check_layer(layer)
     arrays = whole.read(path, layer.config)
     with torch.no_grad():
-        for name, X in lesson._parameters(layer).items():
-            new = lesson._canonical(tensor(arrays[name], place(layer)))
+        for name, X in parameters(layer).items():
+            new = canonical(tensor(arrays[name], place(layer)))
             if isinstance(X, DTensor):
                 # Each rank has read the whole, and takes its part.
                 new = distribute_tensor(new.contiguous(), X.device_mesh, X.placements, src_data_rank=None)
@@ -54,7 +54,7 @@ def load(layer, path):
 
 def _meshes(layer):
     """The meshes, of one dimension each, over whose ranks the layer lies."""
-    split = lesson._parameters(layer)["W_q.kernel"]
+    split = parameters(layer)["W_q.kernel"]
     mesh = split.device_mesh if isinstance(split, DTensor) else None
     names = () if mesh is None else mesh.mesh_dim_names if mesh.ndim > 1 else (None,)
     found = [mesh if name is None else mesh[name] for name in names]

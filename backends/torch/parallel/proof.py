@@ -1,4 +1,4 @@
-"""How PyTorch spreads a call over ranks, for the suite of `mha.parity.devices`."""
+"""How PyTorch spreads a call over ranks, for the suite of `mha.parity.cases.devices`."""
 
 import datetime
 
@@ -9,13 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from mha import parallel
 from mha.parallel.parts import SPLIT
-from mha.parity.devices import ALL, part_of_call
-from mha.parity.layouts import GRADIENT
+from mha.parity.cases.devices import ALL, part_of_call
+from mha.parity.same.layouts import GRADIENT
 
 from ..arrays import tensor, to_numpy
-from ..layer import _canonical as canonical
-from ..layer import _parameters as parameters
-from .split import HOWS
+from ..weights import canonical, parameters
+from .sequence import HOWS
 
 DATA, HEADS = "data (DistributedDataParallel)", "heads"
 
@@ -40,7 +39,7 @@ class Ranks:
             self.ways |= {f"heads x {how}": 1 for how in HOWS}
 
     def compute(self, way, case, dtype, inputs, call):
-        """Output and gradients of a case, as `mha.parity.devices` asks for them: of what is here."""
+        """Output and gradients of a case, as `mha.parity.cases.devices` asks for them: of what is here."""
         layer = case.layer("torch", dtype).layer.to(self.place)
         module, samples, mesh, heads = layer, ALL, None, None
         if way == DATA:

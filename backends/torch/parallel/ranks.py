@@ -3,14 +3,16 @@
 import contextlib
 import hashlib
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.autograd.function import once_differentiable
 
-from ..arrays import to_numpy
+from mha.call import ROWS
 
 TAG = 17  # of what is told here, beside what else is sent from rank to rank
-LENGTH = 24  # integers that each tells: as many whatever it does, since an engine ends the process where sizes differ
+# Integers that each tells: as many whatever it does, since an engine ends the process where sizes differ.
+LENGTH = 12 + 2 * len(ROWS)
 MEETS, CALLS, REFUSES = range(3)  # what a rank is about to do
 DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "refuses its arguments"}
 
@@ -20,7 +22,7 @@ DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "r
 def agree(mesh, alike, own=()):
     """Refuse a call in which ranks differ, before anything else moves: a collective would hang, or read wrong memory.
 
-    mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and arrays of integers;
+    mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and NumPy's integers;
     own: integers that may differ. Returns those of all ranks, in their order. Raises ValueError on every rank, which
     names the one that differs or has refused its arguments, and RuntimeError where one does not answer or does else.
     """
@@ -113,12 +115,12 @@ def global_rank(mesh, rank):
 
 
 def _digest(value):
-    text = repr((tuple(value.shape), to_numpy(value).tolist()) if isinstance(value, torch.Tensor) else value)
+    text = repr((value.shape, value.tolist()) if isinstance(value, np.ndarray) else value)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def _brief(value):
-    text = str(to_numpy(value).tolist() if isinstance(value, torch.Tensor) else value)
+    text = str(value.tolist() if isinstance(value, np.ndarray) else value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

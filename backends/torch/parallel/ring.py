@@ -14,25 +14,28 @@ import torch
 from torch import distributed
 from torch.autograd.function import once_differentiable
 
-from mha import blocks
+from mha.call import ALL
+from mha.engine import cutting
+from mha.engine.reach import by_group
 
-from .. import layer as lesson
-from ..fast import _known_offset, by_group
-from ..heads import widen
-from ..layer import cap
+from .. import pooling as lesson
+from ..engine.operations import OPERATIONS
+from ..hiding import four_axes, widen
 from .ranks import answering, global_rank
-from .split import with_parameters
+from .twins import with_parameters
 
 
-def pool(part, mesh, rows, projected, hiding, training):
-    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv)."""
-    (q, k, v), attention = projected, part.attention
+def pool(attention, num_heads, mesh, keys, q, k, v, call):
+    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv).
+
+    keys: how many keys each rank has; call: of the queries here and all keys.
+    """
     if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
-    score_bias, weights = blocks.of_pairs(hiding.score_bias), dict(attention.named_parameters())
-    hiding = hiding._replace(score_bias=None)
-    circle = _Circle(attention, mesh, rows, part.config.num_heads, hiding, training, tuple(weights))
+    score_bias = None if call.score_bias is None else four_axes(call.score_bias)
+    weights = dict(attention.named_parameters())
+    circle = _Circle(attention, mesh, keys, num_heads, call._replace(score_bias=None), tuple(weights))
     return _Ring.apply(circle, q, k, v, score_bias, *weights.values())
 
 
@@ -55,10 +58,10 @@ class _Ring(torch.autograd.Function):
 class _Circle:
     """One call's way round the ranks."""
 
-    def __init__(self, attention, mesh, rows, num_heads, hiding, training, names):
-        self.attention, self.mesh, self.rows, self.num_heads = attention, mesh, rows, num_heads
-        self.hiding, self.names = hiding, names
-        self.rate = attention.dropout if training else 0.0
+    def __init__(self, attention, mesh, keys, num_heads, call, names):
+        self.attention, self.mesh, self.keys, self.num_heads = attention, mesh, keys, num_heads
+        self.call, self.names = call, names
+        self.rate = attention.dropout if call.training else 0.0
         self.seed = int(torch.randint(2**62, ())) if self.rate else 0
 
     def forward(self, q, own_k, own_v, score_bias, weights):
@@ -69,11 +72,12 @@ class _Circle:
         ]  # the largest score, the sum and the pooled values
         draw = self.generator(q.device)
         for owner, (k, v), travels in self.round(own_k, own_v):
-            for block, seen, hiding in self.pieces(q, k, owner, score_bias):
+            for block, seen, call in self.pieces(q, k, owner, score_bias):
                 rows = q[:, block].reshape(len(k), -1, q.shape[2])  # (B*G, H/G*block, d)
-                scores, visible = self.scores(attention, rows, q[:, block], k[:, seen], hiding)
+                scores, visible = self.scores(attention, rows, q[:, block], k[:, seen], call)
                 scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-                largest, total, pooled = (X[:, block].reshape(len(k), -1, X.shape[2]) for X in state)
+                parts = (X[:, block].reshape(len(k), -1, X.shape[2]) for X in state)  # (B*G, H/G*block, 1 or dv)
+                largest, total, pooled = parts
                 most = torch.maximum(largest, scores.amax(-1, keepdim=True))  # (B*G, H/G*block, 1)
                 base = torch.where(most == -math.inf, 0, most)  # of a query that has seen no key
                 weights, again = scores.sub_(base).exp_(), torch.exp(largest - base)
@@ -98,15 +102,15 @@ class _Circle:
         by_weights = [_zeros(X, gradient.dtype) for X in weights]
         draw = self.generator(q.device)
         for owner, (k, v), travels in self.round(own_k, own_v):
-            for block, seen, hiding in self.pieces(q, k, owner, score_bias):
+            for block, seen, call in self.pieces(q, k, owner, score_bias):
                 rows, own_gradient, own_shares, most, own_total = (
                     X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, largest, total)
                 )  # (B*G, H/G*block, any)
                 with torch.enable_grad():
                     rows, keys = rows.detach().requires_grad_(), k[:, seen].detach().requires_grad_()
-                    bias = hiding.score_bias.detach().requires_grad_() if trains_bias else None
-                    hiding = hiding._replace(score_bias=bias) if trains_bias else hiding
-                    scores, visible = self.scores(attention, rows, q[:, block], keys, hiding)
+                    bias = call.score_bias.detach().requires_grad_() if trains_bias else None
+                    call = call._replace(score_bias=bias) if trains_bias else call
+                    scores, visible = self.scores(attention, rows, q[:, block], keys, call)
                 with torch.no_grad():
                     chances = (scores - most).exp_().div_(own_total)  # (B*G, H/G*block, keys)
                     if visible is not None:
@@ -135,26 +139,26 @@ class _Circle:
         return with_parameters(self.attention, lambda name, X: named[name])
 
     def pieces(self, q, k, owner, score_bias):
-        """Blocks of queries, the keys of the owner that each needs, and what hides of these."""
-        first = sum(self.rows.keys[:owner])
-        hiding = blocks.part(self.hiding._replace(score_bias=score_bias), keys=slice(first, first + k.shape[1]))
+        """Blocks of queries, the keys of the owner that each needs, and the call of these."""
+        first = sum(self.keys[:owner])
+        call = self.call._replace(score_bias=score_bias).part(keys=slice(first, first + k.shape[1]))
         if 0 in (*q.shape[:2], k.shape[1]):
             return
         of_pair = len(q) * (q.shape[2] if self.names else 1)  # additive scores have features
-        for block, seen in blocks.pieces(hiding, q.shape[1], k.shape[1], of_pair, _known_offset(hiding)):
-            yield block, seen, blocks.part(hiding, queries=block, keys=seen)
+        for block, seen in cutting.pieces(call, q.shape[1], k.shape[1], of_pair):
+            yield block, seen, call.part(queries=block, keys=seen)
 
     def place(self, owner, seen):
         """Keys of the owner in the whole."""
-        first = sum(self.rows.keys[:owner])
+        first = sum(self.keys[:owner])
         return slice(first + seen.start, first + seen.stop)
 
-    def scores(self, attention, rows, queries, keys, hiding):
+    def scores(self, attention, rows, queries, keys, call):
         """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
-        visible, bias = by_group(queries, keys, self.num_heads, hiding)
+        visible, bias = by_group(OPERATIONS, queries, keys, self.num_heads, call)
         scores = attention.scores(rows, keys)
         if attention.softcap is not None:
-            scores = cap(scores, attention.softcap, visible)
+            scores = lesson.cap(scores, attention.softcap, visible)
         return scores if bias is None else scores + widen(bias), visible
 
     def generator(self, place):
@@ -197,7 +201,7 @@ class _Circle:
         """Arrays on their way to the next rank: room for those of this owner, which come, and what waits for them."""
         size, here, group = self.mesh.size(), self.mesh.get_local_rank(), self.mesh.get_group()
         after, before = (global_rank(self.mesh, (here + step) % size) for step in (1, -1))
-        coming = [X.new_empty((len(X), self.rows.keys[owner], X.shape[2])) for X in arrays]
+        coming = [X.new_empty((len(X), self.keys[owner], X.shape[2])) for X in arrays]
         operations = [distributed.P2POp(distributed.isend, X, after, group) for X in arrays]
         operations += [distributed.P2POp(distributed.irecv, X, before, group) for X in coming]
         with answering(before):
@@ -220,5 +224,5 @@ def _zeros(X, dtype):
 def _add(whole, part, queries, keys):
     """Add a part of a bias's gradient to the whole, of which any size may be 1."""
     axes = {2: queries, 3: keys}
-    cut = tuple(axes.get(axis, blocks.ALL) if n > 1 else blocks.ALL for axis, n in enumerate(whole.shape))
+    cut = tuple(axes.get(axis, ALL) if n > 1 else ALL for axis, n in enumerate(whole.shape))
     whole[cut] += part

@@ -14,15 +14,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from mha import arguments, blocks, checks
+from mha import checks
+from mha.call import Call, check
 from mha.parallel.parts import part_of
 
+from .. import arrays
 from .. import layer as lesson
-from .ranks import agree, joined, own_randomness, shared, summed, telling
+from . import sequence
+from .agreement import agreed, agreed_rows
+from .ranks import agree, joined, own_randomness, shared, summed
+from .twins import twin_of, with_parameters
 
-HOWS = ("ulysses", "ring", "gather")
 # Which axis of a parameter, (out, in), has the heads; all heads share the others.
 SPLIT = {f"{name}.{kind}": 0 for name in ("W_q", "W_k", "W_v") for kind in ("weight", "bias")} | {"W_o.weight": 1}
+WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 
 
 class Split:
@@ -39,81 +44,69 @@ class Split:
         training=None, return_weights=False,
     ):  # fmt: skip
         """As of the whole layer; see `mha.parallel.parallelize` for what a rank takes and gives."""
-        call = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
         if self.sequence is not None:
-            from . import sequence
-
-            inputs = queries, keys, values
-            return sequence.call(self, *inputs, *call)  # (B, Q of this rank, D)
-        if torch.compiler.is_compiling():
-            checked = arguments.check("torch", self, queries, keys, values, *call)
+            return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
+        if torch.compiler.is_compiling():  # where ranks tell one another nothing
+            call = check(arrays, self, queries, keys, values, call)
         else:
-            with telling(self.heads):
-                checked = arguments.check("torch", self, queries, keys, values, *call)
-            agree(self.heads, facts(self, queries, keys, values, checked, training, return_weights))
-        return self.attend(queries, keys, values, *checked, training, return_weights)  # (B, Q, D)
+            call = agreed(self, queries, keys, values, call)
+        return self.attend(queries, keys, values, call)  # (B, Q, D)
 
-    def attend(self, queries, keys, values, hiding, head_gates, training, return_weights, rows=None):
-        """As a call, of arguments that are checked and, but for the rows of a split sequence, alike on all ranks.
+    @torch.compiler.disable  # how many rows each rank has is known in a call alone
+    def attend_rows(self, queries, keys, values, call):
+        """As of the whole layer, for the rows on this rank."""
+        call, rows = agreed_rows(self, queries, keys, values, call)
+        return self.attend(queries, keys, values, call, rows)
 
-        rows: of a split sequence, how many queries and keys each rank has, pairs of ints.
+    def attend(self, queries, keys, values, call, rows=None):
+        """Take the steps of the whole layer, in a checked call that is, but for rows of a sequence, alike on all ranks.
+
+        rows: the `Rows` of a split sequence.
         """
-        part, mesh = self.part(), self.heads
-        training = self.training if training is None else training
-        run = part.attend if self.sequence is None else self.spread(part, rows)
+        if call.traced:
+            raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
+        part, mesh = self.part(rows), self.heads
+        call = call._replace(training=self.training if call.training is None else call.training)
         if mesh is None:
-            with self.randomness(training):
-                return run(queries, keys, values, hiding, head_gates, training, return_weights)
+            with self.randomness(call):
+                return part.attend(queries, keys, values, call)
         once = {id(X): shared(X, mesh) for X in (queries, keys, values)}  # what comes three times is summed once
         queries, keys, values = once[id(queries)], once[id(keys)], once[id(values)]
-        hiding, head_gates = self.of_heads(hiding, head_gates)
-        with self.randomness(training):
-            found = run(queries, keys, values, hiding, head_gates, training, return_weights)
-        output, weights = found if return_weights else (found, None)
+        with self.randomness(call):
+            found = part.attend(queries, keys, values, self.of_heads(call))
+        output, weights = found if call.return_weights else (found, None)
         output = summed(output, mesh)  # (B, Q, D)
         if self.config.bias:
             bias = self.W_o.bias.to_local()
             output = output + (bias if self.sequence is None else shared(bias, self.sequence))
-        return (output, joined(weights, 1, mesh)) if return_weights else output
+        return (output, joined(weights, 1, mesh)) if call.return_weights else output
 
-    def part(self):
+    def part(self, rows):
         """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
         part = twin_of(self) if self.heads is None else with_parameters(self, self.own)
         part.__class__ = type(self).whole
         if self.heads is not None:
             part.config = part_of(self.config, self.heads.size())
             part.W_o.bias = None  # added once, to the sum
-        return part
+        return part if rows is None else sequence.over(part, self.sequence, self.how, rows)
 
     def own(self, name, parameter):
         """A parameter as this rank has it; what the heads share gets the gradients of all ranks."""
         own = parameter.to_local()
         return own if name in SPLIT else shared(own, self.heads)
 
-    def of_heads(self, hiding, head_gates):
-        """What hides, is added and multiplied, of the heads on this rank alone."""
+    def of_heads(self, call):
+        """The call of the heads on this rank alone."""
         count, rank = self.config.num_heads // self.heads.size(), self.heads.get_local_rank()
-        own = slice(rank * count, (rank + 1) * count)
-        gates, mask, bias = (shared(X, self.heads) for X in (head_gates, hiding.mask, hiding.score_bias))
-        mask, bias = (blocks.of_pairs(X) for X in (mask, bias))
-        mask, bias = (X if X is None or X.shape[1] == 1 else X[:, own] for X in (mask, bias))  # (B, H or 1, Q, K)
-        return hiding._replace(mask=mask, score_bias=bias), gates if gates is None else gates[..., own]
+        call = call.mapped(lambda X: shared(X, self.heads))
+        return call.part(heads=slice(rank * count, (rank + 1) * count))
 
-    def randomness(self, training):
+    def randomness(self, call):
         """Where weights are dropped: other ones on each rank."""
-        if not (training and self.config.dropout):
+        if not (call.training and self.config.dropout):
             return contextlib.nullcontext()
-        return own_randomness(distributed.get_rank(), lesson.place(self))
-
-    def spread(self, part, rows):
-        """What attends over the ranks of the sequence, as `attend` of the part would over one."""
-        from . import sequence
-
-        return functools.partial(sequence.attend, part, self.sequence, self.how, rows)
-
-    def steps(self, *inputs, **options):
-        """Refused: the steps of a layer lie on several ranks."""
-        raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
+        return own_randomness(distributed.get_rank(), arrays.place(self))
 
     def __deepcopy__(self, memo):
         raise ValueError(
@@ -132,51 +125,6 @@ class Split:
         return " x ".join(str(mesh.size()) for mesh in meshes) + " ranks"
 
 
-WHOLE = "make a layer with the weights that mha.parallel.gather collects"
-
-
-def facts(layer, queries, keys, values, checked, training, return_weights, rows=True):
-    """What a call is, by name, for `agree`; rows: whether the ranks have the same rows of the sequence.
-
-    Lengths and offsets count by their values, other arrays by what they are.
-    """
-    hiding, inputs = checked.hiding, {"queries": queries, "keys": keys, "values": values}
-    pairs = {"mask": hiding.mask, "score_bias": hiding.score_bias}
-    found = {"the layer": str(layer.config)}
-    found |= {name: (_shape(X, 1, rows), str(X.dtype)) for name, X in inputs.items()}
-    found |= {name: X if X is None else _shape(X, X.ndim - 2, rows) for name, X in pairs.items()}
-    gates, lengths = checked.head_gates, hiding.valid_lens
-    found["head_gates"] = gates if gates is None else tuple(gates.shape)
-    whole = rows or lengths is None or lengths.ndim == 1
-    found["valid_lens"] = lengths if whole else lengths.shape[:1]
-    found |= {"offset": hiding.offset, "causal": hiding.causal, "return_weights": bool(return_weights)}
-    if rows:  # as many sums backward
-        found["which of queries, keys and values are one array"] = (queries is keys, keys is values, queries is values)
-        floats = *inputs.values(), hiding.score_bias, gates, *layer.parameters()
-        found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
-    return found | {"training": bool(layer.training if training is None else training)}
-
-
-def _shape(X, axis, rows):
-    """A shape, of which the rows of a split sequence may differ."""
-    return tuple(n if rows or number != axis else "rows" for number, n in enumerate(X.shape))
-
-
-def with_parameters(module, change, path=""):
-    """A module with parameters changed, beside the one that it is of: change(name, parameter)."""
-    twin = twin_of(module)
-    twin._parameters = {name: X if X is None else change(path + name, X) for name, X in module._parameters.items()}
-    twin._modules = {name: with_parameters(one, change, f"{path}{name}.") for name, one in module._modules.items()}
-    return twin
-
-
-def twin_of(module):
-    """A module that shares all that another has, until it is changed."""
-    twin = object.__new__(type(module))  # `copy.copy` makes those of `fully_shard` anew
-    vars(twin).update(vars(module))
-    return twin
-
-
 @functools.cache
 def _split_class(whole):
     """The class of a layer of this class over several ranks."""
@@ -187,7 +135,7 @@ class HeadParallel(ParallelStyle):
     """How `parallelize_module` splits the heads of a layer of ours over a mesh of one dimension."""
 
     def _apply(self, module, device_mesh):
-        check(module, device_mesh)
+        check_mesh(module, device_mesh)
         if isinstance(module, Split):
             raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
         part_of(module.config, device_mesh.size())  # or it cannot be split so
@@ -215,10 +163,10 @@ def plan(module):
 
 def parallelize(layer, mesh, how=None):
     """See `mha.parallel.parallelize`."""
-    check(layer, mesh)
+    check_mesh(layer, mesh)
     if how is None:
         return parallelize_module(layer, mesh, HeadParallel())
-    checks.choice("how", how, HOWS)
+    checks.choice("how", how, tuple(sequence.HOWS))
     if isinstance(layer, Split) and layer.sequence is not None:
         raise ValueError("layer is split by its sequence already, expected one that is whole, or split by heads")
     heads = layer.config.num_heads if not isinstance(layer, Split) else layer.config.num_heads // layer.heads.size()
@@ -250,7 +198,7 @@ def check_layer(layer):
         )
 
 
-def check(layer, mesh):
+def check_mesh(layer, mesh):
     """Refuse what is no layer of ours, and a mesh of several dimensions."""
     check_layer(layer)
     if not isinstance(mesh, DeviceMesh):

@@ -1,0 +1,107 @@
+"""JAX, compiled by jax.jit: our layer beside those of Flax, of which linen's has no groups, and jax.nn's function."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+import mha
+from mha.bench import steps
+from mha.bench.cases import Shape
+from mha.bench.steps import Implementation, Results, Step
+
+
+def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+    """The implementations by name, ours first.
+
+    In training, a step gives the output too, but `attention.gradients(...)` does not.
+    """
+    module, variables = attention.layer.unbind()
+    plain = steps.without_window(attention)
+    step = _training if kind == "training" else _inference
+
+    def ours(variables: Any, X: Any, lengths: Any) -> Any:
+        return module.apply(variables, X, X, X, lengths, causal=shape.causal)
+
+    def readable(variables: Any, X: Any, lengths: Any) -> Any:
+        return module.apply(variables, X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
+
+    def seen(X: Any, lengths: Any) -> Any:
+        if shape.window:
+            return shape.visible(jnp.arange(shape.T))[None, None]  # (1, 1, T, T)
+        if shape.causal:
+            return linen.make_causal_mask(X[..., 0])  # (B, 1, T, T)
+        return (jnp.arange(shape.T) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
+
+    def native() -> Step:
+        theirs, variables = plain.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
+
+        def call(variables: Any, X: Any, lengths: Any) -> Any:
+            return theirs.apply(variables, X, mask=seen(X, lengths), deterministic=True)
+
+        return step(variables, call, shape)
+
+    def newer() -> Step:
+        parts: Any = nnx.split(plain.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
+        graph, state, others = parts
+
+        def call(state: Any, X: Any, lengths: Any) -> Any:
+            return nnx.merge(graph, state, others)(X, mask=seen(X, lengths), deterministic=True)
+
+        return step(state, call, shape)
+
+    def fused(variables: Any, X: Any, lengths: Any) -> Any:
+        kernels = {name: W["kernel"] for name, W in variables["params"].items()}
+        split = (shape.B, shape.T, -1, shape.D // shape.H)
+        q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H or G, d)
+        options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal, "local_window_size": shape.window}
+        pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
+        return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
+
+    made = {
+        "attention.layer": Implementation("layer", functools.partial(step, variables, ours, shape)),
+        "readable": Implementation("readable", functools.partial(step, variables, readable, shape)),
+    }
+    if shape.G is None:
+        made["linen.MultiHeadDotProductAttention"] = Implementation("native", native)
+    made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
+    fused_step = functools.partial(step, variables, fused, shape)
+    made["jax.nn.dot_product_attention"] = Implementation("kernel", fused_step)
+    return made | steps.user_calls(attention, shape, kind, jnp.asarray, _called, _called)
+
+
+def product(A: Any) -> Step:
+    """A step that multiplies a square matrix by itself."""
+    return _compiled(lambda A: A @ A, A)
+
+
+def _inference(variables: Any, call: Callable, shape: Shape) -> Step:
+    def step(variables: Any, X: Any, lengths: Any) -> Results:
+        return Results(call(variables, X, lengths))
+
+    return _compiled(step, variables, shape.inputs(), shape.lengths())
+
+
+def _training(variables: Any, call: Callable, shape: Shape) -> Step:
+    def step(variables: Any, X: Any, lengths: Any, cotangent: Any) -> Results:
+        output, pull_back = jax.vjp(lambda variables, X: call(variables, X, lengths), variables, X)
+        by_variables, by_input = pull_back(cotangent)
+        return Results(output, (by_input,), tuple(jax.tree.leaves(by_variables)))
+
+    return _compiled(step, variables, shape.inputs(), shape.lengths(), shape.cotangent())
+
+
+def _called(step: Step) -> Step:
+    """A step of a user's call, whose first call is over: that one compiles."""
+    step()
+    return lambda: jax.block_until_ready(step())
+
+
+def _compiled(function: Callable, *arrays: Any) -> Step:
+    """A step of a function on trees of arrays, which is compiled before the first call."""
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return lambda: jax.block_until_ready(compiled(*arrays))

@@ -1,0 +1,177 @@
+"""Calls of a layer, each compiled as a whole: for the sizes of its arrays, and not for the lengths in them.
+
+One by one, JAX would compile every operation for every new shape. What follows from the kind of a call is decided once:
+which program computes it, and that its types, shapes and dtypes fit the layer.
+"""
+
+import collections
+import functools
+import weakref
+
+import jax
+import numpy as np
+
+from mha import checks
+from mha.call import ROWS, check
+from mha.call.check import column, limited
+from mha.call.declaration import ARRAYS
+
+from .. import arrays
+from .. import gradients as chapter
+from .layer import MultiHeadAttention
+
+PLANS: dict = {}  # the programs of calls, by their kind
+MOST = 4096  # kinds, and programs, that are remembered
+SWITCHES = {bool, type(None)}
+_seen = (lambda: None), 0  # lengths that were found to be right, and for how many keys
+
+
+def attend(layer, queries, keys, values, call):
+    """Call a layer; call: an `mha.call.Call`, not checked yet."""
+    kind, given = kind_of(layer, queries, keys, values, call)
+    plan = PLANS.get(kind)
+    if plan is None:
+        given, fixed = parted(check(arrays, layer, queries, keys, values, call))
+        plan = program(_attend, module_of(layer), fixed)
+        if kind is not None:
+            if len(PLANS) >= MOST:
+                PLANS.clear()
+            PLANS[kind] = plan
+    elif given:
+        given = checked(given, keys.shape[1])
+    return plan(*_apart(layer, call), *_once(queries, keys, values), given)
+
+
+def vjp(layer, queries, keys, values, call):
+    """The output of a checked call, and what pulls gradients back through it, as of the chapter."""
+    output, pull_back = _run(_vjp, layer, queries, keys, values, call)
+    return output, lambda cotangent: dict(_pulled(pull_back, cotangent))
+
+
+def gradients(layer, queries, keys, values, call, cotangent=None):
+    """The gradients of a checked call, as of the chapter."""
+    return dict(_run(_gradients, layer, queries, keys, values, call, cotangent))
+
+
+def trace(layer, queries, keys, values, call):
+    """Every step of a checked call, as of the chapter."""
+    return dict(_run(_trace, layer, queries, keys, values, call))
+
+
+# 1. Plans
+
+
+def kind_of(layer, queries, keys, values, call):
+    """What decides the program of a call, beside values, None if it is to be looked at anew; and its arrays by name."""
+    given, switches = numbers(call), (call.causal, call.training, call.return_weights)
+    if type(layer) is not MultiHeadAttention or not SWITCHES.issuperset(map(type, switches)):
+        return None, given
+    X = queries, keys, values, *given.values()
+    try:
+        # The types come before shapes: those of other frameworks have shapes of their own.
+        return (layer.config, *switches, *given, keys is queries, values is keys, *map(type, X), *map(_form, X)), given
+    except AttributeError:
+        return None, given
+
+
+def _form(X):
+    """Shape, dtype and place of an array of JAX or NumPy; all ints, as an offset may be, have the same."""
+    if type(X) is int:
+        return int
+    return (X.shape, X.dtype) if type(X) is np.ndarray and X.dtype.isnative else X.aval
+
+
+def checked(given, num_keys):
+    """The arrays of a call whose kind is known, with its integers checked: only their values may be wrong.
+
+    Layers of a model take the same lengths, one after another: these are looked at once, as JAX's arrays do not change.
+    """
+    global _seen
+    if "offset" in given:
+        column(given["offset"])
+    lengths = given.get("valid_lens")
+    if lengths is None or (_seen[0]() is lengths and _seen[1] == num_keys):
+        return given
+    if (known := arrays.known(lengths)) is None:  # a compiler will know them
+        return given
+    limit, _ = limited(known, num_keys)
+    if limit is known and type(lengths) is not np.ndarray and lengths.dtype == np.int32:
+        _seen = weakref.ref(lengths), num_keys
+        return given
+    return given | {"valid_lens": arrays.tensor(checks.plain(limit))}  # JAX takes int64 in some contexts only
+
+
+# 2. Programs
+
+
+@functools.lru_cache(MOST)
+def program(function, module, fixed):
+    """One of the functions below for a module, and for what is fixed of a call, compiled: a function of arrays."""
+    return jax.jit(functools.partial(function, module, fixed))
+
+
+def _attend(module, fixed, variables, rngs, queries, keys, values, given):
+    return module.apply(variables, *_thrice(queries, keys, values), **fixed._replace(**given).arguments(), rngs=rngs)
+
+
+def _vjp(module, fixed, variables, rngs, queries, keys, values, given):
+    layer = module.bind(variables, rngs=rngs)
+    return chapter.vjp(layer, *_thrice(queries, keys, values), fixed._replace(**given))
+
+
+def _gradients(module, fixed, variables, rngs, queries, keys, values, given, cotangent):
+    layer = module.bind(variables, rngs=rngs)
+    found = chapter.gradients(layer, *_thrice(queries, keys, values), fixed._replace(**given), cotangent)
+    return collections.OrderedDict(found)  # a plain dict would come back sorted
+
+
+def _trace(module, fixed, variables, rngs, queries, keys, values, given):
+    layer = module.bind(variables, rngs=rngs)
+    return collections.OrderedDict(chapter.trace(layer, *_thrice(queries, keys, values), fixed._replace(**given)))
+
+
+@jax.jit
+def _pulled(pull_back, cotangent):
+    return collections.OrderedDict(pull_back(cotangent))
+
+
+def _run(function, layer, queries, keys, values, call, *more):
+    """A function of these for a checked call."""
+    given, fixed = parted(call)
+    run = program(function, module_of(layer), fixed)
+    return run(*_apart(layer, call), *_once(queries, keys, values), given, *more)
+
+
+def parted(call):
+    """The arrays of a checked call by name, and the call without them, which a program is compiled for."""
+    given = numbers(call)
+    return given, call._replace(known=None, extremes=None, **dict.fromkeys(given))
+
+
+def numbers(call):
+    """The arrays of a call by name, and any offset but 0, which counts as one: decoding has another for each token."""
+    return {name: X for name in ARRAYS if (X := getattr(call, name)) is not ROWS[name].default}
+
+
+def _apart(layer, call):
+    """A layer's variables, and the keys of its random numbers for a call."""
+    return layer.variables, {"dropout": layer.make_rng("dropout")} if call.training and layer.config.dropout else {}
+
+
+def module_of(layer):
+    """A layer's module without variables: the same in every call, where `unbind` makes a new one."""
+    return _module(layer.config) if type(layer) is MultiHeadAttention else layer.unbind()[0]
+
+
+_module = functools.cache(MultiHeadAttention)
+
+
+def _once(queries, keys, values):
+    """The inputs, with None for one that is the same array as the one before: XLA cannot know it of two arguments."""
+    return queries, None if keys is queries else keys, None if values is keys else values
+
+
+def _thrice(queries, keys, values):
+    """The inputs again, of what `_once` gives."""
+    keys = queries if keys is None else keys
+    return queries, keys, keys if values is None else values

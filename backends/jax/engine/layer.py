@@ -1,0 +1,99 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's.
+"""
+
+import functools
+import math
+
+import jax
+from jax import numpy as jnp
+
+from mha.engine import cutting
+from mha.engine.reach import all_used, used
+
+from .. import layer as lesson
+from ..heads import transpose_qkv
+from ..hiding import blank
+from .operations import OPERATIONS
+from .pieces import devices, in_reach, prepared
+from .pooling import AttentionPooling, pooling
+
+SHORT = 512  # keys of a sample, of which a quarter is a small product
+FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
+
+
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    pooling = staticmethod(pooling)
+
+    def setup(self):
+        super().setup()
+        H, G = self.config.num_heads, self.config.num_key_value_heads
+        for dense, heads in ((self.W_q, H), (self.W_k, G), (self.W_v, G), (self.W_o, H)):
+            # A module that has its name is frozen, and another one cannot have the same.
+            object.__setattr__(dense, "dot_general", functools.partial(_dot_by_head, heads))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps as the lesson, or by pieces where that is enough."""
+        if self.in_lesson(queries, keys, call):
+            call = call._replace(lesson=True)
+        return super().attend(queries, keys, values, call)
+
+    def in_lesson(self, queries, keys, call):
+        """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        # To initialise is to make every parameter, which a branch or a loop would not.
+        asked = call.return_weights or call.traced or self.is_initializing()
+        return asked or empty or not isinstance(self.attention, AttentionPooling)
+
+    def project(self, queries, keys, values, call):
+        """Heads of queries, and of keys and values in reach, blank where they are not used; and the call of these."""
+        if call.lesson:
+            return super().project(queries, keys, values, call)
+        H, G = self.config.num_heads, self.config.num_key_value_heads
+        keys, values, call = in_reach(queries, keys, values, prepared(call, keys.shape[1]))
+        Q, K, by_lengths = queries.shape[1], keys.shape[1], call.valid_lens is not None
+        if not all_used(call, Q, K):
+            sees, seen = used(OPERATIONS, queries, keys, call)
+            queries, keys, values = blank(queries, keys, values, sees, seen)
+        if by_lengths and K >= SHORT and not cutting.fits(len(queries) * H * Q * K):
+            W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, G*d)
+        else:
+            W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)
+        return transpose_qkv(self.W_q(queries), H), transpose_qkv(W_k, G), transpose_qkv(W_v, G), call  # (B*H, T, d)
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv) alone."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+
+def _dot_by_head(num_heads, X, kernel, dimensions, **options):
+    """The product of X (B, T, in) and a kernel (in, out): (B, T, out).
+
+    With an axis for the heads, as large ones have here, XLA has a faster product for the kernel's gradient.
+    """
+    if X.size < FEW:
+        return jax.lax.dot_general(X, kernel, dimensions, **options)
+    split = kernel.reshape(len(kernel), math.gcd(num_heads, kernel.shape[1]), -1)  # (in, H, d)
+    return jax.lax.dot_general(X, split, dimensions, **options).reshape(*X.shape[:-1], -1)  # (B, T, out)
+
+
+def _of_seen(dense, X, seen):
+    """dense(X) for X (B, K, in) by quarters of the rows, zeros for quarters where `seen` (B, K) is False throughout."""
+    (B, K, width), n = X.shape, devices(X, len(X))
+    size = math.ceil(K / 4)
+    X = jnp.pad(X, ((0, 0), (0, 4 * size - K), (0, 0))).reshape(n, -1, size, width)  # (n, B/n*4, size, in)
+    seen = jnp.pad(jnp.broadcast_to(seen, (B, K)), ((0, 0), (0, 4 * size - K))).reshape(n, -1, size)  # (n, B/n*4, size)
+    module, variables = dense.unbind()
+
+    def project(inputs):
+        X, seen = inputs  # (n, size, in), (n, size)
+        pure = functools.partial(module.apply, variables)
+        return jax.lax.cond(seen.any(), pure, lambda X: jnp.zeros_like(pure(X)), X)  # (n, size, out)
+
+    found = jax.lax.map(project, (X.swapaxes(0, 1), seen.swapaxes(0, 1)))  # (B/n*4, n, size, out)
+    return found.swapaxes(0, 1).reshape(B, 4 * size, -1)[:, :K]  # (B, K, out)

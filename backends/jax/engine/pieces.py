@@ -1,0 +1,194 @@
+"""A large call in pieces, in XLA's own loops: blocks of the queries of some heads of one sample, or of whole samples.
+
+Letters as in the chapters. Where XLA compiles, sizes are known, and offsets but 0 are not.
+"""
+
+import functools
+import math
+
+import jax
+from jax import numpy as jnp
+
+from mha.engine import cutting
+from mha.engine.reach import reach, span
+
+from ..hiding import four_axes, signed
+
+TOGETHER = "devices"  # whose samples are computed at once
+LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
+
+
+def prepared(call, num_keys):
+    """A call with lengths (B, 1 or Q) and an offset, an int or (B or 1, 1), that may become negative.
+
+    Mask and bias have four axes. What is known of numbers is left out: JAX would compile anew for each.
+    """
+    lens, offset = call.valid_lens, call.offset
+    lens = None if lens is None else signed(lens, num_keys).reshape(len(lens), -1)  # (B, 1 or Q)
+    offset = offset if type(offset) is int else jnp.asarray(offset, int)  # (B or 1, 1)
+    mask, score_bias = (X if X is None else four_axes(X) for X in (call.mask, call.score_bias))
+    return call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=offset, known=None, extremes=None)
+
+
+def in_reach(queries, keys, values, call):
+    """The keys and values that order and window let be seen, as far as their number is known; and the call of these.
+
+    call: as `prepared`.
+    """
+    Q, K, (left, right) = queries.shape[1], keys.shape[1], reach(call)
+    seen = span(call, Q, K)
+    if type(call.offset) is int or None in (left, right) or Q + left + right >= K:
+        return keys[:, seen], values[:, seen], call.part(keys=seen)
+    size = Q + left + right
+    first = jnp.clip(call.offset - left, 0, K - size)  # (B or 1, 1)
+    return cut(keys, first, size, 1), cut(values, first, size, 1), of_keys(call, first, size)
+
+
+def pool_pieces(pooling, queries, keys, values, num_heads, call):
+    """The pooled values of `pooling.pool`, in pieces of one size each; call: as `prepared`."""
+    B, n = len(queries) // num_heads, devices(queries, len(queries) // num_heads)
+    key = pooling.make_rng("dropout") if call.training and pooling.dropout else jax.random.key(0)
+    of_pair = pooling.scores_of_pair(queries[:1])
+    pure = functools.partial(_pool_pieces, *pooling.unbind(), of_pair, num_heads, call, n > 1)
+    arrays = call._replace(head_gates=None).arrays()
+    if n == 1:
+        return pure(key, queries, keys, values, arrays)
+
+    def parts(X):
+        return X.reshape(n, -1, *X.shape[1:])  # (n, B/n*H, T, d)
+
+    own = {name: len(X) == B for name, X in arrays.items()}
+    arrays = {name: parts(X) if own[name] else X for name, X in arrays.items()}
+    axes = 0, 0, 0, 0, {name: 0 if is_own else None for name, is_own in own.items()}
+    each = jax.vmap(pure, axes, axis_name=TOGETHER)
+    pooled = each(jax.random.split(key, n), parts(queries), parts(keys), parts(values), arrays)  # (n, B/n*H, Q, dv)
+    return pooled.reshape(len(queries), *pooled.shape[2:])  # (B*H, Q, dv)
+
+
+def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, queries, keys, values, arrays):
+    """The pooled values of `pool_pieces`, by a pooling beside its variables.
+
+    of_pair: numbers that a score of one head takes; together: whether others are computed at once, by `jax.vmap`;
+    arrays: those of the call that hide or are added, by name.
+    """
+    call = call._replace(**arrays)
+    (BH, Q, d), (BG, K, _), dv = queries.shape, keys.shape, values.shape[2]
+    B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
+    G, of_pair, (left, right) = num_heads // n, of_pair * n, reach(call)
+    size, seen = cutting.queries(Q, math.ceil(of_pair * K / LONG)), K
+    if None not in (left, right):
+        narrow = cutting.block(call, Q, K, of_pair)
+        if narrow + left + right < K:  # else all keys may be seen
+            size, seen = narrow, narrow + left + right
+    heads = cutting.heads(BG, G, of_pair * size * seen)
+    if seen < K and type(call.offset) is not int and len(call.offset) > 1:
+        heads = min(heads, G)  # each sample has its own keys
+    sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
+    counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
+    arranged = functools.partial(_arranged, sizes=sizes, counts=counts)
+    # Transposed, so are their gradients, for which XLA has fast products.
+    pairs = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
+    keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in pairs)
+    lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
+    offset = (call.offset + jnp.zeros((1, 1), int))[:, :, None, None]  # (B or 1, 1, 1, 1)
+    arrays = [None if X is None else arranged(X) for X in (lens, call.mask, call.score_bias, offset)]
+    cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
+    again = functools.partial(jax.checkpoint, prevent_cse=False)
+
+    def pool_some(piece, queries, keys, values, lens, mask, score_bias, offset):
+        queries = queries.reshape(-1, size, d)  # (heads of queries, size, d)
+        keys, values = (X.reshape(-1, *X.shape[3:]) for X in (keys, values))  # (heads of keys, d, K)
+        lens = None if lens is None else lens[:, 0, :, 0]  # (samples, size or 1)
+        offset = offset[:, 0, 0] + piece % counts[2] * size  # (samples or 1, 1)
+        block = call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=offset)
+        rngs = {"dropout": jax.random.fold_in(key, piece)}
+
+        def pool_keys(queries, first, size):
+            pairs = (cut(X, first, size, 2).swapaxes(1, 2) for X in (keys, values))  # (heads of keys, size, d)
+            inputs = queries, *pairs, sizes[1], of_keys(block, first, size)
+            return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads of queries, size, dv)
+
+        if seen < K:
+            return pool_keys(queries, jnp.clip(offset - left, 0, K - seen), seen)
+        last = K if lens is None else lens.max()
+        if right is not None:
+            last = jnp.minimum(last, jnp.minimum(offset.max(), K - right) + size + right)
+        if together:
+            last = jax.lax.pmax(last, TOGETHER)  # so that it is still one branch that is computed
+        # Computed again one by one, or each branch keeps room for what all keep.
+        branches = [again(functools.partial(pool_keys, first=0, size=most)) for most in cuts]
+        return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)
+
+    queries = arranged(queries.reshape(B, num_heads, Q, d))  # (S, P, C, m, h, q, d)
+    pooled = _in_loops(again(pool_some), counts, (queries, keys, values, *arrays))  # (S, P, C, rows, size, dv)
+    pooled = pooled.reshape(*counts, *sizes, dv).transpose(0, 3, 1, 4, 2, 5, 6)  # (S, m, P, h, C, q, dv)
+    pooled = pooled.reshape(-1, num_heads, counts[2] * size, dv)  # (B, H, Q, dv), and more
+    return pooled[:B, :, :Q].reshape(BH, Q, dv)  # (B*H, Q, dv)
+
+
+def devices(X, batch_size):
+    """How many samples to compute at once, one of each device, where a batch may lie on several.
+
+    XLA sends all samples to all devices where a loop goes through them. An array's type has the mesh that it lies on,
+    but not always how; inside `jax.shard_map` a device has its own.
+    """
+    mesh = jax.typeof(X).sharding.mesh
+    return 1 if mesh.empty or varies(X) else math.gcd(batch_size, mesh.size)
+
+
+def varies(X):
+    """The axes of the mesh on which the devices have an array of their own, inside `jax.shard_map`."""
+    kind = jax.typeof(X)
+    return kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # as JAX 0.10 has it
+
+
+def cut(X, first, size, axis):
+    """So many places of an axis of X from the first, an int, or integers (B, 1), of each sample, or (1, 1)."""
+    if type(first) is int:
+        return jax.lax.slice_in_dim(X, first, first + size, axis=axis)
+    if len(first) == 1:
+        return jax.lax.dynamic_slice_in_dim(X, first[0, 0], size, axis)
+    X = jnp.broadcast_to(X, (len(first), *X.shape[1:]))  # (B, ...)
+    return jax.vmap(lambda X, first: jax.lax.dynamic_slice_in_dim(X, first, size, axis - 1))(X, first[:, 0])
+
+
+def of_keys(call, first, size):
+    """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepared`."""
+    lens = None if call.valid_lens is None else call.valid_lens - first  # (B, 1 or Q)
+    pairs = call.mask, call.score_bias
+    mask, score_bias = (X if X is None or X.shape[3] == 1 else cut(X, first, size, 3) for X in pairs)
+    return call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=call.offset - first)
+
+
+def _arranged(X, sizes, counts):
+    """X (B, H, Q, ...) by groups of samples, of their heads, and blocks of queries: (S, P, C, m, h, q, ...).
+
+    sizes: m, h and q, of a piece; counts: S, P and C, of these. What B and Q lack is added as zeros; a size of 1, which
+    is the same for all, stays 1.
+    """
+    numbers = zip(X.shape[:3], sizes, counts, strict=True)
+    (m, S), (h, P), (q, C) = ((1, 1) if given == 1 else (size, count) for given, size, count in numbers)
+    rest = X.shape[3:]
+    X = jnp.pad(X, [(0, S * m - X.shape[0]), (0, 0), (0, C * q - X.shape[2]), *len(rest) * [(0, 0)]])
+    X = X.reshape(S, m, P, h, C, q, *rest)  # (S, m, P, h, C, q, ...)
+    return jnp.moveaxis(X, (0, 2, 4), (0, 1, 2))  # (S, P, C, m, h, q, ...)
+
+
+def _in_loops(function, counts, arrays, place=0):
+    """function(place, *items) for every place, in one loop within another, and its results stacked.
+
+    arrays: with an axis of this count or 1 for each loop; what is 1 long is the item of all, None stays None.
+    """
+    if not counts:
+        return function(place, *arrays)
+    own = [None if X is None or len(X) == 1 else X for X in arrays]
+    shared = [X if X is None or len(X) > 1 else X[0] for X in arrays]
+
+    def step(inputs):
+        number, items = inputs
+        chosen = [X if item is None else item for X, item in zip(shared, items, strict=True)]
+        return _in_loops(function, counts[1:], chosen, place * counts[0] + number)
+
+    if counts[0] == 1:
+        return step((0, own))[None]
+    return jax.lax.map(step, (jnp.arange(counts[0]), own))

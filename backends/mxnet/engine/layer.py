@@ -1,0 +1,111 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's.
+"""
+
+from typing import NamedTuple
+
+from mxnet import np
+
+from mha.call import Plans, kind_of
+from mha.engine import cutting
+from mha.engine.reach import all_used, known_used, narrowed, span, used
+
+from .. import layer as lesson
+from ..arrays import tensor
+from ..hiding import blank, four_axes, where
+from .operations import OPERATIONS
+from .pooling import AttentionPooling, pooling
+
+
+class Plan(NamedTuple):
+    """What is decided of a call once.
+
+    whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
+    = as each call says.
+    """
+
+    whole: bool = False
+    parts: list[slice] | None = None
+
+
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    __slots__ = ("plans",)  # in a dict of an instance Gluon searches for blocks, while another thread may add a plan
+
+    pooling = staticmethod(pooling)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.plans = Plans()
+
+    def kind(self, queries, keys, values, call):
+        """What decides the plan of a call; None if an array is of an unusual class."""
+        return kind_of(
+            (np.ndarray,), (id(self.config), type(self.attention), cutting.SCORES), queries, keys, values, call
+        )
+
+    def planned(self, queries, keys, call):
+        """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
+        (B, Q, _), K = queries.shape, keys.shape[1]
+        if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
+            return call._replace(lesson=True, plan=Plan())
+        if type(call.offset) is not int or call.offset != 0:
+            return call._replace(plan=Plan())
+        whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
+        return call._replace(plan=Plan(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps for some samples after others, as many as fit a cache at once."""
+        if call.plan is None or call.traced:
+            call = self.planned(queries, keys, call)
+        if call.lesson:
+            return super().attend(queries, keys, values, call)
+        sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
+        parts = call.plan.parts or cutting.samples(call, sizes)
+        if len(parts) == 1:
+            return super().attend(queries, keys, values, call)
+        score_bias = None if call.score_bias is None else four_axes(call.score_bias)
+        each, rest = (split(X, parts) for X in (queries, keys, values, score_bias)), call._replace(score_bias=None)
+        outputs = [
+            super(MultiHeadAttention, self).attend(*inputs, rest.part(some)._replace(score_bias=score_bias))
+            for some, *inputs, score_bias in zip(parts, *each, strict=True)
+        ]
+        return np.concatenate(outputs)  # (B, Q, D)
+
+    def blanked(self, queries, keys, values, call):
+        """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
+        if call.lesson:
+            return super().blanked(queries, keys, values, call)
+        if call.plan.whole:
+            return queries, keys, values, call
+        Q, K = queries.shape[1], keys.shape[1]
+        seen, call = narrowed(call, Q, K)
+        if seen != slice(0, K):  # to slice is to copy here
+            keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
+        if all_used(call, Q, K):
+            return queries, keys, values, call
+        found = known_used(call, Q, K)
+        if found is None:
+            return *blank(queries, keys, values, *used(OPERATIONS, queries, keys, call)), call
+        sees, seen = found
+        return zeroed(queries, sees), zeroed(keys, seen), zeroed(values, seen), call
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv) alone."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+
+def zeroed(X, used):
+    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
+    return X if used.all() else where(tensor(used[:, :, None]), X, np.zeros_like(X))
+
+
+def split(X, parts):
+    """X, or None, for each part of the samples, at once: a slice's gradient is as large as what it is cut from."""
+    if X is None or X.shape[0] == 1:
+        return [X] * len(parts)
+    return np.split(X, tuple(part.start for part in parts[1:]))

@@ -1,0 +1,76 @@
+"""Attention poolings that keep no weights, block by block.
+
+Letters as in the chapters. A block is queries that are attended together.
+"""
+
+import functools
+
+import numpy as onp
+from mxnet import autograd, np
+
+from mha.engine import cutting
+from mha.engine.reach import by_group
+
+from .. import pooling as lesson
+from ..hiding import four_axes
+from .operations import OPERATIONS
+from .recomputing import Recomputed, drawn
+
+
+class AttentionPooling(lesson.AttentionPooling):
+    """A pooling of the lesson that also pools without keeping weights."""
+
+    def pool(self, queries, keys, values, num_heads, call):
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
+
+        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
+        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
+        """
+        sizes = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
+        if cutting.block(call, *sizes) >= queries.shape[1]:
+            return self.pool_block(queries, keys, values, num_heads, call)
+        training = autograd.is_training() if call.training is None else call.training
+        # Of what hides, the graph counts for the bias alone; that of the call is gone when a block is computed again.
+        rest = call._replace(score_bias=None, training=training).mapped(lambda X: X.detach())
+
+        def pool_block(block, seen, queries, keys, values, score_bias=None):
+            part = rest.part(queries=block, keys=seen)._replace(score_bias=score_bias)
+            return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
+
+        biases = () if call.score_bias is None else (four_axes(call.score_bias),)
+        pieces = list(cutting.pieces(call, *sizes))
+        return Recomputed.call(self, pool_block, pieces, training, queries, keys, values, *biases)
+
+    def pool_block(self, queries, keys, values, num_heads, call):
+        """The pooled values of the queries of one block; arguments as of `pool`."""
+        visible, score_bias = by_group(OPERATIONS, queries, keys, num_heads, call)
+        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training)  # (B*G, H/G*Q, dv)
+        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+
+    def drop(self, weights, training):
+        """Dropout as in the lesson; a block that is computed again drops the same weights."""
+        training = autograd.is_training() if training is None else training
+        if training and self.dropout and drawn.seed is not None:
+            kept = onp.random.default_rng(drawn.seed).random(weights.shape, "float32") >= self.dropout
+            return weights * np.array(kept / (1 - self.dropout), dtype=weights.dtype)
+        return super().drop(weights, training)
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
+        return queries.shape[0]
+
+
+class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
+    """Scaled dot-product attention that also pools without keeping weights."""
+
+
+class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
+    """Additive attention, whose features count as scores, of which each takes several."""
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take: n features for each head."""
+        return super().scores_of_pair(queries) * queries.shape[2]
+
+
+pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)

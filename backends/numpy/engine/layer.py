@@ -1,0 +1,61 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's.
+"""
+
+import numpy as np
+
+from mha.call import ALL, keep
+from mha.engine import cutting
+from mha.engine.reach import all_used, narrowed, used
+
+from .. import layer as lesson
+from ..hiding import blank
+from .operations import OPERATIONS
+from .pooling import AttentionPooling, pooling
+
+
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    pooling = staticmethod(pooling)
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps for some samples after others, as many as fit a cache at once."""
+        if self.in_lesson(queries, keys, call):
+            return super().attend(queries, keys, values, call._replace(lesson=True))
+        parts = self.parts(queries, keys, call)
+        outputs = [super(MultiHeadAttention, self).attend(*one) for one in cut(parts, queries, keys, values, call)]
+        return np.concatenate(outputs) if len(outputs) > 1 else outputs[0]  # (B, Q, D)
+
+    def in_lesson(self, queries, keys, call):
+        """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        return call.return_weights or call.traced or empty or not isinstance(self.attention, AttentionPooling)
+
+    def parts(self, queries, keys, call):
+        """Slices of the samples to compute together."""
+        if self.in_lesson(queries, keys, call):
+            return [ALL]
+        return cutting.samples(call, (queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]))
+
+    def blanked(self, queries, keys, values, call):
+        """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
+        if call.lesson:
+            return super().blanked(queries, keys, values, call)
+        seen, call = narrowed(call, queries.shape[1], keys.shape[1])
+        keys, values = keys[:, keep("seen", seen)], values[:, seen]
+        if not all_used(call, queries.shape[1], keys.shape[1]):
+            queries, keys, values = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
+        return keep("blanked", (queries, keys, values, call))
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv) alone."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+
+def cut(parts, queries, keys, values, call):
+    """The arguments of `attend` for each slice of the samples."""
+    return [(queries[own], keys[own], values[own], call.part(own)) for own in parts]

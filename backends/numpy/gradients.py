@@ -1,0 +1,202 @@
+"""Chapter 5: how NumPy differentiates: not at all. Here are the gradients of the steps, derived by hand.
+
+In float64 they are the reference that the other frameworks' gradients are measured against. `by_X` is the gradient of
+the loss by X. Letters as in layer.py.
+"""
+
+import copy
+import math
+
+import numpy as np
+
+from mha import checks
+from mha.call import ALL, Call, keeping
+from mha.config import shapes
+
+from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
+from .hiding import blank_unused, four_axes, positions, visible_keys, visible_softmax, widen
+from .pooling import AdditiveAttention, cap
+from .weights import matmul
+
+# What the steps of a call give
+
+
+def vjp(layer, queries, keys, values, call):
+    """The output (B, Q, D) of a checked call, an `mha.call.Call`, and what pulls gradients back through it.
+
+    pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
+    values, the call's floats where they are given, and each canonical weight: of this call, whatever becomes of the
+    layer, and as often as one likes.
+    """
+    twin = copy.deepcopy(layer)  # the layer itself may change
+    if call.training:
+        twin.attention.random = np.random.default_rng(layer.attention.random.integers(2**63))
+    again, inputs, kept = copied(twin.attention), [checks.plain(X) for X in (queries, keys, values)], []
+    parts = layer.parts(queries, keys, call) if hasattr(layer, "parts") else [ALL]  # samples that are computed together
+    for samples in parts:
+        with keeping() as steps:
+            twin.attend(*(X[samples] for X in inputs), call.part(samples))
+        kept.append(steps)
+    output = np.concatenate([steps["output"] for steps in kept])  # (B, Q, D)
+
+    def pull_back(cotangent):
+        given = dict(zip(("queries", "keys", "values"), inputs, strict=True)) | call.differentiable()
+        found = {name: np.zeros_like(widen(X)) for name, X in given.items()}
+        by_call = Call(**{name: found[name] for name in call.differentiable()})
+        attention = copied(again)
+        for samples, steps in zip(parts, kept, strict=True):
+            by_part = through_steps(twin, attention, steps, cotangent[samples])
+            seen = steps.get("seen", ALL)
+            places = {name: found[name][samples, seen if name != "queries" else ALL] for name in list(found)[:3]}
+            for name, place in (places | by_call.part(samples, keys=seen).arrays()).items():
+                place += by_part.pop(name)
+            found |= added({name: X for name, X in found.items() if name in by_part}, by_part)
+        names = [*given, *shapes(layer.config)]
+        return {name: found[name].astype(layer.config.dtype, copy=False) for name in names}
+
+    return output, pull_back
+
+
+def gradients(layer, queries, keys, values, call, cotangent=None):
+    """The gradients of a checked call without dropout, as `vjp` has them; cotangent None = ones."""
+    output, pull_back = vjp(layer, queries, keys, values, call._replace(training=False))
+    return pull_back(np.ones_like(output) if cotangent is None else cotangent)
+
+
+def trace(layer, queries, keys, values, call):
+    """Every step of a checked call without dropout, by name and in order."""
+    with keeping() as steps:
+        layer.attend(queries, keys, values, call._replace(training=False, traced=True))
+    return steps
+
+
+# Back through the steps, the last one first
+
+
+def through_steps(layer, attention, steps, by_output):
+    """Gradients by inputs, the floats of the call, and weights, by name; by_output (B, Q, D).
+
+    steps: those that the call kept; attention: the pooling, which drops what it dropped then. Every step is rounded to
+    the layer's dtype.
+    """
+    (queries, keys, values, call), config, by_more = steps["blanked"], layer.config, {}
+    B, H, G = queries.shape[0], config.num_heads, config.num_key_value_heads
+    by_merged, by_weights = through_dense(layer.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
+    by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
+    if call.head_gates is not None:
+        by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
+        by_more["head_gates"] = by_gates if call.head_gates.ndim == 2 else by_gates.sum(0)
+        by_pooled = by_pooled * np.broadcast_to(call.head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
+    q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
+    through = getattr(attention, "pool_backward", None)
+    through = through_pooling if call.lesson or through is None else type(attention).pool_backward
+    by_q, by_k, by_v, by_bias, by_pooling = through(attention, q, k, steps["split_v"], H, call, by_pooled)
+    if by_bias is not None:
+        by_more["score_bias"] = by_bias.reshape(call.score_bias.shape)  # (Q, K) and others
+    if config.rotary:
+        by_q = rotate(by_q, -positions(by_q, call.offset), config.rotary, H)  # (B*H, Q, d)
+        by_k = rotate(by_k, -positions(by_k), config.rotary, G)  # (B*G, K, d)
+    if config.qk_norm:
+        by_q, by_q_scale = through_norm(layer.q_norm, "q_norm", steps["split_q"], by_q)
+        by_k, by_k_scale = through_norm(layer.k_norm, "k_norm", steps["split_k"], by_k)
+        by_weights |= by_q_scale | by_k_scale
+    by_q, by_k, by_v = (transpose_output(X, n) for X, n in ((by_q, H), (by_k, G), (by_v, G)))  # (B, T, H*d)
+    by_queries, by_W_q = through_dense(layer.W_q, "W_q", queries, by_q)
+    by_keys, by_W_k = through_dense(layer.W_k, "W_k", keys, by_k)
+    by_values, by_W_v = through_dense(layer.W_v, "W_v", values, by_v)
+    by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
+    return by_inputs | by_more | by_weights | by_W_q | by_W_k | by_W_v | by_pooling
+
+
+def through_pooling(attention, q, k, v, num_heads, call, by_pooled):
+    """Gradients by q (B*H, Q, d), k (B*G, K, d), v, score_bias with four axes or None, and weights by name."""
+    (BH, Q, _), (BG, K, _) = q.shape, k.shape
+    B, times = BH // num_heads, max(1, BH // max(1, BG))
+    visible = repeat_heads(visible_keys(q, k, call), B, num_heads)  # (B*H, Q, K)
+    bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K or 1)
+    k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
+    found = through_weights(attention, q, k, v, visible, repeat_heads(bias, B, num_heads), call.training, by_pooled)
+    by_q, by_k, by_v, by_biased, by_parameters = found
+    by_k, by_v = (X.reshape(BG, times, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
+    by_biased = by_biased.reshape(B, num_heads, Q, K)  # (B, H, Q, K)
+    return by_q, by_k, by_v, None if bias is None else summed(by_biased, bias.shape), by_parameters
+
+
+def through_weights(attention, queries, keys, values, visible, score_bias, training, by_pooled):
+    """Gradients by queries, keys, values, biased scores and, by name, the weights of a pooling; by_pooled (B, Q, dv).
+
+    With p = softmax(s), the gradient by s is p * (by_p - sum(p * by_p)); it is 0 wherever p is, so that hidden keys and
+    rows without keys receive nothing. What is dropped is what `attention.random` draws.
+    """
+    dtype = values.dtype
+    queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
+    by_pooled, softcap = widen(by_pooled), attention.softcap
+    scores = attention.scores(queries, keys)  # (B, Q, K)
+    capped = scores if softcap is None else cap(scores, softcap, visible)  # (B, Q, K)
+    biased = capped if score_bias is None else capped + widen(score_bias)  # (B, Q, K)
+    weights = visible_softmax(biased, visible)  # (B, Q, K)
+    kept = attention.drop(np.ones_like(weights), training)  # (B, Q, K)
+    by_weights = kept * (by_pooled @ values.swapaxes(1, 2))  # (B, Q, K)
+    by_weights = by_weights if visible is None else np.where(visible, by_weights, 0)  # 0 * NaN is NaN
+    by_biased = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
+    by_scores = by_biased if softcap is None else by_biased * (1 - (capped / softcap) ** 2)  # (B, Q, K)
+    through_scores = through_features if isinstance(attention, AdditiveAttention) else through_products
+    by_queries, by_keys, by_parameters = through_scores(attention, queries, keys, by_scores)
+    by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
+    by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
+    return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_parameters
+
+
+def through_products(attention, queries, keys, by_scores):
+    """Gradients of scaled products by queries, keys and (there are none) weights; by_scores (B, Q, K)."""
+    scale = 1 / math.sqrt(queries.shape[-1]) if attention.scale is None else attention.scale
+    scaled = by_scores * scale  # (B, Q, K)
+    return scaled @ keys, scaled.swapaxes(1, 2) @ queries, {}
+
+
+def through_features(attention, queries, keys, by_scores):
+    """Gradients of additive scores by queries, keys and, by name, the weights; by_scores (B, Q, K)."""
+    features = attention.features(queries, keys)  # (B, Q, K, n)
+    by_features, by_w_v = through_dense(attention.w_v, "attention.w_v", features, by_scores[:, :, :, None])
+    by_sum = by_features * (1 - features**2)  # (B, Q, K, n)
+    by_queries, by_W_q = through_dense(attention.W_q, "attention.W_q", queries, by_sum.sum(2))
+    by_keys, by_W_k = through_dense(attention.W_k, "attention.W_k", keys, by_sum.sum(1))
+    return by_queries, by_keys, by_W_q | by_W_k | by_w_v
+
+
+def through_dense(dense, name, X, by_output):
+    """Gradients of dense(X) by X (..., in) and, in a dict, by the weights called `name`; by_output (..., out)."""
+    axes = tuple(range(X.ndim - 1))
+    by_weights = {f"{name}.kernel": np.tensordot(widen(X), widen(by_output), (axes, axes))}  # (in, out)
+    if dense.bias is not None:
+        by_weights[f"{name}.bias"] = widen(by_output).sum(axes)  # (out,)
+    return matmul(by_output, dense.kernel.T), by_weights  # (..., in)
+
+
+def through_norm(norm, name, X, by_output):
+    """Gradients of norm(X) by X (B*H, T, d) and, in a dict, by the scale called `name`; by_output (B*H, T, d)."""
+    normalized, roots = norm.normalize(X)  # (B*H, T, d), (B*H, T, 1)
+    by_scale = (widen(by_output) * normalized).sum((0, 1))  # (d,)
+    by_normalized = widen(by_output) * widen(norm.scale)  # (B*H, T, d)
+    by_X = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
+    if norm.kind == "layer":
+        by_X = by_X - by_normalized.mean(-1, keepdims=True)
+    return (by_X / roots).astype(X.dtype), {f"{name}.scale": by_scale}
+
+
+def summed(by_X, shape):
+    """The gradient by an array of this shape, all axes kept, that was broadcast to that of by_X."""
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    return by_X.sum(axes, keepdims=True)
+
+
+def added(these, those):
+    """Gradients of the same names, added; a name that only one of the dicts has stays as it is."""
+    return these | those | {name: these[name] + those[name] for name in these.keys() & those}
+
+
+def copied(pooling):
+    """A pooling with the same weights that draws for its dropout what this one would draw next."""
+    twin = copy.copy(pooling)
+    twin.random = copy.deepcopy(pooling.random)
+    return twin

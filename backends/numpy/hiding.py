@@ -1,0 +1,113 @@
+"""Chapter 1: what hides keys from queries, in NumPy: booleans, blanks, and a softmax over what is visible.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads.
+
+Source: Dive into Deep Learning, section "Attention Scoring Functions".
+"""
+
+import functools
+
+import numpy as np
+
+from mha.call import Call
+
+
+def visible_keys(queries, keys, call):
+    """Combine all that hides keys from queries into one array of booleans, True = may attend.
+
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. Of the call, a checked
+    `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
+    i is at position offset + i and key j at j: causal hides the keys after a query, and window = (left, right) those
+    further before or after it, None = no bound.
+    Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
+    """
+    left, right = call.window or (None, None)
+    if call.causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+        right = 0
+    conditions = []
+    if call.valid_lens is not None:
+        per_query = call.valid_lens[:, None] if call.valid_lens.ndim == 1 else call.valid_lens  # (B, 1 or Q)
+        lengths = signed(per_query, keys.shape[1])[:, None, :, None]  # (B, 1, 1 or Q, 1)
+        conditions.append(positions(keys)[0] < lengths)  # (B, 1, 1 or Q, K)
+    if call.mask is not None:
+        conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
+    if call.score_bias is not None:
+        conditions.append(four_axes(call.score_bias) != -np.inf)  # (B, 1 or H, Q, K)
+    if left is not None or right is not None:
+        each_query = positions(queries, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+        each_key = positions(keys)[0]  # (K,)
+    if left is not None:
+        conditions.append(each_key + left >= each_query)  # (B or 1, 1, Q, K)
+    if right is not None:
+        conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
+    return functools.reduce(np.logical_and, conditions) if conditions else None
+
+
+def positions(X, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+    return offset + np.arange(X.shape[1])[None]  # (B or 1, T)
+
+
+def signed(valid_lens, num_keys):
+    """Lengths as integers that are compared without wrapping around."""
+    return valid_lens
+
+
+def four_axes(pairs):
+    """A mask or bias of pairs, (Q, K), (B, Q, K) or (B, H, Q, K), with all four axes, of which any size may be 1."""
+    pairs = pairs[None] if len(pairs.shape) == 2 else pairs  # (B, Q, K) or (B, H, Q, K)
+    return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
+
+
+def blank_unused(queries, keys, values, visible):
+    """Put zeros for queries that see no key, and for keys and values that no query sees.
+
+    queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
+    alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
+    """
+    if visible is None:
+        return queries, keys, values
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
+    queries = np.where(sees, queries, np.zeros_like(queries))
+    keys = np.where(seen, keys, np.zeros_like(keys))
+    values = np.where(seen, values, np.zeros_like(values))
+    return queries, keys, values
+
+
+def visible_softmax(scores, visible):
+    """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
+
+    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
+    """
+    scores = widen(scores)
+    if visible is None:
+        return softmax(scores)
+    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)  # (B, Q, 1)
+    weights = softmax(np.where(visible, scores, hidden))
+    return np.where(visible, weights, np.zeros_like(weights))
+
+
+def masked_softmax(X, valid_lens=None):
+    """Softmax of scores X (B, Q, K) over the first valid_lens keys, integers (B,) or (B, Q); None hides nothing.
+
+    Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
+    """
+    visible = visible_keys(X, X.swapaxes(1, 2), Call(valid_lens))  # (B, 1, 1 or Q, K)
+    weights = visible_softmax(X, None if visible is None else visible[:, 0])
+    return weights.astype(X.dtype)
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
+    return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
+
+
+def softmax(X):
+    """Softmax over the last axis, shifted by the largest score; NumPy has none of its own."""
+    exponentials = np.exp(X - X.max(-1, keepdims=True, initial=np.finfo(X.dtype).min))
+    return exponentials / exponentials.sum(-1, keepdims=True)

@@ -1,0 +1,99 @@
+"""Chapter 2: attention poolings, in NumPy: scores of queries and keys, and values weighed by their softmax.
+
+Letters: B batch, Q queries, K key-value pairs, d width of a query or key, dv width of a value. In the layer, which
+pools all heads at once, B counts the heads of all samples.
+
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.1; Bahdanau et al., Neural Machine Translation by
+Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, section "Attention Scoring
+Functions".
+"""
+
+import math
+
+import numpy as np
+
+from mha.call import keep
+
+from .hiding import blank_unused, visible_softmax, widen
+from .weights import dense, matmul
+
+
+class AttentionPooling:
+    """Weigh the values by a softmax of scores, which subclasses define."""
+
+    def __init__(self, dropout, softcap=None):
+        self.dropout, self.softcap = dropout, softcap
+        self.random = np.random.default_rng()
+
+    def __call__(self, queries, keys, values, visible=None, score_bias=None, training=None):
+        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
+
+        visible and score_bias, which is added to the scores, broadcast against (B, Q, K).
+        Returns the pooled values (B, Q, dv) and the weights (B, Q, K) before dropout.
+        """
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training)
+
+    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None):
+        """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
+        scores = keep("scores", self.scores(queries, keys))  # (B, Q, K)
+        if self.softcap is not None:
+            scores = keep("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
+        if score_bias is not None:
+            scores = keep("biased", scores + widen(score_bias))  # (B, Q, K)
+        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        kept = keep("weights", weights.astype(values.dtype))  # (B, Q, K)
+        pooled = matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
+        return pooled.astype(values.dtype), kept
+
+    def drop(self, weights, training):
+        """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
+        if not training or self.dropout == 0:
+            return weights
+        kept = self.random.random(weights.shape) >= self.dropout  # (B, Q, K)
+        return (weights * kept / (1 - self.dropout)).astype(weights.dtype, copy=False)
+
+
+class DotProductAttention(AttentionPooling):
+    """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
+
+    def __init__(self, dropout, scale=None, softcap=None):
+        super().__init__(dropout, softcap)
+        self.scale = scale
+
+    def scores(self, queries, keys):
+        """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale
+        return matmul(widen(queries), widen(keys).swapaxes(1, 2)) * scale  # (B, Q, K)
+
+
+class AdditiveAttention(AttentionPooling):
+    """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
+
+    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32", softcap=None):
+        super().__init__(dropout, softcap)
+        self.W_q = dense(query_size, num_hiddens, False, dtype)
+        self.W_k = dense(key_size, num_hiddens, False, dtype)
+        self.w_v = dense(num_hiddens, 1, False, dtype)
+
+    def scores(self, queries, keys):
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        features = self.features(queries, keys)  # (B, Q, K, n)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+    def features(self, queries, keys):
+        """tanh(W_q q + W_k k) for all pairs of queries (B, Q, d) and keys (B, K, d): (B, Q, K, n), n = num_hiddens."""
+        return np.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])
+
+
+def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
+    """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
+    d = config.key_dim
+    if config.pooling == "additive":
+        return additive(config.dropout, d, d, d, config.dtype, config.softcap)
+    return dot(config.dropout, config.scale, config.softcap)
+
+
+def cap(scores, softcap, visible=None):
+    """Scores (B, Q, K) bent so that none is beyond softcap either way; of hidden keys 0, as their own may be NaN."""
+    scores = scores if visible is None else np.where(visible, scores, np.zeros_like(scores))
+    return softcap * np.tanh(scores / softcap)  # (B, Q, K)

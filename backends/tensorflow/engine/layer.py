@@ -1,0 +1,186 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's: here are `project`, `pool` and `merge`.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from mha.call import Call, Plans, check, kind_of, whole_heads
+from mha.engine import cutting
+from mha.engine.reach import all_used, reach, span, used
+
+from .. import arrays
+from .. import layer as lesson
+from ..arrays import refuse_masks, shape_of
+from ..hiding import blank
+from .compiled import INTEGERS, Plan, drawn_seed, run, tracing, variables
+from .compiled import fits as scores_fit
+from .operations import OPERATIONS
+from .pieces import fits, of_seen, whole
+from .pooling import POOLINGS, AttentionPooling, plan_of, pooling
+
+TYPES = tf.__internal__.EagerTensor, np.ndarray
+
+
+@keras.saving.register_keras_serializable("mha")
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    pooling = staticmethod(pooling)
+
+    def __init__(self, config, **options):
+        super().__init__(config, **options)
+        object.__setattr__(self, "plans", Plans())  # not by Keras, which would track it
+
+    def __call__(
+        self,
+        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        training=None, return_weights=False,
+    ):  # fmt: skip
+        """Call the layer, without what Keras does around `call` where that is compiled and needs nothing of it."""
+        given = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        if training is None or not self.built:
+            return super().__call__(queries, keys, values, *given)
+        refuse_masks(keys, values)
+        call = check(arrays, self, queries, keys, values, Call(*given))
+        own = variables_of(self, queries, keys, values, call)
+        if own is None:
+            return super().__call__(queries, keys, values, *given)
+        return compiled(self, own, queries, keys, values, call)
+
+    def kind(self, queries, keys, values, call):
+        """What decides the plan of a call; None where a compiler looks on, or an array is of an unusual class."""
+        if not tf.executing_eagerly():
+            return None
+        state = id(self.config), keys is queries, values is keys, cutting.SCORES
+        return kind_of(TYPES, state, queries, keys, values, call)
+
+    def planned(self, queries, keys, call):
+        """A checked call with its plan; none if an array is empty."""
+        if 0 in (*queries.shape[:2], keys.shape[1]):
+            return call
+        plan = Plan()
+        if reach(call) == (None, None) or (type(call.offset) is int and call.offset == 0):
+            plan.fits = scores_fit(self.config, queries, keys, call)
+        return call._replace(plan=plan, lesson=self.in_lesson(queries, keys, call))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps compiled, if they are not yet inside a compiled function; else as the lesson, or in pieces."""
+        own = variables_of(self, queries, keys, values, call)
+        if own is not None:  # Keras gave arguments, whose values are not known yet
+            known = {name: arrays.known(X) for name, X in call.arrays().items() if name in INTEGERS}
+            return compiled(self, own, queries, keys, values, call._replace(known=known))
+        if self.in_lesson(queries, keys, call):
+            return super().attend(queries, keys, values, call._replace(lesson=True))
+        B, Q, _ = shape_of(queries)
+        call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
+        return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
+
+    def in_lesson(self, queries, keys, call):
+        """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
+        empty = 0 in (*queries.shape[:2], keys.shape[1])  # None where it is learnt only in a call
+        return call.return_weights or call.traced or empty or not isinstance(self.attention, AttentionPooling)
+
+    def project(self, queries, keys, values, call):
+        """Heads of queries, and of the keys and values in reach, (B, H, T, d); as in the lesson if they are turned."""
+        if call.lesson:
+            return super().project(queries, keys, values, call)
+        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        (B, Q, _), K, config, seen = shape_of(queries), shape_of(keys)[1], self.config, None
+        H, G = config.num_heads, config.num_key_value_heads
+        if call.valid_lens is not None and not fits(B * H * Q * K):
+            _, seen = used(OPERATIONS, queries, keys, call)  # (B or 1, K)
+        W_q, W_k, W_v = by_rows(self.W_q, queries), by_rows(self.W_k, keys, seen), by_rows(self.W_v, values, seen)
+        whole_heads(config, W_q, W_k, W_v)
+        turned = config.qk_norm or config.rotary or call.head_gates is not None
+        q, k, v = (split(X, (B, T, heads), turned) for X, T, heads in ((W_q, Q, H), (W_k, K, G), (W_v, K, G)))
+        return q, k, v, call
+
+    def blanked(self, queries, keys, values, call):
+        """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
+        if call.lesson:
+            return super().blanked(queries, keys, values, call)
+        keys, values, call = narrowed(queries, keys, values, call)
+        if all_used(call, shape_of(queries)[1], shape_of(keys)[1]):
+            return queries, keys, values, call
+        call = call._replace(plan=None if call.valid_lens is None else plan_of(self, call))
+        blank_queries, *rest = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
+        return queries if call.plan is not None and call.plan.see else blank_queries, *rest, call
+
+    def pool(self, q, k, v, call):
+        """The pooled heads alone, in the layout of the projected ones."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        H, G, (BH, Q) = self.config.num_heads, self.config.num_key_value_heads, shape_of(q)[:2]
+        if len(q.shape) == 4:
+            return self.attention.pool(q, k, v, H, call), None  # (B, H, Q, dv)
+        numbers = (q, H), (k, G), (v, G)
+        parts = (tf.reshape(X, (BH // H, heads, *shape_of(X)[1:])) for X, heads in numbers)  # (B, H or G, T, d)
+        pooled = self.attention.pool(*parts, H, call)  # (B, H, Q, dv)
+        return tf.reshape(pooled, (BH, Q, pooled.shape[3])), None  # (B*H, Q, dv)
+
+    def merge(self, pooled):
+        """The heads side by side, of either layout: (B, Q, H*dv), or in rows (B*Q, H*dv) where `W_o` takes these."""
+        if len(pooled.shape) == 3:
+            return super().merge(pooled)  # (B, Q, H*dv)
+        (B, H, Q, dv), pooled = shape_of(pooled), tf.transpose(pooled, (0, 2, 1, 3))  # (B, Q, H, dv)
+        if isinstance(self.W_o, keras.layers.Dense):
+            return tf.reshape(pooled, (-1, H * dv))  # (B*Q, H*dv)
+        return tf.reshape(pooled, (B, Q, H * dv))  # (B, Q, H*dv)
+
+
+def variables_of(layer, queries, keys, values, call):
+    """The variables of a layer that may run compiled on these arrays; None if it does not, as of a subclass."""
+    if not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+        return None
+    if type(layer) is not MultiHeadAttention or type(layer.attention) is not POOLINGS[layer.config.pooling]:
+        return None
+    if call.plan is None:  # which has arrays that run compiled
+        for X in (queries, keys, values, *call.arrays().values()):
+            if not isinstance(X, (tf.Tensor, np.ndarray)) or 0 in X.shape:
+                return None
+    return variables(layer)
+
+
+def attended(layer, queries, keys, values, call):
+    """The steps of a call, to be compiled."""
+    return layer.attend(queries, keys, values, call)
+
+
+def compiled(layer, own, queries, keys, values, call):
+    """What the layer gives for a checked call, compiled; own: its variables."""
+    call = call._replace(training=bool(call.training and layer.config.dropout))
+    seed = drawn_seed(layer) if call.training else None
+    return run(attended, layer, own, queries, keys, values, call, seed=seed)
+
+
+def narrowed(queries, keys, values, call):
+    """The keys and values that lengths, order and window let any query see, at least one; and the call of these."""
+    if call.valid_lens is not None and tracing.lengths == "one":
+        lengths = tf.reshape(call.valid_lens, [-1])  # (B,) or (B*Q,), of equal numbers
+        keys, values, call = keys[:, : lengths[0]], values[:, : lengths[0]], call._replace(valid_lens=None)
+    if reach(call) != (None, None):
+        seen = span(call, shape_of(queries)[1], shape_of(keys)[1], OPERATIONS)
+        keys, values, call = keys[:, seen], values[:, seen], call.part(keys=seen)
+    return keys, values, call
+
+
+def by_rows(dense, X, seen=None):
+    """dense(X) for X (B, T, in), of Keras' own dense layer in rows (B*T, out): that asks for fewer sizes.
+
+    seen: None, or where X counts, (B or 1, T): the other rows are zeros, and not projected.
+    """
+    if seen is not None:
+        return of_seen(dense, X, seen)  # (B, T, out)
+    if isinstance(dense, keras.layers.Dense):
+        X = tf.reshape(X, (-1, shape_of(X)[2]))  # (B*T, in)
+    return dense(X)
+
+
+def split(X, sizes, into_batch):
+    """The heads of X, in rows or (B, T, H*d): (B, H, T, d), or as `transpose_qkv` gives them; sizes: (B, T, H)."""
+    (B, T, H), d = sizes, X.shape[-1] // sizes[2]
+    X = tf.transpose(tf.reshape(X, (B, T, H, d)), (0, 2, 1, 3))  # (B, H, T, d)
+    return tf.reshape(X, (B * H, T, d)) if into_batch else X  # (B*H, T, d)

@@ -1,0 +1,216 @@
+"""How a call that keeps no attention weights is computed in pieces, where sizes may be known only in the call.
+
+Letters as in the chapters; n stands for H/G, the heads of queries that share a head of keys. A piece is queries of some
+heads of keys, or of all heads of some samples, that are attended together. Sizes that are known when the code is traced
+stay ints.
+"""
+
+import keras
+import tensorflow as tf
+
+from mha import checks
+from mha.engine import cutting
+from mha.engine.reach import reach, span
+
+from ..arrays import shape_of
+from ..hiding import four_axes, signed
+from .compiled import knowing, tracing
+from .operations import OPERATIONS, larger, smaller
+
+
+def fits(scores):
+    """Whether this number of scores is one piece; who traces the code may know it of sizes that only the call has."""
+    return cutting.fits(scores) if isinstance(scores, int) else tracing.fits
+
+
+def whole(call, sizes):
+    """The call with numbers in int32, and pairs of four axes, so that it can be cut anywhere; sizes: (B, H, Q, K).
+
+    A size of pairs that may be 1, but is not known to be, is made whole.
+    """
+    lengths, offset = call.valid_lens, call.offset
+    if lengths is not None and lengths.dtype != tf.int32:
+        lengths = tf.cast(tf.clip_by_value(signed(lengths, sizes[3]), 0, tf.int32.max), tf.int32)
+    if not isinstance(offset, int) and offset.dtype != tf.int32:
+        offset = tf.cast(tf.clip_by_value(tf.cast(offset, tf.int64), -checks.FURTHEST, checks.FURTHEST), tf.int32)
+
+    def made(pairs):
+        pairs = None if pairs is None else four_axes(pairs)  # (B, 1 or H, Q, K)
+        if pairs is None or None not in pairs.shape:
+            return pairs
+        known = zip(pairs.shape, sizes, strict=True)
+        return tf.broadcast_to(pairs, [1 if size == 1 else full for size, full in known])  # (B, H, Q, K)
+
+    return call._replace(valid_lens=lengths, offset=offset, mask=made(call.mask), score_bias=made(call.score_bias))
+
+
+def pool_pieces(pooling, queries, keys, values, call):
+    """The pooled values (B, H, Q, dv) of an `AttentionPooling`, piece after piece; arguments as of its `pool`."""
+    (B, H, Q, d), (_, G, K, _), dv = shape_of(queries), shape_of(keys), values.shape[3]
+    n, in_window = H // G, None not in reach(call)
+    # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
+    of_pair = pooling.scores_of_pair(queries) // G
+    size = cutting.block(call, Q, K, of_pair, of=OPERATIONS)
+    width = larger(1, smaller(size + min(sum(reach(call)), checks.FURTHEST), K)) if in_window else K  # keys of a block
+    heads = cutting.heads(B * G, G, of_pair * size * width, OPERATIONS)
+    rows, parts = heads * n, larger(1, G // heads)  # heads of queries in a piece, groups of heads of a sample
+    groups, count = larger(1, -(-B * G // heads)), larger(1, -(-Q // size))
+    more, late = groups * heads - B * G, count * size - Q  # heads of keys and queries, so that all pieces are full
+    chunk = size if in_window else None
+    queries = padded(tf.reshape(queries, (B * H, Q, d)), more * n, late)  # (B*H + more, Q + late, d)
+    queries = tf.reshape(queries, (groups, rows, count, size, d))  # (groups, rows, blocks, size, d)
+    queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, rows, size, d)
+    queries = tf.reshape(queries, (groups * count, rows, size, d))  # (pieces, rows, size, d)
+    flat = [tf.reshape(X, (B * G, K, width)) for X, width in ((keys, d), (values, dv))]  # (B*G, K, d or dv)
+    chunks = [chunked(padded(X, more), groups, heads, chunk) for X in flat]
+    of_one = isinstance(call.offset, int) or call.offset.shape[0] == 1
+    numbers = call._replace(
+        mask=None, score_bias=None, known=None, valid_lens=padded(call.valid_lens, more // G, late),
+        offset=call.offset if of_one else padded(call.offset, more // G),
+    )  # fmt: skip
+    sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
+    pairs = {name: getattr(call, name) for name in ("mask", "score_bias")}
+    pairs = {name: listed(X, sizes, counts) for name, X in pairs.items() if X is not None}
+    seed = tracing.seed
+    if seed is None:
+        seed = pooling.dropping.seed_generator.next() if call.training and pooling.dropout else tf.zeros(2, tf.int32)
+    of_sample = isinstance(heads, int) and heads <= G
+    one_length = of_sample and call.valid_lens is not None and len(call.valid_lens.shape) == 1
+
+    def cut_of(piece):  # what hides keys in it, and the keys that it needs
+        head, first = piece // count * heads, piece % count * size
+        samples = slice(head // G, (head + heads - 1) // G + 1)
+        cut = numbers.part(samples, queries=slice(first, first + size))
+        return cut, span(cut, size, K, OPERATIONS)
+
+    @recomputed
+    def pool_some(piece, queries, keys, values, *others):
+        cut, seen = cut_of(piece)
+        start = start_of(seen, chunk)  # the first of the keys that came
+        longest = seen.stop if cut.valid_lens is None else tf.reduce_max(cut.valid_lens)
+        sees, seen = longest > seen.start, slice(seen.start, larger(seen.start + 1, smaller(longest, seen.stop)))
+        if one_length:  # which the cut of the keys keeps, all by itself
+            cut = cut._replace(valid_lens=None)
+        cut = cut._replace(**dict(zip(pairs, others, strict=False))).part(keys=seen)
+        seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
+        weights = zip(pooling.weights, others[len(pairs) :], strict=True)
+        m, own = sizes[0], smaller(heads, G)
+        queries = tf.reshape(queries, (m, own * n, size, d))  # (samples, heads, size, d)
+        cuts = (X[:, seen.start - start : seen.stop - start] for X in (keys, values))  # (heads, K, d)
+        k, v = (tf.reshape(X, (m, own, *shape_of(X)[1:])) for X in cuts)  # (samples, heads, K, d)
+        with knowing(seed=seed_of_piece), keras.StatelessScope(weights):
+            pooled = pooling.pool_block(queries, k, v, n, cut)  # (samples, heads, size, dv)
+        pooled = tf.reshape(pooled, (rows, size, dv))  # (rows, size, dv)
+        return tf.where(sees, pooled, tf.zeros_like(pooled)) if one_length else pooled
+
+    own = [X.value for X in pooling.weights]  # given by hand, as variables in a loop get no gradient
+
+    def pool_piece(inputs):
+        group, block = inputs[0] // count, inputs[0] % count
+        others = [of_piece(group, block) for of_piece in pairs.values()]
+        _, seen = cut_of(inputs[0])
+        return pool_some(*inputs, *(of_piece(group, seen) for of_piece in chunks), *others, *own)
+
+    pooled = tf.map_fn(
+        pool_piece,
+        (tf.range(groups * count), queries),
+        fn_output_signature=values.dtype,
+        parallel_iterations=1,
+    )  # (pieces, rows, size, dv)
+    pooled = tf.reshape(pooled, (groups, count, rows, size, dv))  # (groups, blocks, rows, size, dv)
+    pooled = tf.transpose(pooled, (0, 2, 1, 3, 4))  # (groups, rows, blocks, size, dv)
+    pooled = tf.reshape(pooled, (groups * rows, count * size, dv))[: B * H, :Q]  # (B*H, Q, dv)
+    return tf.reshape(pooled, (B, H, Q, dv))  # (B, H, Q, dv)
+
+
+def padded(X, *more):
+    """X with so many zeros more after those of its first axes; None stays None."""
+    if X is None:
+        return None
+    return tf.pad(X, [(0, size) for size in (*more, *len(X.shape) * [0])][: len(X.shape)])
+
+
+def chunked(X, groups, heads, size):
+    """Keys or values (groups*heads, K, d) as what gives those of a piece: a function of its group and a slice of keys.
+
+    size: of a chunk; all chunks that have some of these keys are given, (heads, chunks*size, d), and gradients add up
+    chunk by chunk, in proportion to what was given. None = all keys are given, not as a copy.
+    """
+    (_, K, _), d = shape_of(X), X.shape[2]
+    length = K if size is None else size
+    count = larger(1, -(-K // larger(1, length)))
+    X = padded(X, 0, count * length - K)  # (groups*heads, count*size, d)
+    X = tf.reshape(X, (groups, heads, count, length, d))  # (groups, heads, count, size, d)
+    X = tf.transpose(X, (0, 2, 1, 3, 4))  # (groups, count, heads, size, d)
+    X = tf.reshape(X, (groups * count, heads, length, d))  # (groups*count, heads, size, d)
+    array = tf.TensorArray(X.dtype, groups * count, clear_after_read=False).unstack(X)
+
+    def of_piece(group, seen):
+        if size is None:
+            return array.read(group)  # (heads, K, d)
+        first, last = start_of(seen, size) // size, -(-seen.stop // size)
+        found = array.gather(group * count + tf.range(first, last))  # (chunks, heads, size, d)
+        found = tf.transpose(found, (1, 0, 2, 3))  # (heads, chunks, size, d)
+        return tf.reshape(found, (heads, (last - first) * size, d))  # (heads, chunks*size, d)
+
+    return of_piece
+
+
+def start_of(seen, size):
+    """The first of the keys that `chunked` gives for a slice of them, in chunks of this size."""
+    return 0 if size is None else seen.start // size * size
+
+
+def listed(pairs, sizes, counts):
+    """A mask or bias of four axes as what gives those of a piece: a function of its group of heads and its block.
+
+    sizes: m samples, n*G heads and q queries of a piece; counts: the groups of samples, those of the heads of a sample,
+    and blocks. It gives (m or 1, n*G or 1, q or 1, K or 1). Gradients add up piece by piece, not all pairs at a time.
+    """
+    own = [known != 1 for known in pairs.shape[:3]]
+
+    def if_own(values):
+        return [value if is_own else 1 for value, is_own in zip(values, own, strict=True)]
+
+    (m, heads, q), (S, P, C) = if_own(sizes), if_own(counts)
+    B, _, Q, K = shape_of(pairs)
+    pairs = padded(pairs, S * m - B, 0, C * q - Q)  # (S*m, P*heads, C*q, K)
+    pairs = tf.reshape(pairs, (S, m, P, heads, C, q, K))  # (S, m, P, heads, C, q, K)
+    pairs = tf.transpose(pairs, (0, 2, 4, 1, 3, 5, 6))  # (S, P, C, m, heads, q, K)
+    pairs = tf.reshape(pairs, (S * P * C, m, heads, q, K))  # (S*P*C, m, heads, q, K)
+    array = tf.TensorArray(pairs.dtype, S * P * C, clear_after_read=False).unstack(pairs)
+
+    def of_piece(group, block):
+        places = group // counts[1], group % counts[1], block
+        s, p, c = (place if is_own else 0 for place, is_own in zip(places, own, strict=True))
+        return array.read((s * P + p) * C + c)  # (m, heads, q, K)
+
+    return of_piece
+
+
+def recomputed(function):
+    """The function, of which the backward pass keeps nothing but the inputs, and computes the rest again.
+
+    `tf.recompute_grad` does too, but raises under a persistent tape, which asks for second derivatives in advance.
+    """
+
+    @tf.custom_gradient
+    def call(*inputs):
+        def backward(cotangent):
+            with tf.control_dependencies([cotangent]):  # or TensorFlow may keep what it has
+                again = [tf.identity(X) for X in inputs]
+            with tf.GradientTape() as tape:
+                tape.watch([X for X in again if X.dtype.is_floating])
+                result = function(*again)
+            return tape.gradient(result, again, cotangent)
+
+        return function(*inputs), backward
+
+    return call
+
+
+def of_seen(dense, X, seen):
+    """dense(X) for X (B, K, in), zeros where `seen` (B or 1, K) is False: rows that are not seen are not projected."""
+    seen = tf.broadcast_to(seen, tf.shape(X)[:2])  # (B, K)
+    projected = dense(tf.boolean_mask(X, seen))  # (rows, out)
+    return tf.scatter_nd(tf.where(seen), projected, (*tf.unstack(tf.shape(X, tf.int64)[:2]), projected.shape[1]))

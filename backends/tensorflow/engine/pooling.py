@@ -1,0 +1,116 @@
+"""Attention poolings that keep no weights, piece by piece.
+
+Letters as in the chapters. Here arrays have four axes, heads (B, H, T, d). A block is queries that are attended
+together; a piece is a block of some heads, or of all heads of some samples.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from mha.engine.reach import in_rows, reach
+
+from .. import pooling as lesson
+from ..arrays import shape_of
+from ..hiding import four_axes, visible_keys, widen
+from .compiled import is_untouched, tracing
+from .operations import OPERATIONS
+from .pieces import fits, pool_pieces
+
+
+class AttentionPooling(lesson.AttentionPooling):
+    """A pooling of the lesson that also pools without keeping weights."""
+
+    def drop(self, weights, training):
+        """Dropout by the seed of the call, if it has one: a piece that is computed again has to drop the same."""
+        if training and self.dropout and tracing.seed is not None:
+            return tf.nn.experimental.stateless_dropout(weights, self.dropout, seed=tracing.seed)
+        return super().drop(weights, training)
+
+    def pool(self, queries, keys, values, num_heads, call):
+        """The pooled values (B, H, Q, dv) alone, for queries (B, H, Q, d), keys (B, G, K, d) and values (B, G, K, dv).
+
+        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
+        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
+        """
+        (B, _, Q, _), K, times = shape_of(queries), shape_of(keys)[2], num_heads // keys.shape[1]
+        if fits(B * self.scores_of_pair(queries) * Q * K):
+            return self.pool_block(queries, keys, values, times, call)
+        return pool_pieces(self, queries, keys, values, call)
+
+    def pool_block(self, queries, keys, values, times, call):
+        """The pooled values of the queries of one block; times: H/G; other arguments as of `pool`."""
+        (B, H, Q, d), (_, G, K, _), sees = shape_of(queries), shape_of(keys), None
+        if call.valid_lens is not None and call.plan is not None:
+            sees, visible, score_bias = call.valid_lens > 0, None, outside(call, K, queries.dtype)  # (B, 1, 1, K)
+        else:
+            visible = visible_keys(queries[:, 0], keys[:, 0], call)  # (B or 1, H or 1, Q or 1, K)
+            score_bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K)
+        if times > 1:
+            queries = tf.reshape(queries, (B, G, times * Q, d))  # (B, G, H/G*Q, d)
+            visible, score_bias = (in_rows(OPERATIONS, X, (B, H, G, Q)) for X in (visible, score_bias))
+        pooled = self.weigh_heads(queries, keys, values, visible, score_bias, call.training)
+        if sees is not None and not call.plan.see:
+            pooled = tf.where(sees[:, None, None, None], pooled, tf.zeros((), pooled.dtype))
+        return pooled if times == 1 else tf.reshape(pooled, (B, H, Q, values.shape[3]))  # (B, H, Q, dv)
+
+    def weigh_heads(self, queries, keys, values, visible, score_bias, training):
+        """Pool heads of four axes, as `weigh` pools those of three."""
+        if type(self) is DotProductAttention and is_untouched(self):  # whose scores are of any axes
+            return self.weigh(queries, keys, values, visible, score_bias, training)[0]
+        (B, G, Q, d), (_, _, K, _), dv = shape_of(queries), shape_of(keys), values.shape[3]
+        sizes = (queries, Q, d), (keys, K, d), (values, K, dv)
+        flat = [tf.reshape(X, (B * G, T, width)) for X, T, width in sizes]  # (B*G, T, d)
+        pairs = (OPERATIONS.repeat_heads(X, B, G) for X in (visible, score_bias))  # (B*G, Q or 1, K or 1)
+        return tf.reshape(self.weigh(*flat, *pairs, training)[0], (B, G, Q, dv))  # (B, G, Q, dv)
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take, over all heads of a sample (H)."""
+        return queries.shape[1]
+
+
+class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
+    """Scaled dot-product attention that also pools without keeping weights."""
+
+    def scores(self, queries, keys):
+        """Scaled dot products, as of the lesson; the queries are scaled, which are fewer numbers than the scores."""
+        scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale
+        return tf.matmul(widen(queries) * scale, widen(keys), transpose_b=True)  # (B, H, Q, K)
+
+
+class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
+    """Additive attention, whose features count as scores, of which each takes several."""
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take: n features for each head."""
+        return super().scores_of_pair(queries) * queries.shape[3]
+
+
+POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}
+pooling = functools.partial(lesson.pooling, **POOLINGS)
+
+
+class Plan(NamedTuple):
+    """What is decided of a call whose lengths of samples alone hide keys, and which has finite scores of these.
+
+    see: whether every query sees a key.
+    """
+
+    see: bool
+
+
+def plan_of(layer, call):
+    """The plan of a checked call, once hidden keys are blank; None if it has none."""
+    alone = call.mask is call.score_bias is None and reach(call) == (None, None) and len(call.valid_lens.shape) == 1
+    finite = type(layer.attention) in POOLINGS.values() and is_untouched(layer.attention) and not layer.config.qk_norm
+    return Plan(tracing.lengths == "some") if alone and finite else None
+
+
+def outside(call, num_keys, dtype):
+    """What is added to the scores of a call with a plan: -inf where lengths hide, (B, 1, 1, K)."""
+    seen = tf.range(num_keys)[None] < call.valid_lens[:, None]  # (B, K)
+    if not call.plan.see:  # a row without keys stays finite
+        seen |= call.valid_lens[:, None] == 0
+    return tf.where(seen, tf.zeros((), dtype), tf.constant(-math.inf, dtype))[:, None, None]  # (B, 1, 1, K)

@@ -1,0 +1,185 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's: here are `project`, `pool` and `merge`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from mha.call import Plans, kind_of, whole_heads
+from mha.engine import cutting
+from mha.engine.reach import all_used, known_used, lengths_hide, longest, reach, span, used
+
+from .. import layer as lesson
+from ..hiding import blank, visible_keys
+from .operations import OPERATIONS
+from .pooling import AttentionPooling, DotProductAttention, needs_pairs, only_ordered, pooling
+
+TYPES = torch.Tensor, nn.Parameter
+
+
+class Plan(NamedTuple):
+    """What is decided of a call once.
+
+    views: whether the kernel takes views of the heads; ordered: by its own causal order; whole: whether every query
+    sees a key, and every key is seen; alone: whether lengths of samples alone hide; parts: slices of the samples to
+    compute together, None = as each call says.
+    """
+
+    views: bool = False
+    ordered: bool = False
+    whole: bool = False
+    alone: bool = False
+    parts: list[slice] | None = None
+
+
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    pooling = staticmethod(pooling)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.plans = Plans()
+
+    def kind(self, queries, keys, values, call):
+        """What decides the plan of a call; None where a compiler looks on, or a class is not ours."""
+        pooling, bias = self.attention, call.score_bias
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
+            return None
+        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, cutting.SCORES
+        state += getattr(pooling, "scale", None), bias is not None and getattr(bias, "requires_grad", None)
+        for X in (queries, keys, values):
+            if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
+                return None
+        return kind_of(TYPES, (*state, self.W_q.weight.device), queries, keys, values, call)
+
+    def planned(self, queries, keys, call):
+        """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
+        Q, K = queries.shape[1], keys.shape[1]
+        if call.return_weights or call.traced or 0 in (queries.shape[0], Q, K):
+            return call._replace(lesson=True, plan=Plan())
+        if not isinstance(self.attention, AttentionPooling):
+            return call._replace(lesson=True, plan=Plan())
+        views = self.takes_views(call)
+        if type(call.offset) is not int or call.offset != 0:
+            return call._replace(plan=Plan(views))
+        if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
+            return call._replace(plan=Plan(views, only_ordered(call)))
+        whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
+        alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and call.mask is call.score_bias is None
+        parts = cutting.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
+        return call._replace(plan=Plan(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps for some samples after others, as many as fit a cache at once."""
+        if call.plan is None or call.traced:
+            call = self.planned(queries, keys, call)
+        if call.lesson or call.plan.whole:
+            return super().attend(queries, keys, values, call)
+        parts = call.plan.parts
+        if parts is None or len(parts) > 1:
+            parts = self.parts(queries, keys, call)
+        if len(parts) == 1:
+            return super().attend(queries, keys, values, call)
+        each = zip(parts, *(X.split(parts[0].stop) for X in (queries, keys, values)), strict=True)
+        outputs = [super(MultiHeadAttention, self).attend(*inputs, call.part(some)) for some, *inputs in each]
+        return torch.cat(outputs)  # (B, Q, D)
+
+    def parts(self, queries, keys, call):
+        """Slices of the samples to compute together: those of all, unless some need fewer keys than others."""
+        B, Q, K = queries.shape[0], queries.shape[1], keys.shape[1]
+        if not call.known:
+            return [slice(0, B)]
+        parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
+        if len(parts) > 1 and call.plan.views:
+            needs = {(longest(own, K), lengths_hide(own, K)) for own in map(call.part, parts)}
+            return parts if len(needs) > 1 else [slice(0, B)]
+        return parts
+
+    def project(self, queries, keys, values, call):
+        """Heads as the lesson has them; or views (B, H, T, d): to copy heads costs a small call much of its time."""
+        if not call.plan.views:
+            return super().project(queries, keys, values, call)
+        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        whole_heads(self.config, W_q, W_k, W_v)
+        (B, Q, _), K, H = W_q.shape, W_k.shape[1], self.config.num_heads
+        q, k, v = W_q.view(B, Q, H, -1), W_k.view(B, K, H, -1), W_v.view(B, K, H, -1)  # (B, T, H, d)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), call  # (B, H, T, d)
+
+    def blanked(self, queries, keys, values, call):
+        """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
+        if call.lesson:
+            return super().blanked(queries, keys, values, call)
+        if call.plan.whole:
+            return queries, keys, values, call
+        if call.plan.alone and call.extremes is not None:
+            return self.cut_short(queries, keys, values, call)
+        keys, values, call = self.narrowed(queries, keys, values, call)
+        if all_used(call, queries.shape[1], keys.shape[1]):
+            return queries, keys, values, call
+        found = known_used(call, queries.shape[1], keys.shape[1])
+        if found is not None:
+            found = (own(flags, keys) for flags in found)
+        return *blank(queries, keys, values, *(found or used(OPERATIONS, queries, keys, call))), call
+
+    def cut_short(self, queries, keys, values, call):
+        """As `blanked`, where nothing hides but known lengths of samples, in whose place comes a mask (B, 1, 1, K)."""
+        (shortest, longest), lengths, same = call.extremes, call.known["valid_lens"], keys is values
+        K = max(1, min(longest, keys.shape[1]))
+        keys = keys[:, :K]
+        values = keys if same else values[:, :K]
+        if shortest >= K:
+            return queries, keys, values, call._replace(valid_lens=None)
+        if shortest == 0:
+            queries = torch.where(own(lengths > 0, keys)[:, None, None], queries, 0)  # (B, Q, any)
+        seen = own(np.arange(K) < lengths[:, None], keys)  # (B, K)
+        keys = torch.where(seen[:, :, None], keys, 0)  # (B, K, any)
+        values = keys if same else torch.where(seen[:, :, None], values, 0)
+        return queries, keys, values, call._replace(valid_lens=None, mask=seen[:, None, None])
+
+    def narrowed(self, queries, keys, values, call):
+        """The keys and values that order, window and lengths let any query see, at least one; and the call of these."""
+        K = keys.shape[1]
+        seen = span(call, queries.shape[1], K)
+        last = max(seen.start + 1, min(seen.stop, longest(call, K)))
+        if (seen.start, last) != (0, K):
+            seen, same = slice(seen.start, last), keys is values
+            keys, call = keys[:, seen], call.part(keys=seen)
+            values = keys if same else values[:, seen]
+        if call.valid_lens is not None and not lengths_hide(call, keys.shape[1]):
+            call = call._replace(valid_lens=None)
+        return keys, values, call
+
+    def takes_views(self, call):
+        """Whether the framework's kernel pools views of the heads, each with its own keys."""
+        config, attention = self.config, self.attention
+        turned = config.num_key_value_heads != config.num_heads or config.qk_norm or config.rotary
+        if turned or call.head_gates is not None or not isinstance(attention, DotProductAttention):
+            return False
+        return attention.has_kernel(config.key_dim, config.value_dim, call) and not needs_pairs(call)
+
+    def pool(self, q, k, v, call):
+        """The pooled heads alone, in the layout of the projected ones."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        if q.ndim == 3:
+            return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+        ordered = call.plan.ordered
+        visible = None if ordered else visible_keys(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
+        scale = self.attention.scale
+        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=scale)
+        return pooled, None  # (B, H, Q, dv)
+
+    def merge(self, pooled):
+        """The heads side by side, (B, Q, H*dv), of either layout."""
+        return super().merge(pooled) if pooled.ndim == 3 else pooled.transpose(1, 2).flatten(2)
+
+
+def own(flags, beside):
+    """NumPy's booleans as this framework's, where another array lies."""
+    return torch.from_numpy(flags).to(beside.device)

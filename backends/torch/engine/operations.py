@@ -1,0 +1,33 @@
+"""PyTorch's operations for planning a call."""
+
+import torch
+
+from mha.engine.operations import Operations
+
+from ..heads import repeat_heads
+from ..hiding import four_axes, signed, visible_keys
+
+
+def _minimum(X, Y):
+    return torch.clamp(X, max=Y) if isinstance(Y, int) else torch.minimum(X, Y)
+
+
+def _maximum(X, Y):
+    return torch.clamp(X, min=Y) if isinstance(Y, int) else torch.maximum(X, Y)
+
+
+OPERATIONS = Operations(
+    any=torch.any,
+    min=torch.amin,
+    max=torch.amax,
+    minimum=_minimum,
+    maximum=_maximum,
+    where=torch.where,
+    broadcast_to=torch.broadcast_to,
+    reshape=torch.reshape,
+    arange=lambda size, like: torch.arange(size, device=like.device),
+    signed=signed,
+    visible_keys=visible_keys,
+    repeat_heads=repeat_heads,
+    four_axes=four_axes,
+)

@@ -1,0 +1,184 @@
+"""Attention poolings that keep no weights: by PyTorch's own kernel where it computes the same, else block by block.
+
+Letters as in the chapters. A block is queries that are attended together.
+"""
+
+import functools
+import math
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mha.engine import cutting
+from mha.engine.reach import by_group, reach
+
+from .. import pooling as lesson
+from ..hiding import four_axes, visible_keys
+from .operations import OPERATIONS
+
+
+class AttentionPooling(lesson.AttentionPooling):
+    """A pooling of the lesson that also pools without keeping weights."""
+
+    def pool(self, queries, keys, values, num_heads, call):
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
+
+        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
+        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
+        """
+        Q, K = queries.shape[1], keys.shape[1]
+        # A loop over blocks is compiled anew for each number of queries.
+        if cutting.block(call, Q, K, self.scores_of_pair(queries)) >= Q:
+            return self.pool_block(queries, keys, values, num_heads, call)
+        pieces, pooled = list(cutting.pieces(call, Q, K, self.scores_of_pair(queries))), []
+        size = pieces[0][0].stop
+        # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
+        score_bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K)
+        shared = score_bias is None or score_bias.shape[2] == 1
+        biases = [score_bias] * len(pieces) if shared else score_bias.split(size, 2)  # (B, H, block, K), or 1
+        rest = call._replace(score_bias=None)
+        for (block, seen), rows, score_bias in zip(pieces, queries.split(size, 1), biases, strict=True):
+            cut = rest.part(queries=block, keys=seen)
+            if score_bias is not None:
+                cut = cut._replace(score_bias=score_bias if score_bias.shape[3] == 1 else score_bias[..., seen])
+            inputs = rows, keys[:, seen], values[:, seen], num_heads, cut
+            pooled.append(recomputed(self.pool_block, *inputs))  # (B*H, block, dv)
+        return torch.cat(pooled, 1)  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, call):
+        """The pooled values of the queries of one block; arguments as of `pool`."""
+        visible, score_bias = by_group(OPERATIONS, queries, keys, num_heads, call)
+        folded = queries.reshape(keys.shape[0], -1, queries.shape[2])  # (B*G, H/G*Q, d)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training)  # (B*G, H/G*Q, dv)
+        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
+        return queries.shape[0]
+
+
+class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
+    """Scaled dot-product attention that takes the framework's own kernel where it can."""
+
+    def pool(self, queries, keys, values, num_heads, call):
+        """Pool in fewer pieces where the framework has a kernel that keeps no scores; arguments as of every pooling."""
+        inputs = queries, keys, values, num_heads, call
+        if not self.has_kernel(queries.shape[2], values.shape[2], call):
+            return super().pool(*inputs)
+        if not needs_pairs(call):
+            return self.pool_block(*inputs)
+        alone = all(X is None for X in (call.valid_lens, call.mask, call.score_bias))
+        if alone and isinstance(call.offset, int) and None not in reach(call):
+            return self.pool_window(*inputs)
+        return super().pool(*inputs)
+
+    def pool_window(self, queries, keys, values, num_heads, call):
+        """Pool where only a window hides: blocks that see as many keys each are as heads of one call.
+
+        Their keys overlap, and are not copied.
+        """
+        (BH, Q, d), (BG, K, _), pooled = queries.shape, keys.shape, []
+        for pieces in _runs(cutting.pieces(call, Q, K, 1, share=4)):
+            (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
+            size, width = first.stop - first.start, seen.stop - seen.start
+            rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)
+            rows = rows.reshape(BG, BH // BG, n, size, d).transpose(1, 2)  # (B*G, n, H/G, block, d)
+            rows = rows.reshape(BG, n, -1, d)  # (B*G, n, H/G*block, d)
+            k, v = (X[:, seen.start : last_seen.stop].unfold(1, width, size) for X in (keys, values))
+            k, v = k.transpose(2, 3), v.transpose(2, 3)  # (B*G, n, width, d)
+            cut = call.part(queries=first, keys=seen)
+            visible = visible_keys(queries[:, first], keys[:, seen], cut).repeat(1, 1, BH // BG, 1)
+            each = nn.functional.scaled_dot_product_attention(rows, k, v, visible, scale=self.scale)
+            each = each.unflatten(2, (-1, size)).transpose(1, 2)  # (B*G, H/G, n, block, dv)
+            pooled.append(each.reshape(BH, n * size, -1))  # (B*H, n*block, dv)
+        return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
+
+    def pool_block(self, queries, keys, values, num_heads, call):
+        """Pool one block by the framework's own kernel, where it has one that keeps no scores."""
+        if not self.has_kernel(queries.shape[2], values.shape[2], call):
+            return super().pool_block(queries, keys, values, num_heads, call)
+        ordered, B, times = only_ordered(call), queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
+        visible = None if ordered else visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+        if call.score_bias is not None:
+            visible = torch.where(visible, four_axes(call.score_bias), -math.inf)  # (B or 1, H or 1, Q, K)
+        if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
+            heads = num_heads if visible.shape[1] > 1 else num_heads // times
+            visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
+            visible = visible.reshape(keys.shape[0], -1, *visible.shape[2:])  # (B*G, H/G or 1, Q or 1, K)
+        sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
+        q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
+        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
+        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+
+    def has_kernel(self, width, value_width, call):
+        """Whether the framework's own kernel computes the same and keeps no scores, for heads of these widths.
+
+        It knows no cap, draws other numbers for dropout, may not be of this very class, and keeps the scores where
+        widths differ or the bias needs a gradient.
+        """
+        training = self.training if call.training is None else call.training
+        differs = self.softcap is not None or (training and self.dropout)
+        keeps = width != value_width or (call.score_bias is not None and call.score_bias.requires_grad)
+        return type(self) is DotProductAttention and not differs and not keeps
+
+
+class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
+    """Additive attention, whose features count as scores, of which each takes several."""
+
+    def scores_of_pair(self, queries):
+        """How many numbers the scores of one query and one key take: n features for each head."""
+        return super().scores_of_pair(queries) * queries.shape[2]
+
+
+pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)
+
+
+def recomputed(function, *inputs):
+    """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
+    if torch.is_grad_enabled() and _may_recompute():
+        return checkpoint(function, *inputs, use_reentrant=False)
+    return function(*inputs)
+
+
+def _may_recompute():
+    """Whether a backward pass may compute anew what it needs: not the gradients of `torch.func`."""
+    if torch.compiler.is_compiling():
+        return True
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(lambda X: X, lambda X: X):
+            return True
+    except RuntimeError:
+        return False
+
+
+def from_first(call):
+    """Whether the first query is at the place of the first key, as far as is known."""
+    return isinstance(call.offset, int) and call.offset == 0
+
+
+def only_ordered(call):
+    """Whether nothing but the causal order from the first key on hides."""
+    if not from_first(call):
+        return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
+    return reach(call) == (None, 0) and all(X is None for X in (call.valid_lens, call.mask, call.score_bias))
+
+
+def needs_pairs(call):
+    """Whether the framework's kernel needs an array of all pairs to know what hides, or is added."""
+    pairs, lengths = (call.mask, call.score_bias), call.valid_lens
+    per_query = any(X is not None and X.shape[-2] > 1 for X in pairs) or (lengths is not None and lengths.ndim > 1)
+    return per_query or not (reach(call) == (None, None) or only_ordered(call))
+
+
+def _runs(pieces):
+    """Runs of blocks that have as many queries and keys each, each so many keys further as it has queries."""
+    runs = [[next(pieces)]]
+    for queries, keys in pieces:
+        (first, _), (_, before) = runs[-1][0], runs[-1][-1]
+        size = queries.stop - queries.start
+        if first.stop - first.start == size == keys.start - before.start == keys.stop - before.stop:
+            runs[-1].append((queries, keys))
+        else:
+            runs.append([(queries, keys)])
+    return runs

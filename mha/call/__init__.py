@@ -1,0 +1,30 @@
+"""A call of a layer: its arguments, each declared once, and their check."""
+
+from mha.call import inputs
+from mha.call.check import check, known, native, of_output, whole_heads
+from mha.call.declaration import ALL, ARGUMENTS, GIVEN, ROWS, Arguments, Call, Row, axes_of, call_of, spelled
+from mha.call.keeping import keep, keeping
+from mha.call.plans import Plans, kind_of
+
+__all__ = [
+    "ALL",
+    "ARGUMENTS",
+    "GIVEN",
+    "ROWS",
+    "Arguments",
+    "Call",
+    "Plans",
+    "Row",
+    "axes_of",
+    "call_of",
+    "check",
+    "inputs",
+    "keep",
+    "keeping",
+    "kind_of",
+    "known",
+    "native",
+    "of_output",
+    "spelled",
+    "whole_heads",
+]

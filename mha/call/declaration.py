@@ -1,0 +1,232 @@
+"""The arguments of a call beside queries, keys and values. Each is declared here once; all else derives from its row.
+
+Letters: B batch, H heads, Q queries, K key-value pairs.
+"""
+
+import collections
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
+
+import numpy as np
+
+from mha.checks import extremes
+
+ALL = slice(None)
+
+
+def _no_hint(dtype: str) -> str:
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The declaration of one argument.
+
+    meaning: a sentence for its users.
+    holds: the kind of its values.
+    axes: its shapes, a letter for each axis; "" is a plain int.
+    broadcasts: whether any size may be 1.
+    moves: whether its numbers grow with the queries, and with the keys, that are cut off at the front.
+    hides: whether it hides keys from queries.
+    differentiable: whether it has gradients.
+    expected, of_dtype: the words of an error for a value, and for a dtype, that does not fit; "" = as expected.
+    hint: from the name of a wrong dtype to what is added to the error.
+    default: its value where it is not given.
+    """
+
+    meaning: str
+    holds: Literal["integers", "booleans", "floats", "switch"]
+    axes: tuple[str, ...] = ()
+    broadcasts: bool = False
+    moves: tuple[int, int] = (0, 0)
+    hides: bool = False
+    differentiable: bool = False
+    expected: str = ""
+    of_dtype: str = ""
+    hint: Callable[[str], str] = _no_hint
+    default: Any = None
+
+
+PAIRS = ("QK", "BQK", "BHQK")
+
+LENGTHS = Row(
+    "integers: query i of sample b sees key j iff j < valid_lens[b(, i)]",
+    "integers", ("B", "BQ"), moves=(0, -1), hides=True,
+    expected="integers of shape (batch,) or (batch, queries)", of_dtype="integers; masks go to mask=",
+)  # fmt: skip
+MASK = Row(
+    "booleans, True = may attend",
+    "booleans", PAIRS, broadcasts=True, hides=True,
+    expected="booleans, True = may attend",
+    hint=lambda dtype: "; floats that are added to the scores go to score_bias=" if "float" in dtype else "",
+)  # fmt: skip
+SCORE_BIAS = Row(
+    "floats of the layer's dtype, added to the scores; -inf hides, a large negative number does not",
+    "floats", PAIRS, broadcasts=True, hides=True, differentiable=True,
+    expected="a dense array of {dtype}, added to the scores",
+    hint=lambda dtype: "; booleans go to mask=" if dtype == "bool" else "",
+)  # fmt: skip
+CAUSAL = Row("whether query i sees key j only if j <= offset + i", "switch", hides=True, default=False)
+OFFSET = Row(
+    "the position of the first query; key j is at position j",
+    "integers", ("", "B"), moves=(1, -1), default=0,
+    expected="an int, or integers of shape (batch,)",
+)  # fmt: skip
+HEAD_GATES = Row(
+    "floats of the layer's dtype, which multiply the pooled heads",
+    "floats", ("H", "BH"), differentiable=True,
+    expected="a dense array of {dtype}, the heads' factors",
+)  # fmt: skip
+
+
+class Arguments(TypedDict, total=False):
+    """The arguments that every call takes by keyword; a call takes valid_lens before them, by position too."""
+
+    mask: Annotated[Any, MASK]
+    score_bias: Annotated[Any, SCORE_BIAS]
+    causal: Annotated[bool, CAUSAL]
+    offset: Annotated[Any, OFFSET]
+    head_gates: Annotated[Any, HEAD_GATES]
+
+
+ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
+    name: row
+    for name, hint in typing.get_type_hints(Arguments, include_extras=True).items()
+    for row in hint.__metadata__
+}
+_BY_KEYWORD = frozenset(Arguments.__annotations__)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
+# Two switches that not every call takes; and what is known of a checked call beside its arguments: the layer's window,
+# whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of its lengths,
+# whether the lesson computes it, and what an engine has decided otherwise.
+ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {"training": None, "return_weights": False}
+GIVEN = slice(len(ARGUMENTS))  # of a call's fields, those that its user gives
+_DEFAULTS = ARGUMENTS | {
+    "window": None,
+    "traced": False,
+    "known": None,
+    "extremes": None,
+    "lesson": False,
+    "plan": None,
+}
+
+
+_namedtuple: Any = collections.namedtuple  # type checkers know no fields that are declared elsewhere
+_Fields: Any = _namedtuple("_Fields", _DEFAULTS, defaults=_DEFAULTS.values())
+
+
+class Call(_Fields):
+    """A call: what its user gives beside queries, keys and values, which goes through all steps as one thing.
+
+    Once it is checked, its arrays are those of the backend, an offset is an int or a column (B or 1, 1), and `known`
+    has the values of lengths and offsets that are known.
+    """
+
+    __slots__ = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """Its arguments by name, as the frameworks' own layers take them: of a checked offset, a row or a number."""
+        offset = self.offset
+        if len(getattr(offset, "shape", ())) == 2:  # (B or 1, 1)
+            offset = offset[0, 0] if offset.shape[0] == 1 else offset[:, 0]  # (), (B,)
+        return dict(zip(ARGUMENTS, self, strict=False)) | {"offset": offset}
+
+    def given(self) -> dict[str, Any]:
+        """Its arrays, and an offset other than 0, by name."""
+        return {name: X for name in ARRAYS if (X := getattr(self, name)) is not None and X is not ROWS[name].default}
+
+    def arrays(self) -> dict[str, Any]:
+        """Its arrays by name, those that are given; an offset may be an int."""
+        named = {name: getattr(self, name) for name in ARRAYS}
+        return {name: X for name, X in named.items() if X is not None and type(X) is not int}
+
+    def value_of(self, name: str) -> Any:
+        """The value of an integer argument: an int or NumPy integers; None if it is not given, or not known yet."""
+        given = getattr(self, name)
+        is_value = given is None or isinstance(given, (int, np.ndarray))
+        return given if is_value else (self.known or {}).get(name)
+
+    def mapped(self, function: Callable[[Any], Any]) -> "Call":
+        """The same call, with a function of its arrays in their places."""
+        return self._replace(**{name: function(X) for name, X in self.arrays().items()})
+
+    def differentiable(self) -> dict[str, Any]:
+        """Its arrays that have gradients, by name."""
+        return {name: X for name, X in self.arrays().items() if ROWS[name].differentiable}
+
+    def hides(self) -> bool:
+        """Whether something may hide a key from a query."""
+        return self.window is not None or any(
+            row.hides and getattr(self, name) is not row.default for name, row in ROWS.items()
+        )
+
+    def part(self, samples: slice = ALL, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> "Call":
+        """The call for some samples, heads, queries and keys, which are slices; the first of each counts as 0.
+
+        Only slices are taken, which arrays of every framework know.
+        """
+        cuts = {"B": samples, "H": heads, "Q": queries, "K": keys}
+        firsts = [0 if cut.start is None else cut.start for cut in (queries, keys)]
+        changed = {name: of_part(name, X, cuts, firsts) for name, X in self._numbers()}
+        if self.known:
+            changed["known"] = {name: of_part(name, X, cuts, firsts) for name, X in self.known.items()}
+            changed["extremes"] = extremes_of(changed["known"].get("valid_lens"))
+        return self._replace(**changed)
+
+    def _numbers(self) -> Iterator[tuple[str, Any]]:
+        """Its arrays by name, and the offset, which may be an int."""
+        yield from self.arrays().items()
+        if type(self.offset) is int:
+            yield "offset", self.offset
+
+
+def axes_of(name: str, X: Any) -> str:
+    """The letters of the axes of an argument of this name; those of a checked offset are B1."""
+    axes = ROWS[name].axes
+    return next((each for each in axes if len(each) == len(X.shape)), f"{axes[-1]}1")
+
+
+def call_of(function: str, valid_lens: Any, call: Mapping[str, Any], **more: Any) -> Call:
+    """The call of these arguments; TypeError, in Python's own words, if the function takes none of such a name."""
+    if not call.keys() <= _BY_KEYWORD:
+        unknown = next(name for name in call if name not in _BY_KEYWORD)
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
+    return Call(valid_lens, **call, **more)
+
+
+def spelled(function: _Function) -> _Function:
+    """Give a function that takes `**call` a signature with every argument in it, for help and completion."""
+    signature = inspect.signature(function)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    hints = Arguments.__annotations__
+    arguments = [
+        inspect.Parameter(name, keyword, default=ROWS[name].default, annotation=hints[name].__origin__)
+        for name in hints
+    ]
+    before = [one for one in own if one.kind is not keyword]
+    after = [one for one in own if one.kind is keyword]
+    function.__signature__ = signature.replace(parameters=[*before, *arguments, *after])  # type: ignore[attr-defined]
+    return function
+
+
+def extremes_of(lengths: Any) -> tuple[int, int] | None:
+    """The smallest and the largest length, NumPy integers; None if these are not known."""
+    return None if lengths is None else extremes(lengths)
+
+
+def of_part(name: str, X: Any, cuts: dict[str, slice], firsts: list[Any]) -> Any:
+    """An argument of this name for a part of a call; cuts: slices by letter, firsts: the first query and key of it."""
+    if type(X) is not int:
+        # What one number stands for is the same for all.
+        sizes = zip(axes_of(name, X), X.shape, strict=True)
+        taken = [ALL if size == 1 else cuts.get(letter, ALL) for letter, size in sizes]
+        X = X[tuple(taken)] if any(cut is not ALL for cut in taken) else X
+    for direction, first in zip(ROWS[name].moves, firsts, strict=True):
+        if direction and not (isinstance(first, int) and first == 0):
+            X = X + direction * first
+    return X

@@ -1,0 +1,49 @@
+"""Plans of calls: what follows from types, shapes, dtypes, devices and modes is decided once, and remembered."""
+
+from typing import Any
+
+from mha.call.declaration import Call
+
+MOST = 256  # plans of one layer
+SWITCHES = bool, type(None)
+
+
+class Plans(dict[Any, Call]):
+    """The calls of one layer that were checked, by their kind; copies of the layer share them, and no file has them."""
+
+    def keep(self, kind: Any, call: Call) -> None:
+        """Remember a call of this kind; its arrays are left out, so that they can be freed."""
+        if len(self) >= MOST:
+            self.clear()
+        self[kind] = call._replace(valid_lens=None, mask=None, score_bias=None, head_gates=None, known=None)
+
+    def __deepcopy__(self, memo: Any) -> "Plans":
+        return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
+
+
+def kind_of(
+    types: tuple[type, ...], state: tuple[Any, ...], queries: Any, keys: Any, values: Any, call: Call
+) -> tuple[Any, ...] | None:
+    """What decides how a call is computed, beside its values; None if it has to be looked at anew.
+
+    types: those of arrays that have a shape and a dtype, and a device if their framework does not move them by itself;
+    state: of the layer.
+    """
+    valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights, *_ = call
+    if type(queries) not in types or type(offset) is not int or {type(causal), type(return_weights)} != {bool}:
+        return None
+    if type(training) not in SWITCHES:  # 1 is as True, as a key
+        return None
+    kind = [*state, causal, offset if offset == 0 else 1, training, return_weights]
+    kind += queries.shape, queries.dtype, getattr(queries, "device", None)
+    for X in (keys, values, valid_lens, mask, score_bias, head_gates):
+        if X is None or X is queries:
+            kind.append(X is None)
+        elif type(X) in types:
+            kind += X.shape, X.dtype, getattr(X, "device", None)
+        else:
+            return None
+    return tuple(kind)

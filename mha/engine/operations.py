@@ -1,0 +1,37 @@
+"""The few operations on a framework's arrays, and functions of its lesson, that planning a call needs."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """A table of operations, one for each backend.
+
+    Those before `signed` are as of NumPy, with axes by position; arange: a size, and an array that it is to lie beside.
+    signed ... four_axes: functions of the lesson. shape: of an array, with a tensor for each size that only the call
+    itself knows; smaller, larger: of two sizes, ints or such tensors; root: of the sum of two sizes, rounded down;
+    lowest_of, highest_of: of an array's numbers, None = those that only a compiler will know stay unknown.
+    """
+
+    any: Callable[[Any, int], Any]
+    min: Callable[[Any, int], Any]
+    max: Callable[[Any, int], Any]
+    minimum: Callable[[Any, Any], Any]
+    maximum: Callable[[Any, Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+    broadcast_to: Callable[[Any, Any], Any]
+    reshape: Callable[[Any, Any], Any]
+    arange: Callable[[Any, Any], Any]
+    signed: Callable[[Any, Any], Any]
+    visible_keys: Any
+    repeat_heads: Any
+    four_axes: Any
+    shape: Callable[[Any], Any] = lambda X: X.shape
+    smaller: Callable[[Any, Any], Any] = min
+    larger: Callable[[Any, Any], Any] = max
+    root: Callable[[Any, Any], Any] = lambda X, Y: int(math.sqrt(X + Y))
+    lowest_of: Callable[[Any], Any] | None = None
+    highest_of: Callable[[Any], Any] | None = None

@@ -1,0 +1,159 @@
+"""Which queries and keys of a call count: those in reach of order and window, and those that something sees at all.
+
+A call is a checked `Call`; `of` is a backend's table of `Operations`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mha import checks
+from mha.call import Call
+from mha.call.declaration import extremes_of
+from mha.engine.operations import Operations
+
+
+def reach(call: Call) -> tuple[int | None, int | None]:
+    """How many keys before and after its own position a query sees, by order and window; None = all."""
+    left, right = call.window or (None, None)
+    return left, 0 if call.causal else right
+
+
+def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = None) -> slice:
+    """The keys that order and window let any query see, at least one; all, if nobody knows the offset yet.
+
+    of: the operations of a backend whose sizes and offsets may be known only in the call; None = they are ints.
+    """
+    left, right = reach(call)
+    if left is None and right is None:
+        return slice(0, num_keys)
+    smaller, larger = (min, max) if of is None else (of.smaller, of.larger)
+    offset = call.value_of("offset")
+    if offset is not None:
+        lowest, highest = (offset, offset) if isinstance(offset, int) else checks.extremes(offset)
+    elif of is not None and of.lowest_of is not None and of.highest_of is not None:
+        lowest, highest = of.lowest_of(call.offset), of.highest_of(call.offset)
+    else:
+        return slice(0, num_keys)
+    first = 0 if left is None else larger(0, smaller(lowest - left, num_keys - 1))
+    last = num_keys if right is None else smaller(highest + num_queries, num_keys - right) + right
+    return slice(first, larger(first + 1, last))
+
+
+def longest(call: Call, num_keys: int) -> int:
+    """How many of the keys any query sees by lengths, at least one, as far as they are known."""
+    bounds = None if call.valid_lens is None else call.extremes or extremes_of(call.value_of("valid_lens"))
+    return num_keys if bounds is None else max(1, min(num_keys, bounds[1]))
+
+
+def lengths_hide(call: Call, num_keys: int) -> bool:
+    """Whether lengths may hide one of the keys."""
+    if call.valid_lens is None:
+        return False
+    bounds = call.extremes or extremes_of(call.value_of("valid_lens"))
+    return bounds is None or bounds[0] < num_keys
+
+
+def narrowed(call: Call, num_queries: int, num_keys: int) -> tuple[slice, Call]:
+    """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these."""
+    seen = span(call, num_queries, num_keys)
+    seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
+    if seen != slice(0, num_keys):
+        call = call.part(keys=seen)
+    if call.valid_lens is not None and not lengths_hide(call, seen.stop - seen.start):
+        call = call._replace(valid_lens=None)
+    return seen, call
+
+
+def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
+    """Whether every query sees a key, and every key is seen, as far as is known without looking at pairs."""
+    if not (call.valid_lens is call.mask is call.score_bias is None):
+        return False
+    left, right = reach(call)
+    if left is None and right is None:
+        return True
+    if type(call.offset) is not int or (right is not None and call.offset + right < 0):
+        return False
+    known = all(isinstance(size, int) for size in (num_queries, num_keys))
+    return left is None or (known and call.offset + num_queries - 1 - left < num_keys)  # the last query's first key
+
+
+def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+    """Which queries see a key, (B or 1, Q or 1), and which keys a query sees, (B or 1, K), in any head.
+
+    It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
+    of all queries is left out.
+    """
+    lengths, (left, right) = call.valid_lens, reach(call)
+    per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
+    if call.mask is not None or call.score_bias is not None or (per_query and left is not None):
+        visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B, Q, K)
+        return of.any(visible, 2), of.any(visible, 1)
+    Q, K = of.shape(queries)[1], of.shape(keys)[1]
+    each_key = of.arange(K, keys)[None]  # (1, K)
+    if lengths is not None:
+        lengths = of.signed(lengths if len(lengths.shape) == 2 else lengths[:, None], K)  # (B, 1 or Q)
+    if left is None and right is None:
+        return lengths > 0, each_key < of.max(lengths, 1)[:, None]
+    each_query = call.offset + of.arange(Q, queries)[None]  # (B or 1, Q)
+    # Two far positions do not fit in 32 bits.
+    first = 0 * each_query if left is None else of.maximum(each_query, left) - left  # (B or 1, Q)
+    last = 0 * each_query + K if right is None else of.minimum(each_query, K - right - 1) + right + 1
+    last = last if lengths is None else of.minimum(last, lengths)  # (B, Q)
+    sees = first < last  # (B or 1, Q)
+    first, last = of.where(sees, first, K), of.where(sees, last, 0)
+    return sees, (of.min(first, 1)[:, None] <= each_key) & (each_key < of.max(last, 1)[:, None])
+
+
+def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """As NumPy arrays, what `used` gives, where lengths and offsets are known and no pairs hide; else None."""
+    lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
+    pairs = call.mask is not None or call.score_bias is not None
+    if pairs or offset is None or (call.valid_lens is not None and lengths is None):
+        return None
+    if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
+        return None
+    rows, columns = (np.empty((0, size)) for size in (num_queries, num_keys))
+    return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
+
+
+def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any]:
+    """What is visible and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) of a group in a row.
+
+    Both broadcast against (B*G, H/G*Q, K), or are None.
+    """
+    (BH, Q, _), BG = of.shape(queries), of.shape(keys)[0]
+    B = BH // num_heads
+    G = BG // of.larger(B, 1)
+    score_bias = None if call.score_bias is None else of.four_axes(call.score_bias)
+    both = of.visible_keys(queries, keys, call), score_bias
+    visible, score_bias = (pairs if num_heads == G else in_rows(of, pairs, (B, num_heads, G, Q)) for pairs in both)
+    return of.repeat_heads(visible, B, G), of.repeat_heads(score_bias, B, G)  # (B*G, H/G*Q or 1, K or 1)
+
+
+def in_rows(of: Operations, pairs: Any, sizes: tuple[Any, Any, Any, Any]) -> Any:
+    """Pairs of four axes with the queries of a group in a row, (B or 1, G or 1, H/G*Q or 1, K); sizes: B, H, G and Q.
+
+    None stays None.
+    """
+    if pairs is None or pairs.shape[1] == pairs.shape[2] == 1:
+        return pairs
+    (B, H, G, Q), K = sizes, of.shape(pairs)[3]
+    return of.reshape(of.broadcast_to(pairs, (B, H, Q, K)), (B, G, H // G * Q, K))  # (B, G, H/G*Q, K or 1)
+
+
+NUMPY = Operations(
+    any=np.any,
+    min=np.min,
+    max=np.max,
+    minimum=np.minimum,
+    maximum=np.maximum,
+    where=np.where,
+    broadcast_to=np.broadcast_to,
+    reshape=np.reshape,
+    arange=lambda size, like: np.arange(size),
+    signed=lambda lengths, num_keys: lengths,
+    visible_keys=None,
+    repeat_heads=None,
+    four_axes=None,
+)

@@ -1,0 +1,1 @@
+"""Which cases are compared, and which of their results?"""

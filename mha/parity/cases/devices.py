@@ -1,0 +1,156 @@
+"""The suite on several devices: its cases, and the checks in which each rank compares its part with the whole of NumPy.
+
+`backends/<framework>/parallel/proof.py` knows how its framework spreads a call:
+    Ranks(rank, count, meet, limit) -> this process as one of several; meet: a file where ranks find one another
+    ways -> the names of the ways to spread a call, each with the number of parts of the batch
+    compute(way, case, dtype, inputs, call) -> by name "output" and "gradient.queries" and so on, a NumPy array and the
+        place of this rank's part in the whole
+"""
+
+import dataclasses
+import importlib
+import math
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mha import dispatch
+from mha.call import ROWS, axes_of
+from mha.config import DTYPES
+from mha.names import BackendName, FloatName, SuiteName
+from mha.parity.cases.suite import Check, Result
+from mha.parity.cases.usual import WIDTHS, Case
+from mha.parity.same.problem import problem
+from mha.parity.same.rules import error
+from mha.positions import Rotary
+
+ALL = slice(None)
+BACKENDS = dispatch.having("parallel/proof.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A backend on several devices, written torch:2."""
+
+    backend: BackendName
+    count: int
+
+    @property
+    def name(self) -> str:
+        """The text for it: torch:2."""
+        return f"{self.backend}:{self.count}"
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """The names of its cases."""
+        return tuple(case.name for case in cases_of(self.count))
+
+
+def cases_of(count: int) -> tuple[Case, ...]:
+    """Make the cases for so many devices: heads and samples divide by their number, rows do not.
+
+    Some part of the sequence may have no rows, others only padding.
+    """
+    H, G = (math.ceil(least / count) * count for least in (7, 4))
+    B, Q, K = count, 13, 17
+    plain = WIDTHS | {"num_heads": H}
+    grouped = WIDTHS | {"num_heads": 2 * G, "num_key_value_heads": G}
+    rest = {"softcap": 1.5, "window": (9, 3)}
+    turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": "layer", "qk_norm_eps": 0.01}
+    lengths = [7 * b % (K + 3) for b in range(B)]  # 0 is one of them, and some are above K
+    of_queries = [[(3 * b + 5 * i) % (K + 1) for i in range(Q)] for b in range(B)]
+    offsets = [b % 7 - 2 for b in range(B)]
+    sizes: dict[str, Any] = {"batch": B, "num_queries": Q, "num_keys": K}
+    pairs: dict[str, Any] = {"score_bias": (B, 1, Q, K), "offset": offsets, "head_gates": (B, 2 * G)}
+    return (
+        Case("lengths per sample", plain, lengths, **sizes, dtypes=DTYPES, quick=("float64", "float32")),
+        Case("lengths per query, mask", plain, of_queries, mask=(B, H, Q, K), **sizes),
+        Case("causal, offset, one sample", plain, causal=True, offset=4, batch=1, num_queries=Q, num_keys=K),
+        Case("grouped heads", grouped, lengths, **sizes, dtypes=DTYPES),
+        Case("all options", grouped | rest | turned, lengths, mask=(B, Q, K), **pairs, **sizes, dtypes=DTYPES),
+        Case("additive, all options", grouped | rest | {"pooling": "additive"}, lengths, **pairs, **sizes),
+        Case("fewer rows than devices", plain, [2], batch=1, num_queries=count - 1, num_keys=max(2, count - 1)),
+        Case("no lengths", plain, **sizes, quick=()),
+        Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
+        Case("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes, quick=()),
+        Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),
+        Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
+        Case(
+            "rotary, interleaved, far", grouped | {"rotary": Rotary(6, interleaved=True)}, offset=131072,
+            head_gates=(2 * G,), **sizes, quick=(),
+        ),
+    )  # fmt: skip
+
+
+def plan(
+    backend: BackendName,
+    suite: SuiteName,
+    cases: Collection[str] | None,
+    dtypes: Collection[FloatName] | None,
+    rank: int,
+    count: int,
+    meet: str,
+    limit: float,
+) -> list[Check]:
+    """Plan the checks of one rank, which all ranks call one after the other in the same order.
+
+    backend, suite, cases, dtypes: as for `suite.plan`, with the cases for so many devices; rank, count: which rank of
+    how many; meet, limit: a file where ranks find one another, and the seconds that one waits for the others. A check
+    raises the errors of its call.
+    """
+    group = Group(backend, count)
+    ranks = importlib.import_module(f"mha.backends.{backend}.parallel.proof").Ranks(rank, count, meet, limit)
+    known = [one for one in dispatch.load(backend).DTYPES if dtypes is None or one in dtypes]
+    checks = []
+    for case in cases_of(count):
+        if cases is not None and case.name not in cases:
+            continue
+        wanted = case.quick if suite == "quick" and cases is None else case.dtypes
+        for dtype in (one for one in wanted if one in known):
+            for way, parts in ranks.ways.items():
+                if case.batch % parts == 0:
+                    run = partial(_check, group, ranks.compute, way, case, dtype)
+                    checks.append(Check(f"{dtype}, {case.name}, {way}", run))
+    return checks
+
+
+def part_of_call(
+    call: dict[str, Any], samples: slice = ALL, queries: slice = ALL
+) -> tuple[dict[str, Any], dict[str, tuple[slice, ...]]]:
+    """Cut the arguments of a call, other than queries, keys and values, for some samples and queries, as NumPy arrays.
+
+    Returns them, and the places of those that have gradients in the whole: an axis that is not cut is there as a whole.
+    """
+    cuts, own, places = {"B": samples, "Q": queries}, dict(call), {}
+    for name, given in call.items():
+        if given is None or isinstance(given, (int, bool)):
+            continue
+        X, row = np.asarray(given), ROWS[name]
+        sizes = zip(axes_of(name, X), X.shape, strict=True)
+        place = tuple(ALL if n == 1 and row.broadcasts else cuts.get(letter, ALL) for letter, n in sizes)
+        own[name] = X[place]
+        if row.differentiable:
+            places[name] = place
+    return own, places
+
+
+def _check(group: Group, compute: Callable[..., Any], way: str, case: Case, dtype: FloatName) -> list[Result]:
+    """Compare output and gradients of a case, spread over devices in one way; all padding is NaN and infinity."""
+    queries, keys, values, cotangent = inputs = case.inputs(dtype)
+    call = case.call(dtype)
+    whole = problem(case.layer("numpy", dtype), queries, keys, values, call, cotangent)
+    sees, seen = whole.visible.any((1, 3)), whole.visible.any((1, 2))  # (B, Q), (B, K)
+    queries[~sees], keys[~seen], values[~seen] = np.nan, np.nan, np.inf
+    found = compute(way, case, dtype, inputs, call)
+    if set(found) != (asked := {"output", *whole.gradients()}):
+        raise ValueError(f"{way} gave {', '.join(sorted(found))}, expected {', '.join(sorted(asked))}")
+    worst: dict[str, Result] = {}
+    for name, (array, place) in found.items():
+        expected, limit = whole.expected(name)
+        check = way if name == "output" else f"{way}, gradients"
+        wrong = error(array, expected[place])
+        result = Result(group.name, check, case.name, dtype, name, wrong, limit)
+        worst[check] = max(worst.get(check, result), result, key=lambda one: one.ratio)
+    return list(worst.values())

@@ -1,0 +1,107 @@
+"""The rare cases, in the full suite alone: rare sizes, calls in many pieces, random sizes and options."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mha.parity.cases.usual import ADDITIVE, WIDTHS, Case
+from mha.positions import Rotary
+
+SMALL = (
+    Case("no bias", WIDTHS | {"bias": False}, [3, 2]),
+    Case("additive, one head", {"num_hiddens": 11, "num_heads": 1, "pooling": "additive"}, [3, 2]),
+    Case("additive, head of width 1", {"num_hiddens": 7, "num_heads": 7, "pooling": "additive"}, [3, 2]),
+    Case("additive, lengths per query", ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
+    Case("additive, 2053 keys", ADDITIVE, [2039], batch=1, num_keys=2053),
+    Case("more queries than keys, causal", WIDTHS, causal=True, num_queries=13),
+    Case("mask of one row", WIDTHS, mask=(1, 5)),
+    Case("mask of one column, every query or none", WIDTHS, mask=(2, 1, 3, 1)),
+    Case("mask of one head for all", WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
+    Case(
+        "scale 30, 2053 keys, causal", WIDTHS, causal=True, scale=30.0, batch=1, num_queries=211, num_keys=2053,
+        dtypes=("float32",),
+    ),
+    Case("half precision, unequal widths", WIDTHS, [[1, 4, 2], [0, 3, 9]], dtypes=("float16", "bfloat16")),
+)  # fmt: skip
+
+HEADS: dict[str, Any] = {"num_hiddens": 24, "num_heads": 6}
+WINDOW = HEADS | {"num_key_value_heads": 2, "window": (31, 0), "rotary": Rotary(4)}
+# With more scores than fit one piece, so that samples, heads, queries and keys are cut.
+LARGE = tuple(
+    dataclasses.replace(case, batch=2, num_queries=503, num_keys=509, dtypes=("float32",))
+    for case in (
+        Case("many pieces, lengths", HEADS, [509, 17]),
+        Case("many pieces, mask, causal", HEADS, mask=(2, 1, 503, 509), causal=True),
+        Case("many pieces, additive", HEADS | {"pooling": "additive"}, [211, 0]),
+        Case("many pieces, window", WINDOW, [509, 100], causal=True, offset=3),
+        Case(
+            "many pieces, bias, cap", HEADS | {"num_key_value_heads": 1, "softcap": 1.5}, causal=True,
+            score_bias=(1, 6, 1, 509), offset=[0, 5], head_gates=(2, 6),
+        ),
+    )
+)  # fmt: skip
+
+
+def sizes(number: int) -> Case:
+    """Draw a case with any sizes, lengths, mask, causal order and pooling; the same number gives the same case."""
+    draw = np.random.default_rng(number).integers
+    heads, batch, queries, keys = (int(draw(1, end)) for end in (7, 5, 9, 11))
+    mask = (batch, heads, queries, keys)
+    full: tuple[int, ...] | None = [None, mask[2:], (mask[0], *mask[2:]), mask][draw(4)]
+    chosen = full and tuple(1 if draw(4) == 0 else size for size in full)
+    options: dict[str, Any] = {
+        name: int(draw(1, 9)) for name in ("query_size", "key_size", "value_size", "key_dim", "value_dim")
+    }
+    options |= {"num_heads": heads, "num_hiddens": int(heads * draw(1, 6)), "bias": bool(draw(2))}
+    return Case(
+        f"sizes {number}",
+        options | {"pooling": ("dot", "additive")[draw(2)]},
+        valid_lens=[None, draw(0, keys + 2, batch).tolist(), draw(0, keys + 2, (batch, queries)).tolist()][draw(3)],
+        mask=chosen,
+        causal=bool(draw(2)),
+        batch=batch,
+        num_queries=queries,
+        num_keys=keys,
+        dtypes=("float64",),
+        quick=(),
+    )
+
+
+def options(number: int) -> Case:
+    """Draw a case with any of the options of today's models; the same number gives the same case."""
+    random = np.random.default_rng(number)
+    B, Q, K, H, d = 2, 5, 7, 6, 4
+
+    def maybe(value: Any, otherwise: Any = None) -> Any:
+        return value if random.random() < 0.6 else otherwise
+
+    pairs = [(Q, K), (B, 1, K), (1, H, Q, 1), (B, H, Q, K)][number % 4]
+    layer = {
+        "bias": bool(random.random() < 0.5),
+        "num_key_value_heads": maybe(int(random.choice([1, 2, 3]))),
+        "scale": maybe(0.7),
+        "softcap": maybe(1.5),
+        "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
+        "rotary": maybe(Rotary([2, 4][number % 2], base=100.0, interleaved=bool(random.random() < 0.5))),
+        "qk_norm": maybe(["rms", "layer"][number % 2]),
+        "qk_norm_eps": 0.01,
+    }
+    return Case(
+        f"options {number}",
+        {"num_hiddens": 11, "num_heads": H, "key_dim": d, "value_dim": 3} | layer,
+        valid_lens=maybe(random.integers(0, K + 2, [(B,), (B, Q)][number % 2]).tolist()),
+        mask=maybe(pairs),
+        score_bias=maybe(pairs),
+        causal=bool(random.random() < 0.5),
+        offset=maybe([2, [1, -2]][number % 2], 0),
+        head_gates=maybe([(H,), (B, H)][number % 2]),
+        batch=B,
+        num_queries=Q,
+        num_keys=K,
+        dtypes=("float64",),
+        quick=(),
+    )
+
+
+RARE = (*SMALL, *LARGE, *map(sizes, range(6)), *map(options, range(12)))

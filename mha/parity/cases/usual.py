@@ -1,0 +1,153 @@
+"""The usual cases: layers and calls with random numbers that are the same in every run."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mha.config import DTYPES, Config, numpy_dtype
+from mha.layer import MultiHeadAttention
+from mha.names import BackendName, FloatName
+from mha.positions import Rotary
+
+# The most general widths: letters of different primes, so that a swapped axis cannot fit.
+WIDTHS: dict[str, Any] = {
+    "num_hiddens": 29, "num_heads": 7, "bias": True,
+    "query_size": 17, "key_size": 19, "value_size": 23, "key_dim": 11, "value_dim": 13,
+}  # fmt: skip
+ADDITIVE = WIDTHS | {"pooling": "additive"}
+GROUPED = WIDTHS | {"num_heads": 6, "num_key_value_heads": 2}
+REST = {"num_heads": 6, "num_key_value_heads": 3, "softcap": 1.5, "window": (3, 1)}
+ALL = WIDTHS | REST | {"scale": 0.7, "rotary": Rotary(10), "qk_norm": "layer", "qk_norm_eps": 0.01}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One layer and one call of it, with random numbers that are the same in every run.
+
+    name: as the table shows it; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset: of the call; mask,
+    score_bias, head_gates: None, or the shapes of these random arrays of the call; scale: standard deviation of
+    queries, keys and values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, if the
+    backend has them; quick: those of the quick suite; lesson: those in which the full suite compares the lesson's own
+    layer too, whose operations JAX compiles one by one; quick_lesson: whether the quick suite does so.
+    """
+
+    name: str
+    options: dict[str, Any]
+    valid_lens: list | None = None
+    mask: tuple[int, ...] | None = None
+    causal: bool = False
+    score_bias: tuple[int, ...] | None = None
+    offset: int | list[int] = 0
+    head_gates: tuple[int, ...] | None = None
+    scale: float = 1.0
+    batch: int = 2
+    num_queries: int = 3
+    num_keys: int = 5
+    dtypes: tuple[FloatName, ...] = ("float32", "float64")
+    quick: tuple[FloatName, ...] = ("float64",)
+    lesson: tuple[FloatName, ...] = ("float64",)
+    quick_lesson: bool = False
+
+    def layer(self, backend: BackendName, dtype: FloatName, **options: Any) -> MultiHeadAttention:
+        """Make the layer on a backend, with random biases and scales, the same weights on each; options: instead."""
+        attention = MultiHeadAttention(**self.options | options, dtype=dtype, seed=0, backend=backend)
+        random = np.random.default_rng(1)
+        attention.weights = {
+            name: X if name.endswith("kernel") else random.normal(size=X.shape).astype(X.dtype)
+            for name, X in attention.weights.items()
+        }
+        return attention
+
+    def inputs(self, dtype: FloatName) -> tuple[np.ndarray, ...]:
+        """Make queries (B, Q, query_size), keys (B, K, key_size), values (B, K, value_size), cotangent (B, Q, D)."""
+        config, random = Config(**self.options), np.random.default_rng(2)
+        sizes = (
+            (self.scale, self.num_queries, config.query_size),
+            (self.scale, self.num_keys, config.key_size),
+            (self.scale, self.num_keys, config.value_size),
+            (1.0, self.num_queries, config.num_hiddens),
+        )
+        return tuple(random.normal(0, std, (self.batch, T, D)).astype(numpy_dtype(dtype)) for std, T, D in sizes)
+
+    def call(self, dtype: str) -> dict[str, Any]:
+        """Make the other arguments of the call, by name; every fifth bias of a score is -inf."""
+        random = np.random.default_rng(3)
+        mask = None if self.mask is None else random.random(self.mask) < 0.5
+        call = {"valid_lens": self.valid_lens, "mask": mask, "causal": self.causal, "offset": self.offset}
+        if self.score_bias is not None:
+            bias = random.normal(size=self.score_bias).astype(numpy_dtype(dtype))
+            call["score_bias"] = np.where(random.random(self.score_bias) < 0.2, -np.inf, bias).astype(bias.dtype)
+        if self.head_gates is not None:
+            call["head_gates"] = random.normal(size=self.head_gates).astype(numpy_dtype(dtype))
+        return call
+
+    def visible(self) -> np.ndarray:
+        """Return which query sees which key, (B, H, Q, K), by slices: no backend does it so."""
+        visible = np.ones((self.batch, self.options["num_heads"], self.num_queries, self.num_keys), bool)
+        left, right = self.options.get("window") or (None, None)
+        for b, i in np.ndindex(self.batch, self.num_queries):
+            if self.valid_lens is not None:
+                length = self.valid_lens[b]
+                visible[b, :, i, length if isinstance(length, int) else length[i] :] = False
+            place = i + (self.offset if isinstance(self.offset, int) else self.offset[b])
+            if self.causal:
+                visible[b, :, i, max(0, place + 1) :] = False
+            if right is not None:
+                visible[b, :, i, max(0, place + right + 1) :] = False
+            if left is not None:
+                visible[b, :, i, : max(0, place - left)] = False
+        call = self.call("float64")
+        hidden = call["score_bias"] == -np.inf if self.score_bias else np.zeros((1, 1), bool)
+        for pairs in (call["mask"], ~hidden):
+            if pairs is not None:
+                visible &= pairs[:, None] if pairs.ndim == 3 else pairs
+        return visible
+
+
+# The dtypes of the quick suite: float64 shows errors of logic; in a few cases, float32 shows those of precision.
+PRECISE: tuple[FloatName, ...] = ("float64", "float32")
+FULL: tuple[FloatName, ...] = ()  # none: only the full suite has the case
+
+# The layers share shapes where they can: JAX compiles each anew.
+CASES = (
+    Case("no lengths", WIDTHS, quick=FULL),
+    Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES, quick=DTYPES, lesson=DTYPES),
+    Case("length zero", WIDTHS, [0, 4]),
+    Case("length above K", WIDTHS, [9, 2], quick=FULL),
+    Case("scale 0.01", WIDTHS, [3, 2], scale=1e-2, dtypes=DTYPES, quick=PRECISE),
+    Case("scale 30", WIDTHS, [3, 2], scale=30.0, dtypes=DTYPES, quick=PRECISE),
+    Case("lengths per query", WIDTHS, [[1, 4, 2], [0, 3, 9]]),
+    Case("mask", WIDTHS, mask=(2, 7, 3, 5)),
+    Case("mask of each sample", WIDTHS, mask=(2, 3, 5), quick=FULL),
+    Case("causal", WIDTHS, causal=True),
+    Case("lengths, mask, causal", WIDTHS, [[4, 2, 3], [5, 0, 2]], mask=(3, 5), causal=True),
+    Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES, quick=("float32",)),
+    Case("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2, quick=FULL),
+    Case("additive, scale 30", ADDITIVE, [3, 2], scale=30.0, quick=("float32",)),
+    Case("additive, lengths, mask, causal", ADDITIVE, [4, 0], mask=(2, 7, 3, 5), causal=True, quick=FULL),
+    Case("equal widths, no bias", {"num_hiddens": 77, "num_heads": 7}, [3, 2]),
+    Case("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2], quick=FULL),
+    Case("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2], quick=FULL),
+    Case("grouped heads", GROUPED, [3, 2], dtypes=DTYPES, quick_lesson=True),
+    Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True, quick=FULL),
+    Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
+    Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),
+    Case("score bias", WIDTHS, [4, 3], score_bias=(2, 3, 5), offset=1, causal=True),
+    Case(
+        "gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES,
+        quick=FULL,
+    ),
+    Case("rotary", WIDTHS | {"rotary": Rotary(10)}, offset=131072, dtypes=DTYPES, quick=("float32",)),
+    Case(
+        "rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99],
+        quick=FULL,
+    ),
+    Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
+    Case(
+        "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,
+        quick=("float64",),
+    ),
+    Case("additive, all options", ADDITIVE | REST, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,)),
+    Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053, quick=("float32",)),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Are two results, or two weights, the same?"""

@@ -1,0 +1,138 @@
+"""The arrays of a call by name: the shape of each, the layouts that others may have, and which numbers matter.
+
+Letters as in the lessons. Steps per head are compared as (B, H, T, d), pairs of queries and keys as (B, H, Q, K).
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from mha.config import Config
+
+Turn = Callable[[np.ndarray], np.ndarray]
+Kind = Literal["rows", "pairs", "whole"]
+LayoutName = Literal["(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)"]
+LAYOUTS: tuple[LayoutName, ...] = ("(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)")
+GRADIENT = "gradient."  # the name of every gradient begins so
+# The steps of `trace` in order, all but the output.
+STEPS = (
+    *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_q", "norm_k", "rotate_q", "rotate_k",
+    "scores", "capped", "biased", "weights", "pooled", "head_gated", "merged",
+)  # fmt: skip
+OF_QUERIES = ("W_q", "split_q", "norm_q", "rotate_q")
+OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
+OF_VALUES = ("W_v", "split_v")
+POOLED = ("pooled", "head_gated", "merged")
+PAIRS = ("scores", "capped", "biased", "weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call: batch B, queries Q, keys K, and those of the layer."""
+
+    B: int
+    Q: int
+    K: int
+    config: Config
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or for the output (B, Q, D)."""
+        config, B, Q, K = self.config, self.B, self.Q, self.K
+        H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
+        if name in OF_QUERIES:
+            return B, H, Q, d
+        if name in OF_KEYS:
+            return B, G, K, d
+        if name in OF_VALUES:
+            return B, G, K, dv
+        if name in POOLED:
+            return B, H, Q, dv
+        return (B, H, Q, K) if name in PAIRS else (B, Q, config.num_hiddens)
+
+
+def kind(name: str) -> Kind:
+    """Whether an array holds rows of heads, pairs of queries and keys, or neither."""
+    if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED):
+        return "rows"
+    return "pairs" if name in PAIRS else "whole"
+
+
+def layouts(name: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], Turn]]:
+    """Return the layouts of an array that is compared in this shape: each one's shape, and the function to this shape.
+
+    Rows of heads may also be (B, T, H*d), as `trace` has them before the split and after the merge.
+    """
+    if kind(name) == "whole":
+        return {"": (shape, lambda X: X)}
+    B, H, T, d = shape
+    found: dict[str, tuple[tuple[int, ...], Turn]] = {
+        "(B*H, T, d)": ((B * H, T, d), lambda X: X.reshape(B, H, T, d)),
+        "(B, H, T, d)": ((B, H, T, d), lambda X: X),
+        "(B, T, H, d)": ((B, T, H, d), lambda X: X.transpose(0, 2, 1, 3)),  # (B, H, T, d)
+        "(B, T, H*d)": ((B, T, H * d), lambda X: X.reshape(B, T, H, d).transpose(0, 2, 1, 3)),  # (B, H, T, d)
+    }
+    if kind(name) == "pairs":
+        return {layout.replace("T, d", "Q, K"): each for layout, each in found.items() if "B, T" not in layout}
+    return found
+
+
+def traced(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Turn]:
+    """Return the shape of a step in `trace`, and the function to the shape in which it is compared."""
+    rows = "(B, T, H*d)" if name in ("W_q", "W_k", "W_v", "merged") else "(B*H, T, d)"
+    return layouts(name, shape)[{"rows": rows, "pairs": "(B*H, Q, K)", "whole": ""}[kind(name)]]
+
+
+def choices(name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> list[str]:
+    """List the layouts that an array of this shape may have; several only if their numbers would differ.
+
+    layout: that of arrays with four axes, as the caller says; None = not said.
+    """
+    fits = {one: turn for one, (own, turn) in layouts(name, shape).items() if own == X.shape}
+    if layout is not None and layout in fits:
+        return [layout]
+    if len(fits) > 1:
+        places = np.arange(X.size).reshape(X.shape)
+        first, *others = (turn(places) for turn in fits.values())
+        if all(np.array_equal(first, other) for other in others):  # one head, or one row
+            return list(fits)[:1]
+    return list(fits)
+
+
+def layout_name(value: object) -> LayoutName | None:
+    """Return a layout as it is written here; None stays None. Spaces, brackets and the case of letters do not matter.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    if value is None:
+        return None
+    expected = " or ".join(f'"{known}"' for known in LAYOUTS)
+    if not isinstance(value, str):
+        raise TypeError(f"layout is a {type(value).__name__}, expected {expected}")
+    written = {plain(known): known for known in LAYOUTS}
+    if plain(value) not in written:
+        raise ValueError(f"layout is {value!r}, expected {expected}")
+    return written[plain(value)]
+
+
+def plain(layout: str) -> str:
+    """Shorten a layout to its letters: "bhtd"."""
+    letters = re.sub(r"[^a-z*]", "", layout.lower())
+    return letters if letters in ("bhtd", "bthd", "b*htd") else layout
+
+
+def matters(name: str, visible: np.ndarray, groups: int) -> np.ndarray:
+    """Return which numbers of a step can reach the output, as booleans that broadcast; visible: (B, H, Q, K).
+
+    Queries that see no key, keys and values that no query sees, and scores of hidden pairs cannot: each implementation
+    may have there what it likes. Everything after the softmax matters.
+    """
+    B, H, _, K = visible.shape
+    if name in OF_QUERIES:
+        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
+    if name in (*OF_KEYS, *OF_VALUES):
+        seen = np.asarray(visible.any(2)).reshape(B, groups, H // groups, K)
+        return np.asarray(seen.any(2))[..., None]  # (B, G, K, 1)
+    return visible if name in PAIRS and name != "weights" else np.ones((), bool)

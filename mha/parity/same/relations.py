@@ -1,0 +1,159 @@
+"""How a weight of one layer comes from another layer's: the same, rounded, transposed, its columns reordered, ...
+
+Letters: H heads, d the width of one. A and B are the two layers; a relation makes B's weight out of A's.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from mha.config import Config, numpy_dtype
+from mha.names import FloatName
+from mha.parity.same.rules import UNIT, largest
+
+Array = np.ndarray
+WIDE: tuple[FloatName, ...] = ("float64", "float32")
+HALVES: dict[FloatName, float] = {"float16": 2.0**-24, "bfloat16": 0.0}  # with the distance of their smallest numbers
+ROWS = 4  # so many rows are compared first: if they differ, the rest does not matter
+SORTED = 8  # so many rows show which column is which
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    """How B's weight comes from A's.
+
+    how: the change that makes it out of A's weights, in words; "" = none, it is A's.
+    rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
+    kept: whether it has everything that A's weight of this name has.
+    """
+
+    how: str
+    rounded: FloatName | None = None
+    kept: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of a matrix: transposed, its columns in another order, times a factor, plus a number."""
+
+    transposed: bool = False
+    order: Array | None = None
+    factor: float = 1.0
+    plus: float = 0.0
+
+    def of(self, X: Array, rows: slice) -> Array:
+        """These rows of X, changed, in float64."""
+        X = (X.T if self.transposed else X)[rows]
+        X = X if self.order is None else X[:, self.order]
+        return self.factor * X.astype(np.float64) + self.plus
+
+
+def relation(name: str, ours: Mapping[str, Array], theirs: Array, config: Config) -> Relation | None:
+    """Find how B's weight comes from A's weights; None if in no known way.
+
+    Args:
+        name: the canonical name.
+        ours: A's weights by name. The one of this name is tried first, then the others.
+        theirs: B's weight.
+        config: A's, for the number of heads and their widths.
+    """
+    if name in ours and ours[name].shape == theirs.shape:
+        if np.array_equal(ours[name], theirs):
+            return Relation("")
+        if not theirs.any():
+            return Relation("zeros", kept=False)
+    sources = [other for other in ours if other.endswith(name.rpartition(".")[2])]
+    for source in sorted(sources, key=lambda source: source != name):
+        if ours[source].ndim == theirs.ndim:
+            X, Y = matrix(name, ours[source]), matrix(name, theirs)
+            for how, change in changes(name, X, Y, config):
+                if found := related(X, Y, change):
+                    if source != name:
+                        how = ", ".join(filter(None, [f"A's {source}", how]))
+                    return dataclasses.replace(found, how=how, kept=source == name)
+    return None
+
+
+def matrix(name: str, X: Array) -> Array:
+    """Return a weight as a matrix whose columns belong to heads: W_o transposed, a bias as one row."""
+    return X.T if name == "W_o.kernel" else np.atleast_2d(X)
+
+
+def related(X: Array, Y: Array, change: Change) -> Relation | None:
+    """Compare X, changed, with Y: None if they differ by more than rounding. The first rows are compared first."""
+    far = size = np.zeros(0)
+    for rows in (slice(ROWS), slice(None)):
+        made, there = change.of(X, rows), Y[rows].astype(np.float64)
+        far, size = np.abs(made - there), np.maximum(np.abs(made), np.abs(there))
+        if (far > 0.01 * max(largest(size), HALVES["float16"])).any():  # 0.01: more than any rounding
+            return None
+    if not far.any():
+        return Relation("")
+    for dtype in WIDE:
+        if far.max() <= 4 * UNIT[dtype] * size.max():
+            return Relation("", dtype)
+    for dtype, smallest in HALVES.items():
+        # Two arrays that are both rounded to half precision and differ a little were trained apart.
+        if fits(made, dtype) != fits(there, dtype) and (far <= 2 * UNIT[dtype] * size + smallest).all():
+            return Relation("", dtype)
+    return None
+
+
+def fits(X: Array, dtype: FloatName) -> bool:
+    """Whether a dtype holds all numbers exactly."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(X, X.astype(numpy_dtype(dtype)).astype(np.float64))
+
+
+def changes(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
+    """Give the changes that may make X into Y, each with its words; the first is none at all, without words."""
+    for transposed in (False, True) if len(X) > 1 else (False,):
+        turned = X.T if transposed else X
+        if turned.shape != Y.shape:
+            continue
+        first_words = "transposed" if transposed else ""
+        yield first_words, Change(transposed)
+        for how, order in orders(name, turned, Y, config):
+            yield ", ".join(filter(None, [first_words, how])), Change(transposed, order)
+    if X.shape == Y.shape:
+        if name.endswith(".scale"):
+            yield "1 + w", Change(plus=1.0)
+            yield "w - 1", Change(plus=-1.0)
+        first, second = (Z[:ROWS].astype(np.float64) for Z in (X, Y))
+        if size := float((first * first).sum()):
+            factor = float(f"{(first * second).sum() / size:.7g}")
+            if abs(factor - 1) > 0.02:  # beyond all rounding
+                yield f"times {factor:g}", Change(factor=factor)
+
+
+def orders(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Array]]:
+    """Give the orders of X's columns that may make them Y's, each with its words: first those of other libraries."""
+    role = name.partition(".")[0]
+    queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o")
+    heads = 1 if "norm" in role else config.num_heads if queries else config.num_key_value_heads
+    width = config.value_dim if values else config.key_dim
+    if heads * width != X.shape[1] or name == "W_o.bias":
+        return
+    places = np.arange(heads * width)
+    yield "heads interleaved, (d, H) for (H, d)", places.reshape(heads, width).T.reshape(-1)
+    yield "heads no more interleaved, (H, d) for (d, H)", places.reshape(width, heads).T.reshape(-1)
+    if not values:
+        turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
+        for how, shape in (("neighbours for halves", (2, -1)), ("halves for neighbours", (-1, 2))):
+            head = np.append(np.arange(turning).reshape(shape).T, np.arange(turning, width))
+            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, head].reshape(-1)
+    if len(X) > 1:
+        order = sorted_alike(X, Y)
+        blocks = order.reshape(heads, width)  # (H, d)
+        whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
+        yield f"{'heads' if whole and heads > 1 else 'rows' if role == 'W_o' else 'columns'} in another order", order
+
+
+def sorted_alike(X: Array, Y: Array) -> Array:
+    """Find the order of X's columns that makes them Y's, if there is one: both are sorted by their first numbers."""
+    coarse = min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize)
+    first, second = (Z[:SORTED].astype(coarse).astype(np.float64) for Z in (X, Y))
+    order = np.empty(X.shape[1], int)
+    order[np.lexsort(second)] = np.lexsort(first)
+    return order

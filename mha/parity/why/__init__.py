@@ -1,0 +1,1 @@
+"""Where do two results differ, or two layers, and why?"""

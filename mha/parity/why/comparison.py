@@ -1,0 +1,276 @@
+"""Where another implementation first differs from a layer: its output, steps and gradients against float64 NumPy."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from mha import arrays, checks, dispatch
+from mha.call import ROWS, Arguments, call_of, spelled
+from mha.layer import MultiHeadAttention
+from mha.parity.same.layouts import GRADIENT, choices, kind, layout_name, layouts
+from mha.parity.same.problem import Problem, checked_others, named, problem
+from mha.parity.same.rules import bound, error, fraction, in_dtype
+from mha.parity.why.diagnosis import explained
+from mha.parity.why.pictures import picture, words
+from mha.parity.why.report import Diagnosis, Place, Report, Row
+from mha.tables import number
+
+
+@spelled
+def compare(
+    attention: MultiHeadAttention,
+    theirs: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    cotangent: Any = None,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    **call: Unpack[Arguments],
+) -> Report:
+    """Compare another implementation with a layer: are they the same, and if not, where do they first differ, and why?
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        theirs: its output (B, Q, D), or a mapping of any of: the steps of `attention.trace` by their names; gradients
+            as `attention.gradients` names them, or as "gradient.queries", "gradient.W_q.kernel", kernels (in, out).
+            Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
+            (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K).
+        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: what it was called with, as
+            for the layer, in arrays of any one framework.
+        cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
+        layout: "(B, H, T, d)" or "(B, T, H, d)", if the shapes fit both.
+        others: other layers by name, such as those of the same checkpoint, whose weights may have been taken.
+
+    Returns:
+        A `Report`: true if each array is within what rounding explains; it prints as a table. Numbers that cannot reach
+        the output do not count: rows of queries that see no key, keys that no query sees, scores of hidden pairs.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as above. Another shape of a step, NaN and infinity are no errors
+            but rows of the report that differ.
+    """
+    asked = problem(attention, queries, keys, values, call_of("compare", valid_lens, call)._asdict(), cotangent)
+    found = named(asked, theirs)
+    layout = layout_name(layout)
+    rows, taken = [], {}
+    for name in found:
+        row, turned = compared(asked, name, found[name], layout)
+        rows.append(row)
+        if turned is not None:
+            taken[name] = turned
+    known = checked_others(others)
+
+    return Report(tuple(rows), asked.config.dtype, lambda: explained(asked, taken, tuple(rows), known))
+
+
+@spelled
+def diagnose(
+    attention: MultiHeadAttention,
+    theirs: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    cotangent: Any = None,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    **call: Unpack[Arguments],
+) -> Diagnosis:
+    """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
+
+    The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients are
+    not used. The `Diagnosis` prints as text, and says so if no known mistake gives the numbers.
+    """
+    more: Any = {"cotangent": cotangent, "layout": layout, "others": others}
+    return compare(attention, theirs, queries, keys, values, valid_lens, **more, **call).diagnosis
+
+
+@spelled
+def ratio(
+    attention: MultiHeadAttention,
+    output: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    **call: Unpack[Arguments],
+) -> float:
+    """Measure another implementation's output: its error, divided by what rounding explains. The same if at most 1.
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        output: that of the other implementation, without dropout, (B, Q, D) in the layer's dtype.
+        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: what it was called with, as for
+            the layer.
+
+    Returns:
+        The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
+        one has NaN or infinity where the other has not.
+
+    Raises TypeError and ValueError as a call of the layer does, TypeError if output has another dtype, and ValueError
+    if NumPy itself overflows in that dtype, so that there is no bound.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    dtype = attention.config.dtype
+    dispatch.module_of(output, "output")  # raises TypeError if it is no array
+    found = arrays.to_numpy(output)
+    if checks.dtype_name(found.dtype) != dtype:
+        raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
+    asked = call_of("ratio", valid_lens, call)
+    given = {"queries": queries, "keys": keys, "values": values, "causal": asked.causal} | asked.given()
+    given = {name: arrays.to_numpy(X) if hasattr(X, "dtype") else X for name, X in given.items()}
+    layer: Any = attention.to("numpy")
+    base = layer(**given)  # raises what is wrong
+    floats = [name for name in given if name not in ROWS or ROWS[name].holds == "floats"]
+    wide: Any = in_dtype(layer, "float64")
+    oracle = wide(**given | {name: np.asarray(given[name], np.float64) for name in floats})
+    limit = bound(dtype, oracle, base)
+    if limit == math.inf:
+        raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
+    return fraction(error(found, oracle), limit)
+
+
+def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
+    """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
+    expected, limit = asked.expected(name)
+    turn = turned(asked, name, X, expected.shape, layout)
+    if isinstance(turn, str):
+        return Row(name, np.inf, limit, None, turn), None
+    theirs, share = turn(X), 1
+    if theirs.ndim == 4 and theirs.shape != expected.shape:  # heads of keys that were repeated already
+        share = theirs.shape[1] // expected.shape[1]
+    counts = np.ones(expected.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
+    expected, counts = (np.repeat(array, share, 1) if share > 1 else array for array in (expected, counts))
+    there = np.where(counts, theirs, 0).astype(np.float64)
+    notes = [] if checks.dtype_name(X.dtype) == asked.config.dtype else [f"in {X.dtype}"]
+    if limit == np.inf:
+        notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
+    far, place = error(there, expected), None
+    if limit < np.inf and far > limit:
+        wrong = outside(there, expected, limit)
+        with np.errstate(invalid="ignore"):
+            distance = np.where(wrong, np.nan_to_num(np.abs(there - expected), nan=np.inf), -1.0)
+        at = np.unravel_index(distance.argmax(), distance.shape)
+        places = turn(np.arange(X.size).reshape(X.shape))
+        index = tuple(int(i) for i in np.unravel_index(places[at], X.shape))
+        where = located(asked, name, wrong, at)
+        place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
+        notes += hints(there, expected, limit)
+    return Row(name, far, limit, place, "; ".join(notes)), theirs[:, ::share] if share > 1 else theirs
+
+
+def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
+    """Return the function from their array to the compared shape; or a text, which says why its shape does not fit."""
+    came = f"it has shape {X.shape}"
+    heads = asked.config.num_heads
+    if name.startswith(GRADIENT):
+        if X.shape == shape:
+            return lambda X: X
+        axes = [length for length in X.shape if length != heads]
+        if X.size == np.prod(shape) and X.ndim == len(shape) + 1 and len(axes) == len(shape):
+            return lambda X: X.reshape(shape)  # (in, H, d) or (H, d, out), as Keras and Flax have kernels
+        hint = "; kernels are (in, out): pass its transpose" if X.shape == shape[::-1] else ""
+        return f"{came}, expected {shape}{hint}"
+    possible = [shape]
+    if kind(name) == "rows" and shape[1] != heads:
+        possible.append((shape[0], heads, *shape[2:]))
+    for each in possible:
+        fits = choices(name, X, each, layout)
+        if len(fits) == 1:
+            return layouts(name, each)[fits[0]][1]
+        if fits:
+            return f"{came}, which may be {' or '.join(fits)}; say which with layout="
+    written = [f"{one}{' = ' if one else ''}{own}" for one, (own, _) in layouts(name, shape).items()]
+    hint = ""
+    if name == "weights" and X.shape == (shape[0], *shape[2:]):
+        hint = "; they look averaged over the heads: ask for those of each head"
+    if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
+        hint = "; it looks like (Q, B, D): swap the first two axes"
+    return f"{came}, expected {' or '.join(written)}{hint}"
+
+
+def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarray:
+    """Return which numbers exceed the bound; NaN equals NaN, and infinity itself."""
+    with np.errstate(invalid="ignore"):
+        near = np.abs(theirs - expected) <= limit
+    return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
+
+
+def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
+    if wrong.ndim == 4:
+        padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
+        axes = ["samples", "heads", "queries" if wrong.shape[2] == asked.sizes.Q else "keys", ""]
+        if kind(name) == "pairs":
+            axes[2:] = ["queries", "keys"]
+            b, h = (int(i) for i in worst[:2])
+            labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
+            return words(wrong, padding, axes), picture(wrong[b, h], padding[b, h], labels, "keys")
+        B, H, T, _ = wrong.shape
+        labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
+        grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
+        return words(wrong, padding, axes), picture(grid, gray, labels, axes[2])
+    short = name.removeprefix(GRADIENT)
+    if wrong.ndim == 3:
+        rows = "keys" if short in ("keys", "values") else "queries"
+        padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
+        labels = [f"sample {b}" for b in range(len(wrong))]
+        where = words(wrong, padding, ["samples", rows, "features"])
+        return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
+    return of_weight(asked, short, wrong)
+
+
+def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers are wrong in the gradient of a weight, of a bias of the scores or of gates."""
+    config, nothing = asked.config, np.zeros(wrong.shape, bool)
+    role = name.partition(".")[0]
+    heads = config.num_heads if role in ("W_q", "W_o") else config.num_key_value_heads
+    if wrong.ndim == 2 and role in ("W_q", "W_k", "W_v", "W_o"):
+        wrong = wrong if role == "W_o" else wrong.T  # heads first
+        by_head = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
+        across = "outputs" if role == "W_o" else "inputs"
+        where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
+        grid = np.asarray(by_head.any(1))
+        return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
+    grid = wrong.reshape(-1, wrong.shape[-1]) if wrong.ndim else wrong.reshape(1, 1)
+    labels = [f"row {i}" for i in range(len(grid))]
+    return words(wrong, nothing, [f"axis {i}:" for i in range(wrong.ndim)]), picture(
+        grid, np.zeros(grid.shape, bool), labels, "numbers"
+    )
+
+
+def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return what is no padding: visible pairs, queries that see a key, keys that are seen; it broadcasts."""
+    visible = asked.visible
+    if kind(name) == "pairs":
+        return visible
+    if len(shape) == 3:
+        seen = np.asarray(visible.any((1, 2) if name in ("keys", "values") else (1, 3)))
+        return seen[..., None]  # (B, T, 1)
+    if name in ("pooled", "head_gated", "merged"):
+        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
+    counts = asked.matters(name)
+    return counts if counts.shape[1] == shape[1] else np.repeat(counts, shape[1] // counts.shape[1], 1)
+
+
+def hints(theirs: np.ndarray, expected: np.ndarray, limit: float) -> list[str]:
+    """List what is easy to see about numbers that differ: NaN, a factor, a transpose."""
+    found = []
+    if missing := int((np.isnan(theirs) & ~np.isnan(expected)).sum()):
+        found.append(f"NaN in {missing} of {theirs.size} numbers")
+    if not (np.isfinite(theirs).all() and np.isfinite(expected).all()):
+        return found
+    size = float((expected * expected).sum())
+    factor = float((theirs * expected).sum()) / size if size else 0.0
+    if abs(factor) > 1e-3 and np.abs(theirs - factor * expected).max() <= limit * max(1.0, abs(factor)):
+        found.append(f"theirs is {number(factor)} times ours")
+    if theirs.ndim == 2 and theirs.shape == theirs.T.shape and error(theirs.T, expected) <= limit:
+        found.append("theirs is the transpose of ours")
+    return found

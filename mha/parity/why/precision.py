@@ -1,0 +1,237 @@
+"""Mistakes that no exact formula gives: arithmetic in a lower precision, and dropout left on.
+
+Their errors show them. Rounding is imitated: the error of the imitation has to be most of theirs, number by number.
+With dropout, attention weights are either 0 or too large by one factor.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mha.config import numpy_dtype
+from mha.parity.same.problem import Problem
+from mha.parity.same.rules import error
+from mha.parity.why.pipeline import Array, Plan, widen
+
+LEFT = 0.6  # the share of the error that an imitation of rounding may leave
+ENOUGH = 24  # so few numbers with errors would prove nothing
+ROWS = 200  # rows of heads in which dropout is looked for
+DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
+ENUMERATED = 12  # up to so many keys of a query, each set of dropped keys is tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """A mistake of rounding; forms: functions from a plan to one with the mistake."""
+
+    name: str
+    what: str
+    forms: Mapping[str, Callable[[Plan], Plan]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Imprecision:
+    """A mistake that was found by its errors; left: the share of the error that it leaves."""
+
+    name: str
+    how: str
+    what: str
+    left: float
+    sure: bool
+
+
+def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
+    """Make a function that keeps so many bits after the leading one of float32, rounded to the nearest or cut off."""
+    drop = 23 - bits
+
+    def shortened(X: Array) -> Array:
+        whole = np.ascontiguousarray(X, np.float32).view(np.uint32)
+        half = np.uint32(1 << (drop - 1)) if nearest else np.uint32(0)
+        return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
+
+    return shortened
+
+
+def through(dtype: str) -> Callable[[Array], Array]:
+    """Make a function that rounds to a dtype."""
+    return lambda X: X.astype(numpy_dtype(dtype)).astype(X.dtype)
+
+
+def products(function: Callable[[Array], Array]) -> Callable[[Plan], Plan]:
+    """Round both sides of every matrix product."""
+    return lambda plan: replace(plan, into_product=function)
+
+
+def everything(dtype: str) -> Callable[[Plan], Plan]:
+    """Round both sides of every matrix product, and all results."""
+    return lambda plan: replace(plan, into_product=through(dtype), rounded=through(dtype), after=through(dtype))
+
+
+def softmax_in(dtype: str, inside: bool) -> Callable[[Plan], Plan]:
+    """Round scores and weights; inside: also every number between them."""
+    into = through(dtype)
+
+    def change(plan: Plan) -> Plan:
+        right = plan.softmax
+
+        def rough(plan: Plan, scores: Array, visible: Array) -> Array:
+            if not inside:
+                return into(right(plan, into(scores), visible))
+            low = np.where(visible, into(scores), -np.inf)
+            shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
+            sums = into(shares.sum(-1, keepdims=True))
+            return np.where(visible, into(shares / np.where(sums == 0, 1, sums)), 0).astype(scores.dtype)
+
+        return replace(plan, softmax=rough)
+
+    return change
+
+
+def in_forms(dtype: str) -> dict[str, Callable[[Plan], Plan]]:
+    """Make the forms of arithmetic in a dtype: of the products alone, or of all results."""
+    return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
+
+
+ROUNDINGS = (
+    Rounding("TF32 arithmetic", "matrix products keep 10 bits behind the leading one",
+             {"rounded": products(short(10, True)), "cut off": products(short(10, False))}),
+    Rounding("bfloat16 arithmetic", "numbers are rounded to bfloat16 on the way", in_forms("bfloat16")),
+    Rounding("float16 arithmetic", "numbers are rounded to float16 on the way", in_forms("float16")),
+    Rounding("float32 arithmetic", "numbers are rounded to float32 on the way", in_forms("float32")),
+    Rounding("softmax in half precision", "scores or weights are rounded to half precision",
+             {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
+              for dtype in ("float16", "bfloat16") for inside in (False, True)}),
+)  # fmt: skip
+Stepper = Callable[[Plan], Mapping[str, Array]]
+
+
+def roundings(
+    problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], plan: Plan, steps: Stepper
+) -> list[Imprecision]:
+    """Find the roundings whose errors are most of theirs.
+
+    theirs, exact: arrays by name, and the same in float64; plan: in the layer's dtype; steps: computes a plan.
+    """
+    found = []
+    for one in ROUNDINGS:
+        for how, change in one.forms.items():
+            left, size = remaining(problem, theirs, exact, steps(change(plan)))
+            if left <= LEFT and size >= ENOUGH:
+                found.append(Imprecision(one.name, how, one.what, left, True))
+    best = min((one.left for one in found), default=0.0)
+    # Only the best imitations count: others imitate a part of the same rounding.
+    return sorted((one for one in found if one.left <= max(1.25 * best, 0.05)), key=lambda one: one.left)
+
+
+def remaining(
+    problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], imitated: Mapping[str, Array]
+) -> tuple[float, int]:
+    """Return the share of the errors that an imitation leaves in the worst array that differs, and their number."""
+    worst, size = 0.0, 0
+    for name, X in theirs.items():
+        _, limit = problem.expected(name)
+        counts = np.broadcast_to(problem.matters(name), X.shape)
+        far, same = ((Y[name].astype(np.float64) - exact[name])[counts] for Y in (theirs, imitated))
+        if not np.isfinite(far).all() or not np.isfinite(same).all():
+            return np.inf, 0
+        if np.abs(far).max(initial=0) > limit:
+            worst = max(worst, float(np.sqrt(((far - same) ** 2).mean() / (far**2).mean())))
+            size += int((far != 0).sum())
+    return worst, size
+
+
+# Dropout
+
+
+def dropout(problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array]) -> Imprecision | None:
+    """Find out whether attention weights were dropped: then the others are too large by one factor."""
+    right, there = exact["weights"], theirs.get("weights")
+    if there is not None and error(there.astype(np.float64), right) > problem.expected("weights")[1]:
+        clear = problem.visible & (right > 1e-3)
+        return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
+    if (pooled := pooled_of(problem, theirs)) is None:
+        return None
+    groups = problem.config.num_heads // problem.config.num_key_value_heads
+    values = np.repeat(exact["split_v"], groups, 1)
+    counts = np.where(np.isfinite(pooled).all(3), (problem.visible & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
+    places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
+    rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
+    parts = []
+    for row in rows:
+        seen = problem.visible[row] & (right[row] > 1e-3)
+        parts.append(values[row[:2]][seen] * right[row][seen][:, None])  # (keys, dv)
+    shares = [shares_of(part, pooled[row]) for part, row in zip(parts, rows, strict=True)]
+    found = by_shares(problem, np.array(list(itertools.chain.from_iterable(shares))))
+    return found or by_spread(parts, [pooled[row] for row in rows])
+
+
+def by_shares(problem: Problem, shares: Array) -> Imprecision | None:
+    """Find dropout by weights, divided by the right ones: they are 0 or one factor, as often as this factor says."""
+    shares = shares[np.isfinite(shares)]
+    kept, dropped = shares[np.abs(shares) > 0.5], shares[np.abs(shares) <= 0.05]
+    if len(kept) < 6 or len(dropped) < 3 or len(shares) < ENOUGH:
+        return None
+    factor, rough = float(np.median(kept)), 0.1 if "16" in problem.config.dtype else 0.02
+    regular = float((np.abs(kept / factor - 1) <= rough).sum() + len(dropped)) / len(shares)
+    p = 1 - 1 / factor
+    if factor < 1.01 or regular < 0.97 or abs(len(dropped) / len(shares) - p) > 6 * np.sqrt(p * (1 - p) / len(shares)):
+        return None
+    return Imprecision("dropout left on", f"p about {p:.2g}", DROPOUT, 1 - regular, True)
+
+
+def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
+    """Find dropout by pooled heads (dv): dropped parts (keys, dv) would spread their errors so. This is never sure."""
+    spreads = []
+    for part, row in zip(parts, pooled, strict=True):
+        if len(part) > part.shape[1] >= 4:
+            far = row - part.sum(0)
+            spreads.append(far @ np.linalg.lstsq(part.T @ part, far, rcond=None)[0] / len(far))
+    if len(spreads) < ENOUGH:
+        return None
+    mean, width = float(np.mean(spreads)), pooled[0].size
+    if not 0.005 < mean < 2 or np.std(spreads) > 2 * mean * np.sqrt(2 / width):
+        return None
+    return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, 1.0, False)
+
+
+def shares_of(parts: Array, pooled: Array) -> list[float]:
+    """Solve for the shares with which parts (keys, dv) add up to pooled (dv); none if there is no sure solution."""
+    if len(parts) <= parts.shape[1]:
+        return np.linalg.lstsq(parts.T, pooled, rcond=None)[0].tolist() if np.linalg.cond(parts) < 1e3 else []
+    return enumerated(parts, pooled) if len(parts) <= ENUMERATED and parts.shape[1] >= 3 else []
+
+
+def enumerated(parts: Array, pooled: Array) -> list[float]:
+    """Find the shares, 0 or one factor, with which parts (keys, dv) add up to pooled (dv); NaN if there are none."""
+    n = len(parts)
+    chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n) & 1).astype(np.float64)  # (2^n - 1, keys)
+    sums = chosen @ parts  # (2^n - 1, dv)
+    factors = (sums @ pooled) / np.maximum((sums * sums).sum(1), 1e-300)
+    far = np.abs(sums * factors[:, None] - pooled).max(1)
+    far[factors < 0.9] = np.inf
+    best = int(far.argmin())
+    return (chosen[best] * factors[best]).tolist() if far[best] <= 1e-3 * np.abs(pooled).max() else [np.nan]
+
+
+def pooled_of(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
+    """Return their pooled heads (B, H, Q, dv) in float64, given or solved from the output; None if that is not sure."""
+    if "pooled" in theirs:
+        return theirs["pooled"].astype(np.float64)
+    weights, config = problem.layer.weights, problem.config
+    merged = theirs.get("merged")
+    if merged is None:
+        kernel, output = weights["W_o.kernel"].astype(np.float64), theirs.get("output")
+        if output is None or kernel.shape[0] > kernel.shape[1] or np.linalg.cond(kernel) > 1e4:
+            return None
+        bias = weights.get("W_o.bias", np.zeros(1)).astype(np.float64)
+        flat = np.linalg.lstsq(kernel.T, (output - bias).reshape(-1, kernel.shape[1]).T, rcond=None)[0].T
+        merged = flat.reshape(*output.shape[:2], config.num_heads, -1).transpose(0, 2, 1, 3)  # (B, H, Q, dv)
+    merged = merged.astype(np.float64)
+    if problem.call.head_gates is None:
+        return merged
+    gates = np.broadcast_to(widen(problem.call.head_gates), (len(merged), config.num_heads))[:, :, None, None]
+    with np.errstate(all="ignore"):
+        return merged / gates

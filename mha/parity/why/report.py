@@ -1,0 +1,187 @@
+"""The report of a comparison: a row for each array, the first that differs, and why; it prints as a table."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from mha.names import FloatName
+from mha.parity.same.rules import fraction
+from mha.parity.why.pictures import LEGEND
+from mha.tables import counted, lines, number, plain_table, text
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an array differs.
+
+    index: of the worst number, in their own layout; theirs, expected: that number, and float64 NumPy's.
+    count: how many numbers exceed the bound; of: how many there are. where: which samples, heads and rows, in padding
+    or not, in words. picture: the same as lines of characters.
+    """
+
+    index: tuple[int, ...]
+    theirs: float
+    expected: float
+    count: int
+    of: int
+    where: str
+    picture: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One array: how far theirs is from float64 NumPy, and how far rounding may carry it.
+
+    name: a step of `trace`, or "gradient." and the name of a gradient. place: None if it is the same, or if the shape
+    differs. note: further words, in a line.
+    """
+
+    name: str
+    error: float
+    bound: float
+    place: Place | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Error by bound: the same if at most 1."""
+        return fraction(self.error, self.bound)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound."""
+        return self.ratio <= 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Mistakes that together give their numbers.
+
+    mistakes: the names; how: the form of each ("" if it has one form); what: the effect of each; ratio: how far theirs
+    is from the numbers with these mistakes, by the rule: at most 1 is the same; left: the share of the error that they
+    leave; sure: whether they explain it. With mistakes of rounding, the ratio may be above 1.
+    """
+
+    mistakes: tuple[str, ...]
+    how: tuple[str, ...]
+    what: tuple[str, ...]
+    ratio: float
+    left: float
+    sure: bool
+
+    def __str__(self) -> str:
+        each = zip(self.mistakes, self.how, self.what, strict=True)
+        named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
+        fit = f"ratio {number(self.ratio)}" if self.ratio <= 1 else f"leaves {self.left:.0%} of the error"
+        return f"{'; and '.join(named)} [{fit}]"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """Why theirs differs: explanations, best first; several if the given arrays fit them all.
+
+    note: further words, in a line; tried: how many mistakes and combinations were tried.
+    """
+
+    explanations: tuple[Explanation, ...]
+    note: str
+    tried: int
+
+    @property
+    def known(self) -> bool:
+        """Whether an explanation is sure."""
+        return any(one.sure for one in self.explanations)
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The names of all mistakes in explanations that are sure, best first."""
+        return tuple(dict.fromkeys(name for one in self.explanations if one.sure for name in one.mistakes))
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sure = [one for one in self.explanations if one.sure]
+        if len(sure) > 1:
+            yield from lines("why: one of these, which all fit what was given", options)
+        for one in sure:
+            yield from lines(f"{'' if len(sure) > 1 else 'why: '}{one}", options)
+        if self.note:
+            yield from lines(self.note, options)
+        for one in self.explanations:
+            if not one.sure:
+                yield from lines(f"perhaps: {one}", options)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """A comparison: true if all arrays are the same, printed as a table, its rows as data.
+
+    rows: a `Row` for each array that was given, in the order of `trace`, gradients last. dtype: of the layer.
+    """
+
+    rows: tuple[Row, ...]
+    dtype: FloatName
+    explain: Callable[[], Diagnosis] = dataclasses.field(compare=False)
+
+    def __bool__(self) -> bool:
+        return all(row.passed for row in self.rows)
+
+    @property
+    def first(self) -> Row | None:
+        """The first row, in the order of `trace`, that leaves its bound; None if all is the same."""
+        return next((row for row in self.rows if not row.passed), None)
+
+    @property
+    def ratio(self) -> float:
+        """The largest ratio: the same if at most 1."""
+        return max(row.ratio for row in self.rows)
+
+    @functools.cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The known mistakes that give their numbers; computed when it is first used, or printed."""
+        return self.explain()
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = plain_table("array", "ratio", "result", "worst at", "theirs", "expected", "where", folded="where")
+        for row in self.rows:
+            verdict = "same" if row.passed else "DIFFERS"
+            if row.place is None:
+                table.add_row(row.name, number(row.ratio), verdict, "", "", "", row.note)
+            else:
+                place = row.place
+                values = number(place.theirs), number(place.expected)
+                where = "; ".join(filter(None, [place.where, row.note]))
+                table.add_row(row.name, number(row.ratio), verdict, str(place.index), *values, where)
+        yield table
+        first = self.first
+        if first is None:
+            yield from lines(f"the same: {counted(len(self.rows), 'array')} within what {self.dtype} explains", options)
+            return
+        yield Text("")
+        yield from lines(f"first to differ: {said(first)}", options)
+        if first.place is not None:
+            for line in (*first.place.picture, LEGEND):
+                yield Text(f"  {line}", no_wrap=True, overflow="ignore")
+        yield self.diagnosis
+
+
+def said(row: Row) -> str:
+    """Put a row that differs into a sentence."""
+    if row.place is None:
+        return f"{row.name}: {row.note}"
+    place = row.place
+    return (
+        f"{row.name}, {place.count} of {place.of} numbers; worst at {place.index}: theirs "
+        f"{number(place.theirs)}, expected {number(place.expected)}"
+    )

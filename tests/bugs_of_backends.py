@@ -1,0 +1,162 @@
+"""Bugs of lines that one engine, or one framework, has: replacements in the text of a backend.
+
+A group: the tests that must notice its bugs, and patterns with their replacements, by the name of the bug and the
+backend; "all" = the same in each. Every file of the backend is searched, and `mha/call` and `mha/engine`."""
+
+# fmt: off
+GROUPS = {
+    "blocks": ("reference loops blocks", {
+        "a block forgets its place": {
+            "jax": (r" \+ piece % counts\[2\] \* size", ""),
+            "tensorflow": (r"tf\.cast\(offset, tf\.int64\) \+ (\w+\.range)", r"\1"),
+        },
+        "blocks of a window that see other keys are taken as alike": {"torch": (
+            r"size == keys\.start - before\.start == (keys\.stop - before\.stop)", r"size == \1")},
+        "a window's rows of a group in another order": {"torch": (r"\.repeat\(1, 1, BH // BG, 1\)",
+            ".repeat_interleave(BH // BG, 2)")},
+        "the kernel's mask of groups in another order": {"torch": (r"visible\.expand\(B, heads, -1, -1\)",
+            "visible.expand(B, heads, -1, -1).transpose(0, 1)")},
+        "the kernel forgets the scale": {"torch": (r"is_causal=ordered, scale=self\.scale", "is_causal=ordered")},
+        "a causal order with an offset is left to the kernel": {"torch": (
+            r"return isinstance\(call\.offset, int\) and call\.offset == 0", "return True")},
+        "a bias of other blocks": {"torch": (r"score_bias(\.split\(size, 2\))", r"score_bias.roll(1, 2)\1")},
+        "keys of a chunk from its beginning": {"tensorflow": (r"seen\.start - start : seen\.stop - start",
+            "0 : seen.stop - seen.start")},
+        "the bias of the first keys in every part": {"jax": (r"cut\(X, first, size, 3\)", "X[:, :, :, :size]")},
+        "gradients of a bias go to its first keys": {"mxnet": (r"(total\[)cut(\] \+=)",
+            r"\1(*cut[:3], slice(X.shape[3])) if X.ndim == 4 else cut\2")},
+        "lengths of the first queries in every block of a loop": {"jax": (r"call\.valid_lens\[:, None, :, None\]",
+            "jnp.tile(call.valid_lens[:, :size], (1, -(-Q // size)))[:, :Q, None][:, None]")},
+        "the causal order of a loop ends before its block does": {"jax": (
+            r"jnp\.minimum\(offset\.max\(\), K - right\) \+ size \+ right", "(offset.max() + size + right) // 2")},
+        "a loop misses the first key of its window": {"jax": (r"clip\((call\.)?offset - left",
+            r"clip(\1offset - left + 1")},
+        "a loop forgets where its keys begin": {"jax": (r"offset=call\.offset - first", "offset=call.offset")},
+        "lengths forget where the keys of a loop begin": {"jax": (r"call\.valid_lens - first", "call.valid_lens")},
+        "the bias of the first queries in every piece": {
+            "tensorflow": (r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C"),
+            "mxnet": (r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias"),
+            "jax": (r"call\.mask, call\.score_bias, offset",
+            "call.mask, of_first(call.score_bias), offset", r"    arrays = \[",
+            "    of_first = lambda X: X if X is None or X.shape[2] == 1 else jnp.tile(\n"
+            "        X[:, :, :size], (1, 1, -(-Q // size), 1))[:, :, :Q]\n    arrays = ["),
+        },
+        "lengths alone blank nothing": {
+            "torch": (r"keys = torch\.where\(seen\[:, :, None\], keys, 0\)", "pass"),
+            "mxnet": (r"return X if used\.all\(\) else .*", "return X"),
+        },
+        "queries of empty samples stay": {"torch": ("if shortest == 0:", "if False:")},
+    }),
+    "dropout in pieces": ("dropout_pieces", {
+        "one mask for all pieces of a head": {
+            "tensorflow": (r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)"),
+            "jax": (r"fold_in\(key, piece\)", "fold_in(key, piece // counts[2])"),
+            "mxnet": (r"self\.seed \+ block\.start", "self.seed"),
+        },
+        "one mask for all groups": {"jax": (r"fold_in\(key, piece\)", "fold_in(key, piece % counts[2])")},
+        "kept weights that do not grow in pieces": {
+            "tensorflow": (r"(stateless_dropout\(weights, self\.dropout, .*\))", r"\1 * (1 - self.dropout)"),
+            "mxnet": (r"kept / \(1 - self\.dropout\)", "kept"),
+        },
+        "what is kept and what is dropped in pieces confused": {
+            "tensorflow": (r"stateless_dropout\(weights, self\.dropout", "stateless_dropout(weights, 1 - self.dropout"),
+            "mxnet": (r'"float32"\) >= self\.dropout', '"float32") >= 1 - self.dropout'),
+        },
+        "the kernel, which drops nothing, is taken in training": {"torch": (
+            r"return type\(self\) is DotProductAttention and .*", "return type(self) is DotProductAttention")},
+    }),
+    "memory": ("memory", {
+        "scores are kept for the backward pass": {
+            "numpy": (r"(?s)(def pool_backward.*?for block, seen in )self\.pieces\(queries, keys, call\)",
+                r"\1[(slice(0, queries.shape[1]), slice(0, keys.shape[1]))]"),
+            "torch": (r"checkpoint\(function, \*inputs, use_reentrant=False\)", "function(*inputs)"),
+            "tensorflow": (r" +@recomputed\n", ""),
+            "jax": (r"again = functools\.partial\(jax\.checkpoint.*", "again = lambda function: function"),
+            "mxnet": (r"return Recomputed\.call\(.*",
+                "return np.concatenate([pool_block(*cuts, queries[:, cuts[0]], *(X[:, cuts[1]] "
+                "for X in (keys, values)))\n        for cuts in pieces], 1)"),
+        },
+        "a kernel that keeps the scores is taken": {"torch": ("keeps = .*", "keeps = False")},
+        "keys are copied for every head": {"torch": (r"\.expand\(-1, sizes\[1\], -1, -1\)",
+            ".repeat(1, sizes[0] * sizes[1] // X.shape[0], 1, 1)")},
+    }),
+    "single frameworks": ("poolings frozen half_precision calls split_over_devices", {
+        "the scores of a replaced pooling are ignored": {"torch": (r"type\(self\) is DotProductAttention",
+            "isinstance(self, DotProductAttention)")},
+        "heads that were split over devices are taken": {"torch": (r"whole_heads\(self\.config, .*\)", "pass")},
+        "calls with NumPy arrays are recorded": {"torch": ("if not tracked:", "if False:")},
+        "frozen weights have no gradients": {"mxnet": (r'parameter\.grad_req = "write"', "pass")},
+        "frozen weights are thawed": {"mxnet": (r"twin = copy\.deepcopy\(layer, kept\)", "twin = layer")},
+        "gradients of biases are summed in half precision": {"numpy": (r"widen\(by_output\)\.sum\(axes\)",
+            "by_output.sum(axes)")},
+    }),
+    "what pulls gradients back": ("vjp", {
+        "gradients forget the dropout of the call": {"numpy": (r"kept = attention\.drop\(.*\)",
+            "kept = np.ones_like(weights)")},
+        "gradients drop what another call would": {
+            "numpy": (r"copied\(again\)", "again"),
+            "tensorflow": (r"run\(_pulled, \*same, seed,", "run(_pulled, *same, seed and seed + 1,"),
+        },
+        "gradients can be pulled back once": {
+            "torch": ("retain_graph=True", "retain_graph=False"),
+            "mxnet": (r"weights \* npx\.dropout\(np\.ones_like\(weights\)", "npx.dropout(weights"),
+        },
+        "weights that were assigned after the call count": {
+            "numpy torch": (r"twin = copy\.deepcopy\(layer\)", "twin = layer"),
+            "mxnet": (r"twin = thawed\(layer\)", "twin = layer"),
+            "tensorflow": (r"own = own\[0\], \[tf\.convert_to_tensor\(X\).*", "pass"),
+        },
+        "inputs that change after the call count": {
+            "numpy": (r"return X\.copy\(\)", "return X"),
+            "torch": (r"return X\.detach\(\)\.clone\(\)", "return X", r"detach\(\)\.clone\(\)\.req", "detach().req"),
+            "mxnet": (r"(def copied.*\n.*\n    return) X\.copy\(\)", r"\1 X"),
+        },
+    }),
+    "options": ("options", {
+        "1 is added to the scale of a norm": {"all": (
+            r"(widen\(self\.scale\)|widen\(tf.*\(self\.scale\)\)|wide / roots \* scale)", r"(1 + \1)")},
+        "RMS norm for layer norm": {"all": (r'if self\.kind == "layer":', "if False:")},
+        "another epsilon": {"all": (r"\+ self\.eps\)", "+ 1e-6)")},
+        "the gradient of a group is that of its first head": {"numpy": (r"X\.shape\[2\]\)\.sum\(1\)",
+            "X.shape[2])[:, 0]")},
+        "the gradient of a norm forgets its root": {"numpy": (r"by_X = by_normalized - normalized \* .*",
+            "by_X = by_normalized")},
+        "the gradient of a layer norm forgets its mean": {"numpy": (r'if norm\.kind == "layer":', "if False:")},
+        "gradients are not turned back": {"numpy": (r"rotate\(by_k, -positions", "rotate(by_k, positions")},
+        "the gradient of a cap is 1": {"numpy": (r"\(1 - \(capped / softcap\) \*\* 2\)", "1")},
+    }),
+    "devices": ("devices_of_jax", {
+        "the samples of all devices take the first one's branch": {"jax": (r"jax\.lax\.pmax\(last, TOGETHER\)",
+            "jax.lax.all_gather(last, TOGETHER)[0]")},
+        "samples are looped over on all devices": {"jax": (r"return 1 if mesh\.empty or varies\(X\) else .*",
+            "return 1")},
+        "samples of one device are computed as if they lay on all": {"jax": (r"mesh\.empty or (.*), mesh\.size\)",
+            r"\1, jax.device_count())")},
+    }),
+    "calls": ("dropout reference loops own_layers layer calls parity", {
+        "bias of the values dropped": {"all": (r"self\.W_v\(values\)", "self.W_v(values) - self.W_v(values * 0)")},
+        "bias of the output dropped": {"all": (r"self\.W_o\(merged\)", "(self.W_o(merged) - self.W_o(merged * 0))")},
+        "dropout when not training": {
+            "numpy": (r"if not training or self\.dropout == 0", "if self.dropout == 0"),
+            "torch": (r"self\.dropout, training\)", "self.dropout, True)"),
+            "tensorflow": (r"self\.dropping\(weights, training=training\)", "self.dropping(weights, training=True)"),
+            "jax": ("deterministic=not training", "deterministic=False", r"if call\.training and (layer|pooling)",
+                r"if \1"),
+            "mxnet": (r"if not training:\n            return weights", "if False:\n            return weights"),
+        },
+        "additive scores without tanh": {"all": (r"\w+\.tanh\(", "(")},
+        "scores in float32 whatever the dtype": {
+            "numpy": (r"np\.promote_types\(X\.dtype, np\.float32\)", "np.float32"),
+            "torch": (r"torch\.promote_types\(X\.dtype, torch\.float32\)", "torch.float32"),
+            "tensorflow": (r"tf\.cast\(X, tf\.float32\) if .*", "tf.cast(X, tf.float32)"),
+            "jax": (r"jnp\.promote_types\(X\.dtype, jnp\.float32\)", "jnp.float32"),
+            "mxnet": (r"onp\.promote_types\(X\.dtype, onp\.float32\)", '"float32"'),
+        },
+        "no gradient through the weights": {
+            "numpy": (r"by_biased = weights \*", "by_biased = 0 * weights *"),
+            "torch mxnet": (r"self\.drop\(weights, training\)", "self.drop(weights.detach(), training)"),
+            "tensorflow": (r"self\.drop\(weights, training\)", "self.drop(tf.stop_gradient(weights), training)"),
+            "jax": (r"self\.drop\(weights, training\)", "self.drop(jax.lax.stop_gradient(weights), training)"),
+        },
+    }),
+}
