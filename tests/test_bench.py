@@ -22,7 +22,8 @@ from mha.bench.steps import REFERENCE, Implementation, Results
 from mha.parity.run import processes
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
-RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, ragged=True), Shape("causal", 2, 31, 22, 2, causal=True)
+RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
+ALL = Shape("all", 2, 29, 22, 2, keys="all")
 GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 4, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
 
 
@@ -30,9 +31,10 @@ GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 4, G=2), Shape("window", 2, 31, 22
 
 
 def test_shapes():
-    sizes = {name: (shape.B, shape.T, shape.D, shape.H) for name, shape in cases.SHAPES.items()}
+    sizes = {name: (shape.B, shape.T, shape.D, shape.H) for name, shape in cases.SHAPES.items() if "-" not in name}
     assert sizes == {
-        "S": (2, 8, 100, 5), "M": (8, 128, 512, 8), "L": (1, 1024, 768, 12), "XL": (1, 4096, 512, 8),
+        "S": (2, 6, 100, 5), "S32": (1, 32, 128, 4), "S64": (8, 64, 256, 8),
+        "M": (8, 128, 512, 8), "L": (1, 1024, 768, 12), "XL": (1, 4096, 512, 8),
         "R": (16, 512, 512, 8), "C": (1, 4096, 512, 8), "G": (1, 4096, 512, 8), "W": (1, 4096, 512, 8),
     }  # fmt: skip
     assert [name for name, shape in cases.SHAPES.items() if shape.causal] == ["C", "W"]
@@ -41,17 +43,24 @@ def test_shapes():
     assert cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
     assert cases.SHAPES["G"].lengths().tolist() == cases.SHAPES["XL"].lengths().tolist()
     assert cases.SHAPES["M"].lengths().tolist() == 8 * [96]
+    for name in ("S", "S32", "S64"):
+        assert cases.SHAPES[f"{name}-all"] == dataclasses.replace(cases.SHAPES[name], name=f"{name}-all", keys="all")
+        ragged = dataclasses.replace(cases.SHAPES[name], name=f"{name}-ragged", keys="ragged")
+        assert cases.SHAPES[f"{name}-ragged"] == ragged
     ragged = cases.SHAPES["R"].lengths()
     assert len(set(ragged)) > 10
     assert 1 <= min(ragged) < 128 < 384 < max(ragged) <= 512
-    assert set(Shape("", 99, 3, 1, 1, ragged=True).lengths()) == {1, 2, 3}
-    assert cases.SHAPES["S"].inputs().shape == cases.SHAPES["S"].cotangent().shape == (2, 8, 100)
+    assert set(Shape("", 99, 3, 1, 1, keys="ragged").lengths()) == {1, 2, 3}
+    assert cases.SHAPES["S"].inputs().shape == cases.SHAPES["S"].cotangent().shape == (2, 6, 100)
 
 
 def test_the_help_shows_the_shapes():
     text = run("bench", "--help").stdout
     assert re.search(r"Examples:\n.*mha bench", text)
     for name, shape in cases.SHAPES.items():
+        if "-" in name:
+            assert name in text
+            continue
         assert re.search(rf"^ +{name} +{shape.B} +{shape.T} +{shape.D} +{shape.H}\b", text, re.MULTILINE)
 
 
@@ -61,9 +70,9 @@ def test_floor_by_hand():
     assert plain.multiply_adds() == (8 + 6 + 6 + 8) * 36 + 2 * 144 == 1296
     # Four keys, and of each 4 * 4 pairs the 10 in order.
     assert Shape("", B=2, T=4, D=6, H=2, causal=True).multiply_adds() == 4 * 8 * 36 + 2 * 2 * 10 * 6
-    lengths = Shape("", B=5, T=7, D=6, H=2, ragged=True).lengths()
+    lengths = Shape("", B=5, T=7, D=6, H=2, keys="ragged").lengths()
     by_sample = [(7 + length) * 2 * 36 + 2 * 7 * int(length) * 6 for length in lengths]
-    assert Shape("", B=5, T=7, D=6, H=2, ragged=True).multiply_adds() == sum(by_sample)
+    assert Shape("", B=5, T=7, D=6, H=2, keys="ragged").multiply_adds() == sum(by_sample)
     # W_k and W_v of one head of two.
     assert Shape("", B=2, T=4, D=6, H=2, G=1).multiply_adds() == (8 + 3 + 3 + 8) * 36 + 2 * 144
     # Of the 10 pairs in order, 4 are of a query and its own key, 3 of it and the one before.
@@ -80,15 +89,16 @@ def test_floor_by_hand():
 
 def test_pairs_that_are_seen_are_those_of_the_layer():
     """The mask that frameworks are given, and the pairs that are counted, beside the weights that are not 0."""
-    for window, causal in itertools.product([None, (6, 0), (0, None), (None, 3), (2, 40)], [True, False]):
-        shape = dataclasses.replace(WINDOW, window=window, causal=causal)
+    windows = [None, (6, 0), (0, None), (None, 3), (2, 40)]
+    for window, causal, keys in itertools.product(windows, [True, False], ["equal", "ragged", "all"]):
+        shape = dataclasses.replace(WINDOW, window=window, causal=causal, keys=keys)
         X, lengths = shape.inputs(), shape.lengths()
         weights = shape.layer("numpy")(X, X, X, lengths, causal=causal, return_weights=True)[1]
         seen = np.count_nonzero(weights[:, 0])
         keys = shape.B * shape.T if lengths is None else lengths.sum()
         assert shape.multiply_adds() == 2 * (shape.B * shape.T + keys) * 22**2 + 2 * seen * 22
-        if lengths is None:
-            assert np.array_equal(shape.visible(np.arange(shape.T)), weights[0, 0] > 0)
+        mask = np.ones((1, 1, shape.T), bool) if shape.mask() is None else shape.mask()
+        assert np.array_equal(np.broadcast_to(mask, weights[:, 0].shape), weights[:, 0] > 0)
 
 
 def test_a_shape_without_its_option():
@@ -102,7 +112,7 @@ EAGER = pytest.mark.backends(*adapters.EAGER)  # of the others, training compute
 WAYS = [
     pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=EAGER if kind == "inference" and more else ())
     for kind in cases.KINDS
-    for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW])
+    for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW, ALL])
 ]
 
 

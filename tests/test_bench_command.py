@@ -120,8 +120,8 @@ def measured(monkeypatch):
     ("arguments", "text"),
     [
         (["--backends", "cupy"], f"--backends is 'cupy', expected one of {adapters.NAMES}"),
-        (["--shapes", "S,Q"], "--shapes is 'Q', expected one of S, M, L, XL, R, C, G, W"),
-        (["--shapes", "T128"], "--shapes is 'T128', expected one of S, M, L, XL, R, C, G, W"),
+        (["--shapes", "S,Q"], f"--shapes is 'Q', expected one of {', '.join(cases.SHAPES)}"),
+        (["--shapes", "T128"], f"--shapes is 'T128', expected one of {', '.join(cases.SHAPES)}"),
         (["--kinds", "both"], "--kinds is 'both', expected one of inference, training"),
         (["--shapes", ""], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),
         (["--kinds", ","], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),

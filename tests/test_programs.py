@@ -36,6 +36,7 @@ def test_lengths_compile_nothing_new_in_jax(backend, rng):
 def test_offsets_compile_nothing_new_in_jax(backend, rng):
     from mha.backends.jax.engine import calls
 
+    calls.PLANS.clear()
     attention = mha.MultiHeadAttention(12, 3, window=(2, 0), rotary=mha.Rotary(), backend=backend)
     X, programs = rng.normal(size=(2, 8, 12)).astype("float32"), set()
     for offset in (1, 2, 5, -3):

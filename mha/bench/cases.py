@@ -1,7 +1,7 @@
 """Shapes and kinds of the measurements, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from mha.names import BackendName
 class Shape:
     """Sizes of a self-attention, and the keys that a query sees: B samples of T positions, D hidden units, H heads.
 
-    G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; ragged: True =
-    lengths of any size.
+    G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; keys: those of a
+    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Shape:
     T: int
     D: int
     H: int
-    ragged: bool = False
+    keys: Literal["equal", "ragged", "all"] = "equal"
     causal: bool = False
     G: int | None = None
     window: tuple[int | None, int | None] | None = None
@@ -42,10 +42,10 @@ class Shape:
         return found
 
     def lengths(self) -> np.ndarray | None:
-        """The number of keys of each sample, (B,): 3/4 of T, from 1 to T if ragged, None if positions hide keys."""
-        if self.causal or self.window:
+        """The number of keys of each sample, (B,); None if positions hide keys, or nothing does."""
+        if self.causal or self.window or self.keys == "all":
             return None
-        if self.ragged:
+        if self.keys == "ragged":
             return np.random.default_rng(0).integers(1, self.T, self.B, "int32", endpoint=True)
         return np.full(self.B, self.T * 3 // 4, "int32")
 
@@ -63,11 +63,16 @@ class Shape:
         right = 0 if self.causal else right
         return self.T if left is None else left, self.T if right is None else right
 
-    def visible(self, positions: Any) -> Any:
-        """The mask (T, T) of these bounds, for positions 0 to T - 1, (T,), in an array of any framework."""
+    def mask(self) -> np.ndarray | None:
+        """The keys that a query sees as booleans, (B, 1, T) by lengths or (1, T, T) by positions; None = all."""
+        lengths, positions = self.lengths(), np.arange(self.T)
+        if lengths is not None:
+            return (positions < lengths[:, None])[:, None]  # (B, 1, T)
+        if not (self.causal or self.window):
+            return None
         left, right = self.bounds()
         after = positions - positions[:, None]  # (T, T): how far a key is after a query
-        return (after >= -left) & (after <= right)
+        return ((after >= -left) & (after <= right))[None]  # (1, T, T)
 
     def multiply_adds(self) -> int:
         """The multiply-adds that a forward pass needs: four projections, and two products with the keys it sees."""
@@ -87,11 +92,19 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("S", 2, 8, 100, 5),
+        Shape("S", 2, 6, 100, 5),
+        Shape("S-ragged", 2, 6, 100, 5, keys="ragged"),
+        Shape("S-all", 2, 6, 100, 5, keys="all"),
+        Shape("S32", 1, 32, 128, 4),
+        Shape("S32-ragged", 1, 32, 128, 4, keys="ragged"),
+        Shape("S32-all", 1, 32, 128, 4, keys="all"),
+        Shape("S64", 8, 64, 256, 8),
+        Shape("S64-ragged", 8, 64, 256, 8, keys="ragged"),
+        Shape("S64-all", 8, 64, 256, 8, keys="all"),
         Shape("M", 8, 128, 512, 8),
         Shape("L", 1, 1024, 768, 12),
         Shape("XL", 1, 4096, 512, 8),
-        Shape("R", 16, 512, 512, 8, ragged=True),
+        Shape("R", 16, 512, 512, 8, keys="ragged"),
         Shape("C", 1, 4096, 512, 8, causal=True),
         Shape("G", 1, 4096, 512, 8, G=2),
         Shape("W", 1, 4096, 512, 8, causal=True, window=(511, 0)),

@@ -19,6 +19,8 @@ LOOKS = {
     "eager native": ("#009E73", "<"),
     "second native": ("#CC79A7", "v"),
     "kernel": ("#D55E00", "D"),
+    "recorded native": ("#009E73", "2"),
+    "recorded call": ("#000000", "+"),
     "call": ("#000000", "P"),
     "NumPy call": ("#000000", "x"),
 }

@@ -46,7 +46,8 @@ def bench(
     jax.jit and tf.function. The other lines compare it with: attention(...), the call that users make, on the
     framework's own arrays and on NumPy's; the layer with return_weights (readable); the framework's own layers and its
     fused kernel with the same weights; and the time of the matrix products alone. Inference is a forward pass;
-    training is a forward pass and all gradients. All of it runs on the processor, in float32.
+    training is a forward pass and all gradients. Their layers get their masks ready-made. On PyTorch, inference is in
+    inference_mode, but for "recorded". All of it runs on the processor, in float32.
 
     The command first checks that the implementations of a backend give the same numbers. Then it times them in turns.
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
@@ -55,7 +56,9 @@ def bench(
     \b
     The shapes (self-attention; the lengths are 3/4 of T):
       name  batch     T    D  heads
-      S         2     8  100      5
+      S         2     6  100      5  also S-ragged: any lengths from 1 to T; S-all: no lengths
+      S32       1    32  128      4  also S32-ragged, S32-all
+      S64       8    64  256      8  also S64-ragged, S64-all
       M         8   128  512      8
       L         1  1024  768     12
       XL        1  4096  512      8
@@ -66,7 +69,7 @@ def bench(
 
     At G, the layer with 8 key-value heads is timed as well; at W, the layer with no window.
 
-    All shapes and kinds take about two hours, and --plot takes about one more. For the plot, an implementation stops
+    All shapes and kinds take about three hours, and --plot takes about one more. For the plot, an implementation stops
     at the last T for which half of the free memory is surely enough. --no-memory changes only the tables.
 
     \b

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import nnx
 
 import mha
 from mha.bench import steps
@@ -22,6 +22,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     module, variables = attention.layer.unbind()
     plain = steps.without_window(attention)
     step = _training if kind == "training" else _inference
+    lengths, mask = shape.lengths(), shape.mask()
+    seen = None if mask is None else mask[:, None]  # (B or 1, 1, 1 or T, T), ready-made
 
     def ours(variables: Any, X: Any, lengths: Any) -> Any:
         return module.apply(variables, X, X, X, lengths, causal=shape.causal)
@@ -29,29 +31,22 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     def readable(variables: Any, X: Any, lengths: Any) -> Any:
         return module.apply(variables, X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
-    def seen(X: Any, lengths: Any) -> Any:
-        if shape.window:
-            return shape.visible(jnp.arange(shape.T))[None, None]  # (1, 1, T, T)
-        if shape.causal:
-            return linen.make_causal_mask(X[..., 0])  # (B, 1, T, T)
-        return (jnp.arange(shape.T) < lengths[:, None])[:, None, None]  # (B, 1, 1, T)
-
     def native() -> Step:
         theirs, variables = plain.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
 
-        def call(variables: Any, X: Any, lengths: Any) -> Any:
-            return theirs.apply(variables, X, mask=seen(X, lengths), deterministic=True)
+        def call(variables: Any, X: Any, seen: Any) -> Any:
+            return theirs.apply(variables, X, mask=seen, deterministic=True)
 
-        return step(variables, call, shape)
+        return step(variables, call, shape, seen)
 
     def newer() -> Step:
         parts: Any = nnx.split(plain.to_native("flax.nnx.MultiHeadAttention"), nnx.Param, ...)
         graph, state, others = parts
 
-        def call(state: Any, X: Any, lengths: Any) -> Any:
-            return nnx.merge(graph, state, others)(X, mask=seen(X, lengths), deterministic=True)
+        def call(state: Any, X: Any, seen: Any) -> Any:
+            return nnx.merge(graph, state, others)(X, mask=seen, deterministic=True)
 
-        return step(state, call, shape)
+        return step(state, call, shape, seen)
 
     def fused(variables: Any, X: Any, lengths: Any) -> Any:
         kernels = {name: W["kernel"] for name, W in variables["params"].items()}
@@ -62,13 +57,13 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
 
     made = {
-        "attention.layer": Implementation("layer", functools.partial(step, variables, ours, shape)),
-        "readable": Implementation("readable", functools.partial(step, variables, readable, shape)),
+        "attention.layer": Implementation("layer", functools.partial(step, variables, ours, shape, lengths)),
+        "readable": Implementation("readable", functools.partial(step, variables, readable, shape, lengths)),
     }
     if shape.G is None:
         made["linen.MultiHeadDotProductAttention"] = Implementation("native", native)
     made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
-    fused_step = functools.partial(step, variables, fused, shape)
+    fused_step = functools.partial(step, variables, fused, shape, lengths)
     made["jax.nn.dot_product_attention"] = Implementation("kernel", fused_step)
     return made | steps.user_calls(attention, shape, kind, jnp.asarray, _called, _called)
 
@@ -78,20 +73,22 @@ def product(A: Any) -> Step:
     return _compiled(lambda A: A @ A, A)
 
 
-def _inference(variables: Any, call: Callable, shape: Shape) -> Step:
+def _inference(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
+    """A forward pass; lengths: or a mask, or None."""
+
     def step(variables: Any, X: Any, lengths: Any) -> Results:
         return Results(call(variables, X, lengths))
 
-    return _compiled(step, variables, shape.inputs(), shape.lengths())
+    return _compiled(step, variables, shape.inputs(), lengths)
 
 
-def _training(variables: Any, call: Callable, shape: Shape) -> Step:
+def _training(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
     def step(variables: Any, X: Any, lengths: Any, cotangent: Any) -> Results:
         output, pull_back = jax.vjp(lambda variables, X: call(variables, X, lengths), variables, X)
         by_variables, by_input = pull_back(cotangent)
         return Results(output, (by_input,), tuple(jax.tree.leaves(by_variables)))
 
-    return _compiled(step, variables, shape.inputs(), shape.lengths(), shape.cotangent())
+    return _compiled(step, variables, shape.inputs(), lengths, shape.cotangent())
 
 
 def _called(step: Step) -> Step:

@@ -20,7 +20,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     layer: Any = attention.layer
-    step = _training if kind == "training" else _inference
+    step, lengths = _training if kind == "training" else _inference, shape.lengths()
     name: Any = "keras.layers.GroupQueryAttention" if shape.G else "keras.layers.MultiHeadAttention"
 
     def ours(X: Any, lengths: Any = None) -> Any:
@@ -31,18 +31,18 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     def native(run: Callable) -> Step:
         theirs = steps.without_window(attention).to_native(name)
-        visible = shape.visible(tf.range(shape.T))[None] if shape.window else None  # (1, T, T)
+        in_order = shape.causal and shape.window is None  # which it knows without a mask
 
-        def call(X: Any, lengths: Any = None) -> Any:
-            seen = visible if lengths is None else tf.sequence_mask(lengths, shape.T)[:, None]  # (B, 1, T)
-            return theirs(X, X, X, attention_mask=seen, use_causal_mask=shape.causal and shape.window is None)
+        def call(X: Any, seen: Any = None) -> Any:
+            return theirs(X, X, X, attention_mask=seen, use_causal_mask=in_order)
 
-        return step(theirs, call, shape, run)
+        return step(theirs, call, shape, None if in_order else shape.mask(), run)
 
+    our_step = functools.partial(step, layer, ours, shape, lengths)
     made = {
-        "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape, _compiled)),
-        "attention.layer, eager": Implementation("eager layer", functools.partial(step, layer, ours, shape, _eager)),
-        "readable": Implementation("readable", functools.partial(step, layer, readable, shape, _compiled)),
+        "attention.layer": Implementation("layer", functools.partial(our_step, _compiled)),
+        "attention.layer, eager": Implementation("eager layer", functools.partial(our_step, _eager)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape, lengths, _compiled)),
         name: Implementation("native", functools.partial(native, _compiled)),
         f"{name}, eager": Implementation("eager native", functools.partial(native, _eager)),
     }
@@ -54,11 +54,12 @@ def product(A: Any) -> Step:
     return _compiled(lambda A: A @ A, A)
 
 
-def _inference(layer: Any, call: Callable, shape: Shape, run: Callable) -> Step:
-    return run(lambda X, *lengths: Results(call(X, *lengths)), shape.inputs(), shape.lengths())
+def _inference(layer: Any, call: Callable, shape: Shape, lengths: Any, run: Callable) -> Step:
+    """A forward pass; lengths: or a mask, ready-made, or None."""
+    return run(lambda X, *lengths: Results(call(X, *lengths)), shape.inputs(), lengths)
 
 
-def _training(layer: Any, call: Callable, shape: Shape, run: Callable) -> Step:
+def _training(layer: Any, call: Callable, shape: Shape, lengths: Any, run: Callable) -> Step:
     def step(X: Any, cotangent: Any, *lengths: Any) -> Results:
         variables = [X, *(W.value for W in layer.trainable_weights)]
         with tf.GradientTape() as tape:
@@ -67,7 +68,7 @@ def _training(layer: Any, call: Callable, shape: Shape, run: Callable) -> Step:
         by_input, *by_weights = tape.gradient(output, variables, cotangent)
         return Results(output, (by_input,), tuple(by_weights))
 
-    return run(step, shape.inputs(), shape.cotangent(), shape.lengths())
+    return run(step, shape.inputs(), shape.cotangent(), lengths)
 
 
 def _called(step: Step) -> Step:

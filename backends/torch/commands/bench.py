@@ -22,8 +22,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     """
     layer: Any = attention.layer
     step = _training if kind == "training" else _inference
-    visible = shape.visible(torch.arange(shape.T)) if shape.lengths() is None else None  # (T, T), True = attend
-    in_order = shape.causal and shape.window is None  # which both know without a mask
+    mask, in_order = shape.mask(), shape.causal and shape.window is None  # in order, which both know without a mask
+    padded = shape.lengths() is not None
     grouped = {"enable_gqa": True} if shape.G else {}  # which PyTorch 2.4 lacks
 
     def ours(X: Any, lengths: Any) -> Any:
@@ -32,37 +32,39 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     def readable(X: Any, lengths: Any) -> Any:
         return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
 
-    def native() -> Step:
+    def native(step: Callable) -> Step:
         theirs = steps.without_window(attention).to_native("torch.nn.MultiheadAttention")
-        outside = None if visible is None else ~visible  # here True = hide
-        options: Any = {"need_weights": False, "attn_mask": outside, "is_causal": in_order}
+        hidden = None if mask is None else ~mask[:, 0] if padded else ~mask[0]  # (B, T) or (T, T), True = hide
 
-        def call(X: Any, lengths: Any) -> Any:
-            hidden = None if lengths is None else ~_seen(lengths, shape.T)
-            return theirs(X, X, X, key_padding_mask=hidden, **options)[0]
+        def call(X: Any, hidden: Any) -> Any:
+            masks: Any = {"key_padding_mask": hidden} if padded else {"attn_mask": hidden, "is_causal": in_order}
+            return theirs(X, X, X, need_weights=False, **masks)[0]
 
-        return step(theirs, call, shape)
+        return step(theirs, call, shape, hidden)
 
-    def fused(X: Any, lengths: Any) -> Any:
+    def fused(X: Any, seen: Any) -> Any:
         split = (shape.B, shape.T, -1, shape.D // shape.H)
         q, k, v = (W(X).view(split).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, H or G, T, d)
-        seen = None if in_order else visible  # here True = attend
-        if lengths is not None:
-            seen = _seen(lengths, shape.T)[:, None, None]  # (B, 1, 1, T)
         pooled = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=in_order, **grouped)  # (B, H, T, d)
         return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, shape.T, shape.D))  # (B, T, D)
 
+    lengths, seen = shape.lengths(), None if mask is None or in_order else mask[:, None]  # (B or 1, 1, 1 or T, T)
     made = {
-        "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape)),
-        "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
+        "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape, lengths)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape, lengths)),
     }
     if shape.G is None:
-        made["nn.MultiheadAttention"] = Implementation("native", native)
-    fused_step = functools.partial(step, layer, fused, shape)
+        made["nn.MultiheadAttention"] = Implementation("native", functools.partial(native, step))
+    fused_step = functools.partial(step, layer, fused, shape, seen)
     made["F.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
+    if kind == "training":
+        return made | steps.user_calls(attention, shape, kind, tensor)
+    if shape.G is None:
+        made["nn.MultiheadAttention, recorded"] = Implementation("recorded native", functools.partial(native, _forward))
+    recorded = Implementation("recorded call", lambda: steps.call(attention, shape, tensor))
+    made["attention(...), own arrays, recorded"] = recorded
     # As the layer's step; who calls with NumPy arrays would not think of it.
-    modes = [] if kind == "training" else [torch.inference_mode()]
-    return made | steps.user_calls(attention, shape, kind, tensor, *modes)
+    return made | steps.user_calls(attention, shape, kind, tensor, torch.inference_mode())
 
 
 def product(A: Any) -> Step:
@@ -71,19 +73,19 @@ def product(A: Any) -> Step:
     return lambda: A @ A
 
 
-def _inference(layer: Any, call: Callable, shape: Shape) -> Step:
-    X, lengths = _arrays(shape.inputs(), shape.lengths())
+def _inference(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
+    return torch.inference_mode()(_forward(layer, call, shape, lengths))
 
-    @torch.inference_mode()
-    def step() -> Results:
-        return Results(call(X, lengths))
 
+def _forward(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
+    """A forward pass, of which PyTorch records what gradients need; lengths: or a mask, ready-made, or None."""
+    X, lengths = _arrays(shape.inputs(), lengths)
     layer.eval()
-    return step
+    return lambda: Results(call(X, lengths))
 
 
-def _training(layer: Any, call: Callable, shape: Shape) -> Step:
-    X, lengths, cotangent = _arrays(shape.inputs(), shape.lengths(), shape.cotangent())
+def _training(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
+    X, lengths, cotangent = _arrays(shape.inputs(), lengths, shape.cotangent())
     variables = [X.requires_grad_(), *layer.parameters()]
 
     def step() -> Results:
@@ -97,7 +99,3 @@ def _training(layer: Any, call: Callable, shape: Shape) -> Step:
 
 def _arrays(*arrays: Any) -> list[Any]:
     return [None if array is None else tensor(array) for array in arrays]
-
-
-def _seen(lengths: Any, T: int) -> Any:
-    return torch.arange(T) < lengths[:, None]  # (B, T)
