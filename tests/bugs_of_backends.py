@@ -35,10 +35,9 @@ GROUPS = {
         "lengths forget where the keys of a loop begin": {"jax": (r"call\.valid_lens - first", "call.valid_lens")},
         "the bias of the first queries in every piece": {
             "tensorflow": (r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C"),
-            "mxnet": (r"zip\(\(block, seen\), score_bias", "zip((slice(block.stop - block.start), seen), score_bias"),
-            "jax": (r"call\.mask, call\.score_bias, offset",
-            "call.mask, of_first(call.score_bias), offset", r"    arrays = \[",
-            "    of_first = lambda X: X if X is None or X.shape[2] == 1 else jnp.tile(\n"
+            "mxnet": (r"zip\(\(block, seen\), pairs", "zip((slice(block.stop - block.start), seen), pairs"),
+            "jax": (r"\(lens, offset, \*pairs\)", "(lens, offset, *map(of_first, pairs))", r"    arrays = \[",
+            "    of_first = lambda X: X if X.shape[2] == 1 else jnp.tile(\n"
             "        X[:, :, :size], (1, 1, -(-Q // size), 1))[:, :, :Q]\n    arrays = ["),
         },
         "lengths alone blank nothing": {

@@ -129,7 +129,7 @@ GROUPS = {
         "heads come after rows in every layout": (r'"\(B, H, T, d\)": \(\(B, H, T, d\), lambda X: X\)',
             '"(B, H, T, d)": ((B, H, T, d), lambda X: X[:, ::-1])'),
         "a report is true unless all differs": (r"return all\(row\.passed", "return any(row.passed"),
-        "the offset is left out of a comparison": (r"if name in ROWS\)", 'if name in ROWS and name != "offset")'),
+        "the offset is left out of a comparison": (r"if name in ROWS\}", 'if name in ROWS and name != "offset"}'),
     }),
     "two layers and two files": ("mha/parity/same mha/parity/why mha/parity/files", "compare_layers compare_files", {
         "half precision that was trained apart is the same": (r"!= fits\(there, dtype\)", "or True"),
@@ -173,7 +173,7 @@ GROUPS = {
             "getattr(case, name) for name in ("),
         "rows without keys are always left out": ("if not empty_rows:", "if True:"),
         "large scores are as large as they come": (r"if case\.scale > 1:", "if False:"),
-        "masks forget the causal order": (r'if name != "score_bias"\}', 'if name not in ("score_bias", "causal")}'),
+        "masks forget the causal order": (r"if name not in FLOATS\}", 'if name not in (*FLOATS, "causal")}'),
         "a layer of PyTorch sees causal order turned": (r"\.tril\(\)", ".triu()"),
         "a layer of Keras does not see padding": (r"pairs & padding\[.*\]  #", "pairs  #"),
         "a layer of Flax sees no causal order": (r"padding\[:, None, None\], pairs, order\)",

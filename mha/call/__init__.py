@@ -2,19 +2,34 @@
 
 from mha.call import inputs
 from mha.call.check import check, known, native, of_output, whole_heads
-from mha.call.declaration import ALL, ARGUMENTS, GIVEN, ROWS, Arguments, Call, Row, axes_of, call_of, spelled
+from mha.call.declaration import (
+    ALL,
+    ARGUMENTS,
+    ARRAYS,
+    FLOATS,
+    GIVEN,
+    OF_PAIRS,
+    ROWS,
+    Arguments,
+    Call,
+    axes_of,
+    call_of,
+    spelled,
+)
 from mha.call.keeping import keep, keeping
 from mha.call.plans import Plans, kind_of
 
 __all__ = [
     "ALL",
     "ARGUMENTS",
+    "ARRAYS",
+    "FLOATS",
     "GIVEN",
+    "OF_PAIRS",
     "ROWS",
     "Arguments",
     "Call",
     "Plans",
-    "Row",
     "axes_of",
     "call_of",
     "check",

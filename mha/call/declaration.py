@@ -35,6 +35,7 @@ class Row:
     expected, of_dtype: the words of an error for a value, and for a dtype, that does not fit; "" = as expected.
     hint: from the name of a wrong dtype to what is added to the error.
     default: its value where it is not given.
+    step: the step of a trace that it makes, if any.
     """
 
     meaning: str
@@ -48,6 +49,7 @@ class Row:
     of_dtype: str = ""
     hint: Callable[[str], str] = _no_hint
     default: Any = None
+    step: str = ""
 
 
 PAIRS = ("QK", "BQK", "BHQK")
@@ -65,7 +67,7 @@ MASK = Row(
 )  # fmt: skip
 SCORE_BIAS = Row(
     "floats of the layer's dtype, added to the scores; -inf hides, a large negative number does not",
-    "floats", PAIRS, broadcasts=True, hides=True, differentiable=True,
+    "floats", PAIRS, broadcasts=True, hides=True, differentiable=True, step="biased",
     expected="a dense array of {dtype}, added to the scores",
     hint=lambda dtype: "; booleans go to mask=" if dtype == "bool" else "",
 )  # fmt: skip
@@ -77,7 +79,7 @@ OFFSET = Row(
 )  # fmt: skip
 HEAD_GATES = Row(
     "floats of the layer's dtype, which multiply the pooled heads",
-    "floats", ("H", "BH"), differentiable=True,
+    "floats", ("H", "BH"), differentiable=True, step="head_gated",
     expected="a dense array of {dtype}, the heads' factors",
 )  # fmt: skip
 
@@ -100,6 +102,8 @@ ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
 _BY_KEYWORD = frozenset(Arguments.__annotations__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
+OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
+FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # Two switches that not every call takes; and what is known of a checked call beside its arguments: the layer's window,
 # whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of its lengths,
 # whether the lesson computes it, and what an engine has decided otherwise.
@@ -149,6 +153,10 @@ class Call(_Fields):
         given = getattr(self, name)
         is_value = given is None or isinstance(given, (int, np.ndarray))
         return given if is_value else (self.known or {}).get(name)
+
+    def pairs(self) -> dict[str, Any]:
+        """Its arrays with a number for each query and key, by name, those that are given."""
+        return {name: X for name in OF_PAIRS if (X := getattr(self, name)) is not None}
 
     def mapped(self, function: Callable[[Any], Any]) -> "Call":
         """The same call, with a function of its arrays in their places."""

@@ -15,7 +15,7 @@ class Plans(dict[Any, Call]):
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
         if len(self) >= MOST:
             self.clear()
-        self[kind] = call._replace(valid_lens=None, mask=None, score_bias=None, head_gates=None, known=None)
+        self[kind] = call.mapped(lambda X: None)._replace(known=None)
 
     def __deepcopy__(self, memo: Any) -> "Plans":
         return self

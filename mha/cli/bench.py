@@ -19,7 +19,10 @@ from mha.names import BackendName
 def bench(
     backends: Backends = None,
     shapes: Annotated[
-        str, typer.Option(metavar="S,M", help="Shapes, joined by commas; empty: no tables, --plot alone.")
+        str,
+        typer.Option(
+            metavar="S,M", show_default="all", help="Shapes, joined by commas; empty: no tables, --plot alone."
+        ),
     ] = ",".join(cases.SHAPES),
     kinds: Annotated[str, typer.Option(metavar="A,B", help="Kinds, joined by commas.")] = ",".join(cases.KINDS),
     seconds: Annotated[
@@ -46,8 +49,9 @@ def bench(
     jax.jit and tf.function. The other lines compare it with: attention(...), the call that users make, on the
     framework's own arrays and on NumPy's; the layer with return_weights (readable); the framework's own layers and its
     fused kernel with the same weights; and the time of the matrix products alone. Inference is a forward pass;
-    training is a forward pass and all gradients. Their layers get their masks ready-made. On PyTorch, inference is in
-    inference_mode, but for "recorded". All of it runs on the processor, in float32.
+    training is a forward pass and all gradients. The frameworks' layers get masks that exist before. On PyTorch,
+    inference is in inference_mode; lines that end with recorded are outside of it. All of it runs on the processor, in
+    float32.
 
     The command first checks that the implementations of a backend give the same numbers. Then it times them in turns.
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
@@ -56,9 +60,9 @@ def bench(
     \b
     The shapes (self-attention; the lengths are 3/4 of T):
       name  batch     T    D  heads
-      S         2     6  100      5  also S-ragged: any lengths from 1 to T; S-all: no lengths
-      S32       1    32  128      4  also S32-ragged, S32-all
-      S64       8    64  256      8  also S64-ragged, S64-all
+      S         2     6  100      5
+      S32       1    32  128      4
+      S64       8    64  256      8
       M         8   128  512      8
       L         1  1024  768     12
       XL        1  4096  512      8
@@ -67,7 +71,8 @@ def bench(
       G         1  4096  512      8  2 key-value heads
       W         1  4096  512      8  as C, window=(511, 0)
 
-    At G, the layer with 8 key-value heads is timed as well; at W, the layer with no window.
+    S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all and S64-all have none. At G, the
+    layer with 8 key-value heads is timed as well; at W, the layer with no window.
 
     All shapes and kinds take about three hours, and --plot takes about one more. For the plot, an implementation stops
     at the last T for which half of the free memory is surely enough. --no-memory changes only the tables.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from mha.call import Call
+from mha.call import OF_PAIRS, Call
 from mha.engine.operations import Operations
 from mha.engine.reach import NUMPY, reach, span
 
@@ -57,7 +57,8 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
     scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
     """
     size = block(call, num_queries, num_keys, scores, share)
-    call = call._replace(valid_lens=None, mask=None, score_bias=None)  # which need not be cut for their positions
+    # Lengths and pairs need not be cut for their positions.
+    call = call._replace(valid_lens=None, **dict.fromkeys(OF_PAIRS))
     for first in range(0, num_queries, size):
         queries = slice(first, min(first + size, num_queries))
         yield queries, span(call.part(queries=queries), queries.stop - first, num_keys)

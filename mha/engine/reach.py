@@ -67,7 +67,7 @@ def narrowed(call: Call, num_queries: int, num_keys: int) -> tuple[slice, Call]:
 
 def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
     """Whether every query sees a key, and every key is seen, as far as is known without looking at pairs."""
-    if not (call.valid_lens is call.mask is call.score_bias is None):
+    if call.valid_lens is not None or call.pairs():
         return False
     left, right = reach(call)
     if left is None and right is None:
@@ -86,7 +86,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     """
     lengths, (left, right) = call.valid_lens, reach(call)
     per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
-    if call.mask is not None or call.score_bias is not None or (per_query and left is not None):
+    if call.pairs() or (per_query and left is not None):
         visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B, Q, K)
         return of.any(visible, 2), of.any(visible, 1)
     Q, K = of.shape(queries)[1], of.shape(keys)[1]
@@ -108,8 +108,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
 def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
     """As NumPy arrays, what `used` gives, where lengths and offsets are known and no pairs hide; else None."""
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
-    pairs = call.mask is not None or call.score_bias is not None
-    if pairs or offset is None or (call.valid_lens is not None and lengths is None):
+    if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
     if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
         return None

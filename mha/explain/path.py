@@ -98,7 +98,7 @@ def call(
 
     Args:
         attention: the layer.
-        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
+        queries, keys, values, valid_lens, call: as for a call.
         language: language of the meanings: "en", "zh", "ja", "id" or "vi".
 
     Returns:

@@ -6,14 +6,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from mha import arrays, checks, dispatch
-from mha.call import native
+from mha.call import ROWS, native
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 
 Method = Literal["ablation", "gradient"]
 Loss = Callable[[Any, Any], Any]
 INPUTS = ("queries", "keys", "values", "valid_lens")
-CALL = (*INPUTS, "mask", "score_bias", "causal", "offset")
+CALL = (*INPUTS[:3], *(name for name in ROWS if name != "head_gates"))
 
 
 def importance(
@@ -36,8 +36,8 @@ def importance(
     Args:
         attention: the layer, with any options, on any backend.
         batches: calls of the layer, read once: tuples (queries, keys, values) or (queries, keys, values, valid_lens),
-            or dicts of a call's arguments: these, mask, score_bias, causal, offset. A dict may also hold "targets",
-            anything that the loss needs. Arrays as for a call.
+            or dicts of a call's arguments, but not head_gates. A dict may also hold "targets", anything that the loss
+            needs. Arrays as for a call.
         loss: None, or a function `loss(output, batch)`. It gets the output (B, Q, D), an array of the backend's
             framework, and the batch as it came. It returns the sum of the losses of the samples, one number computed by
             that framework; or a pair of this number and its gradient by the output (B, Q, D). With method "gradient",

@@ -73,7 +73,7 @@ def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *c
     Args:
         module, variables: the layer, `attention.layer.unbind()`; the variables may be sharded as `plan` says.
         queries, keys, values: the whole arrays, sharded or not.
-        call: valid_lens, mask, score_bias, causal, offset, head_gates, training, as for the layer, also by name.
+        call: valid_lens and the other arguments of a call, then training, as for the layer, also by name.
         options: `rngs`, {"dropout": key}, for dropout; `mesh`, a `jax.sharding.Mesh`; `data`, `heads` and `sequence`,
             the names of the mesh's axes that batch, heads and sequence are split over (all optional); `how`, the way to
             split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather".

@@ -2,13 +2,13 @@
 
 import dataclasses
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from mha import checks, dispatch
-from mha.call import ROWS
+from mha.call import FLOATS, OF_PAIRS, ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
@@ -84,15 +84,10 @@ def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
 
 def fitted(case: Case, options: Mapping[str, Any]) -> Case:
     """The same call for a layer with other options."""
-    H = options["num_heads"]
-    mask, bias = (
-        (*shape[:1], 1 if shape[1] == 1 else H, *shape[2:]) if shape and len(shape) == 4 else shape
-        for shape in (case.mask, case.score_bias)
-    )
-    gates = case.head_gates and (*case.head_gates[:-1], H)
+    shapes = _resized(case, "H", lambda size: options["num_heads"])
     positions = case.causal or options["window"] or options["rotary"]
     offset = case.offset if positions else 0  # without positions, an offset changes nothing
-    return dataclasses.replace(case, options=dict(options), mask=mask, score_bias=bias, head_gates=gates, offset=offset)
+    return dataclasses.replace(case, options=dict(options), offset=offset, **shapes)
 
 
 def of_one_input(case: Case) -> Case:
@@ -105,8 +100,20 @@ def of_one_input(case: Case) -> Case:
         raise NotImplementedError("it takes one input, but these queries, keys and values have different widths")
     if K > LONG * Q:
         raise NotImplementedError("it takes one input, but this case has many keys and few queries")
-    mask, bias = (shape and (*shape[:-1], min(shape[-1], Q)) for shape in (case.mask, case.score_bias))
-    return dataclasses.replace(case, num_keys=Q, mask=mask, score_bias=bias)
+    return dataclasses.replace(case, num_keys=Q, **_resized(case, "K", lambda size: min(size, Q)))
+
+
+def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
+    """The shapes of the random arrays of a call, by name, with another size of the axes of a letter, but for a 1."""
+    found = {}
+    for name, row in ROWS.items():
+        shape = getattr(case, name)
+        if isinstance(shape, tuple):
+            axes = next(axes for axes in row.axes if len(axes) == len(shape))
+            stays = {letter: 1} if row.broadcasts else {}
+            sizes = zip(axes, shape, strict=True)
+            found[name] = tuple(size_of(n) if axis == letter and stays.get(axis) != n else n for axis, n in sizes)
+    return found
 
 
 def trial(
@@ -141,7 +148,7 @@ def as_mask(tried: Trial, takes: Collection[str]) -> dict[str, Any]:
     moves = "offset" in missing and (config.rotary is not None or config.window is not None)  # no mask can replace it
     if not missing or moves or "mask" not in takes:
         return call
-    seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name != "score_bias"}).visible
+    seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name not in FLOATS}).visible
     mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
     return {name: X for name, X in call.items() if name not in hiding} | {"mask": mask}
 
@@ -165,10 +172,8 @@ def without_empty_rows(
         if (call["valid_lens"] == 0).any() and call["valid_lens"].ndim == 1:
             raise NotImplementedError("a query sees no key")
         call["valid_lens"] = np.maximum(call["valid_lens"], 1)
-    if "mask" in call:
-        call["mask"][..., 0] = True
-    if "score_bias" in call:
-        call["score_bias"][..., 0] = np.nan_to_num(call["score_bias"][..., 0], neginf=0)
+    for X in (call[name] for name in OF_PAIRS if name in call):
+        X[..., 0] = True if X.dtype == bool else np.nan_to_num(X[..., 0], neginf=0)
     if not asked(attention, inputs, call).visible.any(3).all():
         raise NotImplementedError("a query sees no key")
     return call

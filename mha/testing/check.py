@@ -54,8 +54,8 @@ def assert_parity(
         implementation: a function, or a layer of a framework.
             A function is called with arrays of the backend, by the names of its parameters. Its inputs are `queries`,
             `keys` and `values`, or else its three parameters without defaults; if there is only one such parameter, it
-            gets one array for all three. It gets those of `valid_lens`, `mask`, `score_bias`, `causal`, `offset` and
-            `head_gates` that a case has, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
+            gets one array for all three. It gets those arguments of a call that a
+            case has, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
             `offset`, the mask (B, 1, Q, K) hides what these hide. If it has a parameter `attention`, it gets the
             `mha.MultiHeadAttention` whose weights it should use; if it has `cotangent`, the gradient by the output
             from which its gradients start. It returns the output, the pair (output, weights), or a mapping of any

@@ -26,8 +26,8 @@ def prepared(call, num_keys):
     lens, offset = call.valid_lens, call.offset
     lens = None if lens is None else signed(lens, num_keys).reshape(len(lens), -1)  # (B, 1 or Q)
     offset = offset if type(offset) is int else jnp.asarray(offset, int)  # (B or 1, 1)
-    mask, score_bias = (X if X is None else four_axes(X) for X in (call.mask, call.score_bias))
-    return call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=offset, known=None, extremes=None)
+    pairs = {name: four_axes(X) for name, X in call.pairs().items()}
+    return call._replace(valid_lens=lens, offset=offset, known=None, extremes=None, **pairs)
 
 
 def in_reach(queries, keys, values, call):
@@ -87,25 +87,26 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
     arranged = functools.partial(_arranged, sizes=sizes, counts=counts)
     # Transposed, so are their gradients, for which XLA has fast products.
-    pairs = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
-    keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in pairs)
+    flipped = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
+    keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
     offset = (call.offset + jnp.zeros((1, 1), int))[:, :, None, None]  # (B or 1, 1, 1, 1)
-    arrays = [None if X is None else arranged(X) for X in (lens, call.mask, call.score_bias, offset)]
+    names, pairs = call.pairs().keys(), call.pairs().values()
+    arrays = [None if X is None else arranged(X) for X in (lens, offset, *pairs)]
     cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
-    def pool_some(piece, queries, keys, values, lens, mask, score_bias, offset):
+    def pool_some(piece, queries, keys, values, lens, offset, *pairs):
         queries = queries.reshape(-1, size, d)  # (heads of queries, size, d)
         keys, values = (X.reshape(-1, *X.shape[3:]) for X in (keys, values))  # (heads of keys, d, K)
         lens = None if lens is None else lens[:, 0, :, 0]  # (samples, size or 1)
         offset = offset[:, 0, 0] + piece % counts[2] * size  # (samples or 1, 1)
-        block = call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=offset)
+        block = call._replace(valid_lens=lens, offset=offset, **dict(zip(names, pairs, strict=True)))
         rngs = {"dropout": jax.random.fold_in(key, piece)}
 
         def pool_keys(queries, first, size):
-            pairs = (cut(X, first, size, 2).swapaxes(1, 2) for X in (keys, values))  # (heads of keys, size, d)
-            inputs = queries, *pairs, sizes[1], of_keys(block, first, size)
+            needed = (cut(X, first, size, 2).swapaxes(1, 2) for X in (keys, values))  # (heads of keys, size, d)
+            inputs = queries, *needed, sizes[1], of_keys(block, first, size)
             return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads of queries, size, dv)
 
         if seen < K:
@@ -155,9 +156,8 @@ def cut(X, first, size, axis):
 def of_keys(call, first, size):
     """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepared`."""
     lens = None if call.valid_lens is None else call.valid_lens - first  # (B, 1 or Q)
-    pairs = call.mask, call.score_bias
-    mask, score_bias = (X if X is None or X.shape[3] == 1 else cut(X, first, size, 3) for X in pairs)
-    return call._replace(valid_lens=lens, mask=mask, score_bias=score_bias, offset=call.offset - first)
+    pairs = {name: X if X.shape[3] == 1 else cut(X, first, size, 3) for name, X in call.pairs().items()}
+    return call._replace(valid_lens=lens, offset=call.offset - first, **pairs)
 
 
 def _arranged(X, sizes, counts):

@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from mha import dispatch, parallel
+from mha.call import FLOATS
 from mha.parity.cases.devices import part_of_call
 from mha.parity.same.layouts import GRADIENT
 
@@ -14,7 +15,6 @@ from ..weights import parameters
 from .sequence import HOWS
 
 JIT = "data (jit)"
-FLOATS = ("score_bias", "head_gates")  # which have gradients beside the inputs
 
 
 class Ranks:

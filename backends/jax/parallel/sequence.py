@@ -37,7 +37,7 @@ def _blanked(queries, keys, values, call, axis, how, sizes, each):
     """The inputs with zeros for queries that see no key, and for keys and values that no query of any device sees."""
     if not call.hides():
         return queries, keys, values
-    pairs = call.mask is not None or call.score_bias is not None
+    pairs = bool(call.pairs())
     here, B = jax.lax.axis_index(axis), len(queries)
     whole_queries, whole_keys = (jnp.zeros((B, size, 1), queries.dtype) for size in sizes)
     if how == "ulysses" or not (pairs or each):

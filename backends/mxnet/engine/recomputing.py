@@ -76,8 +76,8 @@ class Recomputed(autograd.Function):
     def _cuts(self, block, seen):
         """Where they are."""
         cuts = [(ALL, cut) for cut in (block, seen, seen)]
-        for score_bias in self.inputs[3:]:
-            sizes = zip((block, seen), score_bias.shape[2:], strict=True)
+        for pairs in self.inputs[3:]:
+            sizes = zip((block, seen), pairs.shape[2:], strict=True)
             cuts.append((ALL, ALL, *(ALL if size == 1 else cut for cut, size in sizes)))
         return cuts
 

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from mha.call import FLOATS
 from mha.config import shapes
 
 from .. import gradients as chapter
@@ -48,5 +49,5 @@ def _pulled(layer, queries, keys, values, call, cotangent):
 
 def _in_order(layer, found):
     """Gradients by name, which a compiled function gives in the names' order."""
-    names = "queries", "keys", "values", "score_bias", "head_gates", *shapes(layer.config)
+    names = "queries", "keys", "values", *FLOATS, *shapes(layer.config)
     return {name: found[name] for name in names if name in found}

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from mha import checks
-from mha.call import Call
-from mha.call.declaration import ARRAYS, ROWS, extremes_of
+from mha.call import ARRAYS, OF_PAIRS, ROWS, Call
+from mha.call.declaration import extremes_of
 from mha.engine import cutting
 from mha.engine.reach import span
 
@@ -185,7 +185,7 @@ def _known(name, X):
     """The dtype of a tensor of this name, and the sizes that a function knows: widths, and where one is 1."""
     if name == "seed":
         return X.dtype, tuple(X.shape)
-    if name in ("mask", "score_bias", "offset"):
+    if name in (*OF_PAIRS, "offset"):
         return X.dtype, tuple(1 if size == 1 else None for size in X.shape)
     return X.dtype, (None,) * 2 + tuple(X.shape[2:]) if len(X.shape) == 3 else (None,) * len(X.shape)
 

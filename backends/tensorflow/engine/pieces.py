@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from mha import checks
+from mha.call import OF_PAIRS
 from mha.engine import cutting
 from mha.engine.reach import reach, span
 
@@ -35,13 +36,13 @@ def whole(call, sizes):
         offset = tf.cast(tf.clip_by_value(tf.cast(offset, tf.int64), -checks.FURTHEST, checks.FURTHEST), tf.int32)
 
     def made(pairs):
-        pairs = None if pairs is None else four_axes(pairs)  # (B, 1 or H, Q, K)
-        if pairs is None or None not in pairs.shape:
+        pairs = four_axes(pairs)  # (B, 1 or H, Q, K)
+        if None not in pairs.shape:
             return pairs
         known = zip(pairs.shape, sizes, strict=True)
         return tf.broadcast_to(pairs, [1 if size == 1 else full for size, full in known])  # (B, H, Q, K)
 
-    return call._replace(valid_lens=lengths, offset=offset, mask=made(call.mask), score_bias=made(call.score_bias))
+    return call._replace(valid_lens=lengths, offset=offset, **{name: made(X) for name, X in call.pairs().items()})
 
 
 def pool_pieces(pooling, queries, keys, values, call):
@@ -65,12 +66,11 @@ def pool_pieces(pooling, queries, keys, values, call):
     chunks = [chunked(padded(X, more), groups, heads, chunk) for X in flat]
     of_one = isinstance(call.offset, int) or call.offset.shape[0] == 1
     numbers = call._replace(
-        mask=None, score_bias=None, known=None, valid_lens=padded(call.valid_lens, more // G, late),
+        **dict.fromkeys(OF_PAIRS), known=None, valid_lens=padded(call.valid_lens, more // G, late),
         offset=call.offset if of_one else padded(call.offset, more // G),
     )  # fmt: skip
     sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
-    pairs = {name: getattr(call, name) for name in ("mask", "score_bias")}
-    pairs = {name: listed(X, sizes, counts) for name, X in pairs.items() if X is not None}
+    pairs = {name: listed(X, sizes, counts) for name, X in call.pairs().items()}
     seed = tracing.seed
     if seed is None:
         seed = pooling.dropping.seed_generator.next() if call.training and pooling.dropout else tf.zeros(2, tf.int32)

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from mha import parallel
+from mha.call import FLOATS, ROWS, axes_of
 from mha.layer import restore
 from mha.parallel.parts import ONCE, SPLIT
 from mha.parity.cases.devices import part_of_call
@@ -11,7 +12,8 @@ from mha.parity.same.layouts import GRADIENT
 
 from ..weights import parameters
 
-AXES = {"mask": -3, "score_bias": -3, "head_gates": -1}  # of the heads
+# Of the heads, from the end: the widest shape of an argument has them, if any has.
+AXES = {name: row.axes[-1].index("H") - len(row.axes[-1]) for name, row in ROWS.items() if "H" in "".join(row.axes)}
 
 
 class Ranks:
@@ -38,7 +40,7 @@ class Ranks:
         parts = [slice(number * size, (number + 1) * size) for number in range(self.count)]
         calls = [part_of_call(given, samples) for samples in parts]
         arrays = [_arrays([X[samples] for X in inputs], own) for samples, (own, _) in zip(parts, calls, strict=True)]
-        floats = [name for name in ("score_bias", "head_gates") if name in given]
+        floats = [name for name in FLOATS if name in given]
         shared = [name for name in floats if arrays[0][name].shape == call[name].shape]
 
         def step(arrays):
@@ -89,7 +91,7 @@ def _named(name):
 
 def _has_heads(name, X):
     """Whether an argument of a call has a part for each head."""
-    return name in AXES and X is not None and X.ndim >= {"head_gates": 1}.get(name, 4) and X.shape[AXES[name]] > 1
+    return name in AXES and X is not None and "H" in axes_of(name, X) and X.shape[AXES[name]] > 1
 
 
 def _of_heads(name, X, heads):

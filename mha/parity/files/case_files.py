@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.call import Call, fitting, of_output
+from mha.call import ARRAYS, FLOATS, ROWS, Call, fitting, of_output
 from mha.call.check import column
 from mha.config import Config, numpy_dtype, shapes
 from mha.layer import MultiHeadAttention, restore
@@ -37,8 +37,7 @@ Shapes = dict[str, tuple[int, ...]]
 FORMAT, LAYOUT = "mha case", "1"
 HEADER_LIMIT = 2**20  # bytes; the headers that `write` makes have less than 20,000
 INPUTS = ("queries", "keys", "values", "cotangent")
-FLOATS = ("score_bias", "head_gates")  # of a call
-ARGUMENTS = ("valid_lens", "mask", "offset", *FLOATS)
+ARGUMENTS = (*(name for name in ARRAYS if name not in FLOATS), *FLOATS)  # of a call
 # NumPy has no bfloat16 of its own, and safetensors reads none into it: float32 holds the same numbers.
 STORED = {"bfloat16": "float32"}
 
@@ -277,7 +276,7 @@ def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K
     """Return name and shape of each result, in order, of a call with these arrays besides queries, keys and values."""
     sizes, options = Sizes(B, Q, K, config), {"norm": config.qk_norm, "rotate": config.rotary, "capped": config.softcap}
     left_out = {name for name, option in options.items() if option is None}
-    left_out |= {step for step, name in (("biased", "score_bias"), ("head_gated", "head_gates")) if name not in given}
+    left_out |= {row.step for name, row in ROWS.items() if name not in given}
     steps = [name for name in STEPS if name not in left_out and name.partition("_")[0] not in left_out]
     gradients: Shapes = {"queries": (B, Q, config.query_size), "keys": (B, K, config.key_size)}
     gradients["values"] = (B, K, config.value_size)

@@ -40,8 +40,8 @@ def compare(
             as `attention.gradients` names them, or as "gradient.queries", "gradient.W_q.kernel", kernels (in, out).
             Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
             (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K).
-        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: what it was called with, as
-            for the layer, in arrays of any one framework.
+        queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
+            framework.
         cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
         layout: "(B, H, T, d)" or "(B, T, H, d)", if the shapes fit both.
         others: other layers by name, such as those of the same checkpoint, whose weights may have been taken.
@@ -106,8 +106,7 @@ def ratio(
     Args:
         attention: the layer, on any backend, whose weights the other implementation should have.
         output: that of the other implementation, without dropout, (B, Q, D) in the layer's dtype.
-        queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: what it was called with, as for
-            the layer.
+        queries, keys, values, valid_lens, call: the arguments of its call, as for the layer.
 
     Returns:
         The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
