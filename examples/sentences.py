@@ -1,4 +1,4 @@
-"""What a BERT makes of sentences: for `minilm.py` and `pruning.py`, with the model of `mha heads`.
+"""Run a BERT on sentences: for `minilm.py` and `pruning.py`, with the model of `mha heads`.
 
 Letters: B sentences, T tokens of the longest sentence, H heads, D width.
 """

@@ -122,7 +122,7 @@ class MultiHeadAttention:
 
     @property
     def _calls(self) -> Any:
-        """What has the functions that call the layer: the backend's module, or its lesson."""
+        """The module with the functions that call the layer: the backend's, or its lesson."""
         return dispatch.lesson(self.backend) if self.readable else self._module
 
     @overload

@@ -1,4 +1,4 @@
-"""What is checked of a layer of JAX over eight devices in one process; test_devices_of_jax.py starts it.
+"""Checks of a layer of JAX over eight devices in one process; test_devices_of_jax.py starts it.
 
 `python devices_of_jax.py FOLDER [NAME ...]` calls each function whose name begins with `check_`, or those that are
 named, the `long_` ones too, and prints JSON: what came of each, "" if it went well. Letters: B batch, T queries and
@@ -170,7 +170,7 @@ def needed(function, *arrays):
 
 
 def long_a_ring_keeps_little(folder):
-    """What is measured is in docs/scale.md: 14.1 and 21.1; scores of all pairs would be 256 MiB."""
+    """The measured figures are in docs/scale.md: 14.1 and 21.1; scores of all pairs would be 256 MiB."""
     size, attention = 8192, mha.MultiHeadAttention(512, 8, backend="jax", seed=0)
     module, variables = attention.layer.unbind()
 
@@ -382,7 +382,7 @@ def check_what_does_not_divide_is_refused(folder):
 
 
 def main(folder, *names):
-    """What came of each check."""
+    """The results of each check."""
     found = {}
     for name in names or [name for name in globals() if name.startswith("check_")]:
         try:

@@ -86,7 +86,7 @@ class RefusedError(Exception):
 
 @contextlib.contextmanager
 def refusal(path: Path) -> Iterator[None]:
-    """What is raised inside is a RefusedError if it is a ValueError that names the path."""
+    """Turn a ValueError that names the path into a RefusedError."""
     try:
         yield
     except ValueError as error:
@@ -171,7 +171,7 @@ NAMES = {
 
 
 class Odd:
-    """What looks like an array and is none."""
+    """Objects that look like an array and are none."""
 
     def __init__(self, data: atheris.FuzzedDataProvider) -> None:
         self.shape = data.PickValueInList([shape(data), shape(data), None, 3, "235", (None,) * 3, (2.0, 3.0, 5.0)])
@@ -183,7 +183,7 @@ class Subclass(np.ndarray):
 
 
 class Numberlike:
-    """What NumPy and Python can make a number of."""
+    """Values that NumPy and Python can turn into a number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -337,7 +337,7 @@ def construct(data: bytes) -> None:
 
 
 def ours(work: Callable[[], Any]) -> Any:
-    """What a function returns, or None if it raises an error of ours."""
+    """The result of a function, or None if it raises an error of ours."""
     try:
         return work()
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What four ranks check of split heads beside other engines; distributed/test_heads.py starts them.
+"""Checks of split heads by four ranks beside other engines; distributed/test_heads.py starts them.
 
 Letters: B batch, T rows, H heads, D num_hiddens. The oracle is the whole layer on NumPy.
 """

@@ -1,4 +1,4 @@
-"""What the ranks of a group check of a layer of PyTorch whose sequence is split, in minutes.
+"""Checks by the ranks of a group of a layer of PyTorch whose sequence is split, in minutes.
 
 Letters as in the lesson; N ranks.
 """

@@ -67,7 +67,7 @@ CALLS = (
 
 
 def with_mistake(state, call, names=("output",), dtype="float32", right=False):
-    """What an implementation with a mistake, or several, gives, by name; None if it is made, or shows, nowhere.
+    """The results of an implementation with a mistake, or several, by name; None if it is made, or shows, nowhere.
 
     names: None = every step; right: what one without the mistake gives.
     """

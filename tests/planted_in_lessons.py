@@ -67,7 +67,7 @@ class Planting:
         self.bent = {}
 
     def steps(self, layer, inputs, arguments):
-        """As the function above."""
+        """The same as the function above."""
         attention = restore(self.config(layer.config), self.weights(layer.weights), self.backend, layer.seed, True)
         with self.planted():
             found = attention.trace(*self.inputs(inputs), **self.arguments(arguments))
@@ -153,23 +153,23 @@ class Planting:
         return self.module.tensor(np.ascontiguousarray(X))
 
     def split(self, X, num_heads):
-        """As `transpose_qkv`: (B, T, H*d) -> (B*H, T, d)."""
+        """The same as `transpose_qkv`: (B, T, H*d) -> (B*H, T, d)."""
         heads = self.plan.split(self.numpy(X), num_heads)  # (B, H, T, d)
         return self.own(heads.reshape(-1, *heads.shape[2:]))  # (B*H, T, d)
 
     def merge(self, X, num_heads):
-        """As `transpose_output`: (B*H, T, d) -> (B, T, H*d)."""
+        """The same as `transpose_output`: (B*H, T, d) -> (B, T, H*d)."""
         X = self.numpy(X)
         return self.own(self.plan.merge(X.reshape(-1, num_heads, *X.shape[1:])))  # (B, T, H*d)
 
     def share(self, X, times):
-        """As `repeat_groups`: (B*G, T, d) -> (B*H, T, d)."""
+        """The same as `repeat_groups`: (B*G, T, d) -> (B*H, T, d)."""
         X = self.numpy(X)
         heads = self.plan.share(X.reshape(-1, self.plan.groups, *X.shape[1:]), times)  # (B, H, T, d)
         return self.own(heads.reshape(-1, *X.shape[1:]))  # (B*H, T, d)
 
     def softmax(self, scores, visible):
-        """As `visible_softmax`, of scores (B*H, Q, K): weights (B*H, Q, K)."""
+        """The same as `visible_softmax`, of scores (B*H, Q, K): weights (B*H, Q, K)."""
         plan, (BH, Q, K) = self.plan, scores.shape
         flat = self.numpy(scores)
         found = flat.reshape(-1, plan.heads, Q, K)  # (B, H, Q, K)
@@ -185,7 +185,7 @@ class Planting:
         return self.own(plan.after(weights).reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
 
     def blank(self, queries, keys, values, visible):
-        """As `blank_unused`; but where hidden keys have weights, their values are needed."""
+        """The same as `blank_unused`; but where hidden keys have weights, their values are needed."""
         plan = self.plan
         if plan.blanked and plan.softmax is pipeline.softmax and plan.after is pipeline.as_it_is:
             queries, keys, values = self.right["blank_unused"](queries, keys, values, visible)

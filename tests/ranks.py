@@ -26,7 +26,7 @@ WAIT = 30  # seconds that a rank waits for another
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """What a check is given: which rank it is, of how many, their mesh, and a folder that all share."""
+    """The arguments of a check: which rank it is, of how many, their mesh, and a folder that all share."""
 
     rank: int
     count: int
@@ -53,7 +53,7 @@ def refused(call, *parts, kind=ValueError):
 
 
 def outcomes(module, count, folder, seconds):
-    """What came of each check on each rank: a dict by name of lists; no process is left after so many seconds."""
+    """The results of each check on each rank: a dict by name of lists; no process is left after so many seconds."""
     command = [sys.executable, __file__, module, str(count), str(folder), str(seconds)]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the ranks of a group check of a layer of PyTorch whose sequence is split; see test_sequence_over_ranks.py.
+"""Checks by the ranks of a group of a layer of PyTorch whose sequence is split; see test_sequence_over_ranks.py.
 
 Letters as in the lesson; N ranks.
 """
@@ -282,7 +282,7 @@ def check_other_poolings(group):
 
 
 def dropped(how, mesh, seed, rate=0.25, K=60):
-    """What N ranks keep of weights that are alike, 0 or 1 (N, Q, H, K), and what this rank would draw next."""
+    """The weights, all alike, that N ranks keep: 0 or 1 (N, Q, H, K); and what this rank would draw next."""
     made = mha.MultiHeadAttention(
         H * K, H, bias=False, query_size=1, key_size=1, value_size=K, dtype="float64", dropout=rate, backend="torch"
     )

@@ -1,4 +1,4 @@
-"""What a layer must not take is refused, with the same error and words on every backend and path."""
+"""Bad arguments of a layer are refused, with the same error and words on every backend and path."""
 
 import re
 import threading
@@ -148,7 +148,7 @@ def test_bad_inputs_are_refused(backend, rng, path, bad):
 
 @on("mha-own-arrays", "layer")
 def test_bad_inputs_are_refused_after_good_ones(backend, rng, path):
-    """What was decided of a call before lets no bad call pass that looks alike: 1 is a key as True is."""
+    """A plan made before lets no bad call pass that looks alike: 1 is a key as True is."""
     call, inputs = PATHS[path](backend), draw_by_name(rng)
     good = {"valid_lens": np.array([3, 2]), "mask": np.ones((Q, K), bool), "score_bias": np.zeros((Q, K), "float32")}
     good |= {"causal": True, "offset": 1, "head_gates": np.ones(H, "float32"), "training": True, "return_weights": True}

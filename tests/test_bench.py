@@ -285,7 +285,7 @@ def test_the_layer_without_the_option_is_called_and_gives_nothing(monkeypatch, l
 
 
 def test_a_window_of_another_width_is_refused(monkeypatch):
-    """What counts one key more would look as fast, and is another function."""
+    """A layer that counts one key more would look as fast, and is another function."""
     wider = dataclasses.replace(WINDOW, window=(7, 0))
     steps = {
         REFERENCE: worker._implementations("numpy", WINDOW, "inference")[REFERENCE].make(),

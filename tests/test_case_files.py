@@ -43,7 +43,7 @@ def place(data, name):
 
 
 def refusal(path, data):
-    """What is said of a file, in one line that begins with its path; by the command too."""
+    """Errors of a file, in one line that begins with its path; by the command too."""
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"^\S") as raised:
         case_files.read(path)

@@ -26,7 +26,7 @@ PREFIX = "encoder.layer.1.attention."
 
 
 def beside(rng):
-    """What else a model has: numbers that are no weights of attention, of any dtype."""
+    """The rest of a model: numbers that are no weights of attention, of any dtype."""
     return {
         "embeddings.position_ids": np.arange(512),
         "embeddings.word_embeddings.weight": rng.normal(size=(29, 19)).astype("float32"),

@@ -1,4 +1,4 @@
-"""What is checked of a call's arguments, where a short cut is taken: many lengths, and one array three times."""
+"""Checks of a call's arguments, where a short cut is taken: many lengths, and one array three times."""
 
 import numpy as np
 import pytest

@@ -106,7 +106,7 @@ def test_a_missing_framework_is_one_line_that_says_what_to_install(absent, comma
 
 
 def test_nothing_that_is_installed_names_a_file_that_is_not():
-    """What is said, in errors, help and docstrings, can be found by who has the package alone."""
+    """Names in errors, help and docstrings can be found by who has the package alone."""
     for path in (*Path(mha.__file__).parent.rglob("*.py"), *dispatch.FOLDER.rglob("*.py")):
         assert not re.search(r"\b(docs|examples|tests)/|\bREADME\b|\w\.md\b", path.read_text(encoding="utf-8")), path
 

@@ -18,7 +18,7 @@ FRAMES = "│╭╮╰╯─|+-"
 
 
 def shown(*arguments):
-    """What the command prints."""
+    """The output of the command."""
     result = run("explain", "--backend", "numpy", *arguments)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return result.stdout

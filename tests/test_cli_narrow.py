@@ -24,7 +24,7 @@ MACHINE = {
 
 
 def shown(monkeypatch, width, *arguments):
-    """What a command prints at this width: its exit code, its words without the lines of frames, its lines."""
+    """Run a command at this width: its exit code, its words without the lines of frames, its lines."""
     narrow(monkeypatch, width)
     mha.manual_seed(0)  # for the layer of the demo
     result = run(*arguments, terminal_width=width - 2)  # as help is set

@@ -163,7 +163,7 @@ def test_failures_in_files(python, tmp_path):
 
 @pytest.mark.backends("numpy")
 def test_nothing_is_left_running(monkeypatch, python, tmp_path):
-    """What a process has started ends with it."""
+    """A process's children end with it."""
     script = f"sleep 60 & echo $! > {tmp_path}/child; {about()}; wait"
     runner = workers.Runner(pythons={"torch": python(script)}, limit=1)
     (outcome,) = runner.run(["torch"])

@@ -1,4 +1,4 @@
-"""What compilers and maps of the frameworks do with a layer, and with the `mha` layer around it: the same numbers."""
+"""Compilers and maps of the frameworks around a layer, and around the `mha` layer that holds it: the same numbers."""
 
 import adapters
 import numpy as np
@@ -22,7 +22,7 @@ HIDING = {
 
 @pytest.fixture(params=["layer", "mha"])
 def what(request):
-    """What is compiled or mapped: `attention.layer`, or `attention` itself."""
+    """The functions to compile or map: `attention.layer`, or `attention` itself."""
     return request.param
 
 

@@ -23,7 +23,7 @@ def read(name):
 
 
 def printed(cell):
-    """What a cell printed or gave, as text."""
+    """The output of a cell, as text."""
     texts = (output.get("text") or output["data"].get("text/plain", "") for output in cell["outputs"])
     return "".join(line for text in texts for line in text)
 

@@ -1,4 +1,4 @@
-"""What stands beside the book's layer: its poolings, functions, helpers and heat maps, and what its modules name."""
+"""Names beside the book's layer: its poolings, functions, helpers and heat maps, and what its modules name."""
 
 import ast
 import importlib

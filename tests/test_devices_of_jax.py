@@ -14,7 +14,7 @@ DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_devic
 
 
 def found(folder, *names):
-    """What came of all checks, or those that are named, of one process with eight devices."""
+    """The results of all checks, or those that are named, of one process with eight devices."""
     command = [sys.executable, str(ranks.HERE / f"{CHECKS}.py"), str(folder), *names]
     result = subprocess.run(command, env=os.environ | DEVICES, capture_output=True, text=True, check=False, timeout=500)
     assert result.returncode == 0, result.stderr
@@ -23,7 +23,7 @@ def found(folder, *names):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What came of all checks, but the long ones."""
+    """The results of all checks, but the long ones."""
     return found(tmp_path_factory.mktemp("devices"))
 
 

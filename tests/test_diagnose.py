@@ -125,7 +125,7 @@ def test_four_mistakes_are_told_by_the_steps():
 
 
 def test_scores_after_masking_do_not_hide_a_wrong_mask():
-    """What the mistake hides is minus infinity in their scores, where ours are numbers."""
+    """The scores that the mistake hides are minus infinity in their scores, where ours are numbers."""
     call = planted.CALLS[0]
     for name, how in (("lengths are one too short", ""), ("the mask is inverted", "that of the lengths")):
         theirs = planted.with_mistake(FORMS[name, how], call, None)

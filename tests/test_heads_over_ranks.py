@@ -9,7 +9,7 @@ CHECKS = "heads_over_ranks"
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What came of all checks, of one group of two processes."""
+    """The results of all checks, of one group of two processes."""
     return ranks.outcomes(CHECKS, 2, tmp_path_factory.mktemp("ranks"), 100)
 
 

@@ -1,4 +1,4 @@
-"""What is imported when, in which order, and what is said of a framework that is missing, broken or unknown."""
+"""Imports: when, in which order, and the errors for a framework that is missing, broken or unknown."""
 
 import ast
 import graphlib

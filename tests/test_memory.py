@@ -28,7 +28,7 @@ def in_numpy(attention, X):
 
 
 def in_torch(attention, X):
-    """What a call in training keeps for the backward pass."""
+    """The bytes that a call in training keeps for the backward pass."""
     import torch
 
     kept = {}
@@ -44,7 +44,7 @@ def in_torch(attention, X):
 
 
 def in_jax(attention, X):
-    """What the compiled gradients take beside their arguments and results, or a call that keeps what they need."""
+    """The memory of compiled gradients beside their arguments and results, or of a call that keeps what they need."""
     calls, taken = importlib.import_module("mha.backends.jax.engine.calls"), []
     module, variables = attention.layer.unbind()
     for function, cotangent in ((calls._gradients, (None,)), (calls._vjp, ())):

@@ -13,7 +13,7 @@ NAMES = [script.stem for script in SCRIPTS]
 
 
 def numbers(printed, name):
-    """What a script printed under this name."""
+    """The number that a script printed under this name."""
     return [float(number) for number in re.findall(rf"^{name}: (\S+)$", printed, re.MULTILINE)]
 
 

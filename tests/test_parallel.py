@@ -123,7 +123,7 @@ def arguments(function, owner, fields):
 
 
 def extras(name, file):
-    """What a file has alone; in a new folder, of which nothing is listed, whatever another one has alone."""
+    """The names that a file has alone; in a new folder, of which nothing is listed, whatever another one has alone."""
     if any(place.startswith(f"{name}/") for place in EXTRA):
         return EXTRA.get(f"{name}/{file}", {})
     return {extra for place in EXTRA if place.endswith(f"/{file}") for extra in EXTRA[place]}

@@ -1,4 +1,4 @@
-"""What must hold for any call of a layer: hypothesis draws the calls, and shrinks one that fails to its simplest.
+"""Properties of any call of a layer: hypothesis draws the calls, and shrinks one that fails to its simplest.
 
 `pytest tests/test_properties.py --hypothesis-profile=long` tries many more, at random; see conftest.py.
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens, d and dv widths of a query or key head and of a
@@ -96,7 +96,7 @@ class Call:
         return rng.normal(0, scale, shape).astype(numpy_dtype(self.dtype))
 
     def hiding(self, b=slice(None), i=slice(None), j=slice(None)):
-        """What hides keys, as arguments of the call; of some samples b, queries i and keys j alone."""
+        """The arguments of a call that hide keys; of some samples b, queries i and keys j alone."""
         lengths, mask = self.lengths, self.mask
         if lengths is not None:
             lengths = lengths[b] if lengths.ndim == 1 else lengths[b, i]

@@ -164,7 +164,7 @@ def test_links_lead_somewhere(page):
 
 
 def anchors(text):
-    """What GitHub calls the headings of a page."""
+    """The names that GitHub gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What the oracle itself is measured by, first: answers by hand. Then plain loops, and the frameworks' own layers.
+"""Measures of the oracle itself, first: answers by hand. Then plain loops, and the frameworks' own layers.
 
 Most cases have the scores [0, 1], so that the weights are [1, e] / (1 + e) = [0.26894142, 0.73105858].
 """

@@ -135,7 +135,7 @@ def failed(case, dtype, change):
 
 
 def computed(layer, inputs, visible):
-    """What `check_case` compares: each array by its check and its name."""
+    """The comparisons of `check_case`: each array by its check and its name."""
     call = {"mask": visible}
     output, weights = layer(*inputs[:3], **call, return_weights=True)
     found = {("output and weights", "output"): output, ("output and weights", "weights"): weights}

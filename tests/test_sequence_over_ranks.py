@@ -9,7 +9,7 @@ CHECKS = "sequence_over_ranks"
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """What came of all checks, of one group of three processes: as many rows on each do not go round."""
+    """The results of all checks, of one group of three processes: as many rows on each do not go round."""
     return ranks.outcomes(CHECKS, 3, tmp_path_factory.mktemp("ranks"), 100)
 
 

@@ -1,4 +1,4 @@
-"""What the site shows: each page of docs/ is in its navigation, each public name in its reference."""
+"""The site: each page of docs/ is in its navigation, each public name in its reference."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What holds for every source file, whatever is in it."""
+"""Rules for every source file, whatever is in it."""
 
 import re
 from pathlib import Path

@@ -107,7 +107,7 @@ def unknown(seed, dtype="float32"):
 
 
 def named(seed, dtype="float32"):
-    """What is named with confidence from the output alone and from all steps, and whether the mistake shows at all."""
+    """The names given with confidence, from the output alone and from all steps; and whether the mistake shows."""
     layer, inputs, arguments, steps, kind = unknown(seed, dtype)
     reports = [parity.compare(layer, given, *inputs, **arguments) for given in (steps["output"], steps)]
     return [(bool(report), report.diagnosis.mistakes, kind) for report in reports]

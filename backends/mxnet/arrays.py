@@ -34,7 +34,7 @@ def copied(X):
 
 
 def value_and_gradient(function, X):
-    """What a function gives for an array, a number, and its gradient by the array.
+    """The value of a function of an array, a number, and its gradient by the array.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
@@ -49,7 +49,7 @@ def value_and_gradient(function, X):
 
 @contextlib.contextmanager
 def context(dtype, tracked=True):
-    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
+    """The context for a computation in this dtype; tracked: whether somebody may ask for its gradients later."""
     with mx.util.np_shape(True), mx.util.np_array(True):  # set_np holds in one thread alone
         yield
 
@@ -60,6 +60,6 @@ def place(layer, array=None):
 
 
 def device():
-    """What the framework computes on, in words."""
+    """The device of the framework, in words."""
     current = getattr(mx, "current_device", None) or mx.current_context  # the name in 2.0, and that in 1.9
     return str(current())

@@ -32,7 +32,7 @@ def copied(X):
 
 
 def value_and_gradient(function, X):
-    """What a function gives for an array, a number, and its gradient by the array.
+    """The value of a function of an array, a number, and its gradient by the array.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
@@ -41,7 +41,7 @@ def value_and_gradient(function, X):
 
 
 def context(dtype, tracked=True):
-    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
+    """The context for a computation in this dtype; tracked: whether somebody may ask for its gradients later."""
     # The other frameworks compute NaN and infinity without a word; NumPy would warn.
     return np.errstate(all="ignore")
 
@@ -52,5 +52,5 @@ def place(layer, array=None):
 
 
 def device():
-    """What the framework computes on, in words."""
+    """The device of the framework, in words."""
     return "cpu"

@@ -49,7 +49,7 @@ def copied(X):
 
 
 def value_and_gradient(function, X):
-    """What a function gives for an array, a number, and its gradient by the array.
+    """The value of a function of an array, a number, and its gradient by the array.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
@@ -64,7 +64,7 @@ def value_and_gradient(function, X):
 
 
 def context(dtype, tracked=True):
-    """What a computation in this dtype runs inside of; tracked: whether somebody may ask for its gradients later."""
+    """The context for a computation in this dtype; tracked: whether somebody may ask for its gradients later."""
     if tracked and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
         return NOTHING  # as for most calls
     inside = contextlib.ExitStack()
@@ -84,5 +84,5 @@ def place(layer, array=None):
 
 
 def device():
-    """What the framework computes on, in words."""
+    """The device of the framework, in words."""
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"

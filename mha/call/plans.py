@@ -27,7 +27,7 @@ class Plans(dict[Any, Call]):
 def kind_of(
     types: tuple[type, ...], state: tuple[Any, ...], queries: Any, keys: Any, values: Any, call: Call
 ) -> tuple[Any, ...] | None:
-    """What decides how a call is computed, beside its values; None if it has to be looked at anew.
+    """The facts, beside values, that decide how a call is computed; None if it has to be looked at anew.
 
     types: those of arrays that have a shape and a dtype, and a device if their framework does not move them by itself;
     state: of the layer.

@@ -106,7 +106,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
 
 
 def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """As NumPy arrays, what `used` gives, where lengths and offsets are known and no pairs hide; else None."""
+    """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
     if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
@@ -117,7 +117,7 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
 
 
 def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any]:
-    """What is visible and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) of a group in a row.
+    """The visible keys and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) of a group in a row.
 
     Both broadcast against (B*G, H/G*Q, K), or are None.
     """

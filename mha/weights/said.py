@@ -33,12 +33,12 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def name(argument: str) -> str:
-    """What an error calls an argument."""
+    """The name of an argument in an error."""
     return _NAMES.get({}).get(argument, argument)
 
 
 def setting(**values: Any) -> str:
-    """What to type to give arguments these values: `scheme='bert', prefix=''`, or `--from bert --prefix ''`."""
+    """The text to type for arguments of these values: `scheme='bert', prefix=''`, or `--from bert --prefix ''`."""
     options = [name(argument) for argument in values]
     if not any(option.startswith("--") for option in options):
         written = (value if isinstance(value, Code) else repr(value) for value in values.values())
@@ -48,7 +48,7 @@ def setting(**values: Any) -> str:
 
 
 def _typed(option: str, argument: str, value: Any) -> str:
-    """What sets an option of a command."""
+    """The spelling of an option of a command."""
     if argument == "rotary":  # whose option is a base
         return f"{option} {'none' if value is None else 'BASE'}"
     if value is None:

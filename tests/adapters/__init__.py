@@ -1,4 +1,4 @@
-"""What the tests ask of a framework, the same of each: `adapters.of("torch")`. A framework is imported on use."""
+"""The tests' questions to a framework, the same to each: `adapters.of("torch")`. A framework is imported on use."""
 
 import contextlib
 import copy

@@ -54,7 +54,7 @@ def visit(browser, file):
 
 
 def arrays(opened):
-    """What the player has drawn and computed, and its sizes."""
+    """The steps that the player has drawn and computed, and its sizes."""
     drawn, steps, sizes = opened.evaluate("[play.drawn, play.steps, play.sizes]")
 
     def array(X):

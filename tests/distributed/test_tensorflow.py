@@ -94,7 +94,7 @@ def run(kind, **environment):
 
 
 def answered(processes):
-    """What processes print, all of which must end well within two minutes; none is left."""
+    """The output of processes, all of which must end well within two minutes; none is left."""
     try:
         told = [process.communicate(timeout=120) for process in processes]
     finally:

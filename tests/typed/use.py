@@ -17,7 +17,7 @@ X = np.ones((2, 3, 12), "float32")
 
 
 def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> None:
-    """What a user writes, and the types of what comes back."""
+    """A user's code, and the types of its results."""
     attention = mha.MultiHeadAttention(12, 3, pooling="dot", dtype=dtype, backend=backend)
     assert_type(attention.backend, BackendName)
     assert_type(attention.config.dtype, FloatName)
@@ -57,13 +57,13 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
 
 
 class TorchDtype:
-    """What `torch.float32` is an instance of, as PyTorch describes it."""
+    """The class of `torch.float32`, as PyTorch describes it."""
 
     is_floating_point: bool
 
 
 class TensorFlowDtype:
-    """What `tf.float32` is an instance of, as TensorFlow describes it."""
+    """The class of `tf.float32`, as TensorFlow describes it."""
 
     @property
     def as_numpy_dtype(self) -> Any:
@@ -71,7 +71,7 @@ class TensorFlowDtype:
 
 
 def frameworks(kind: KindName, torch: TorchDtype, tensorflow: TensorFlowDtype) -> None:
-    """What needs a framework, and so is not run."""
+    """Code that needs a framework, and so is not run."""
     attention = mha.MultiHeadAttention(12, 3, dtype=torch)
     assert_type(attention.to_native(kind), Any)
     assert_type(mha.from_native(attention.layer, scheme="auto"), mha.MultiHeadAttention)

@@ -1,4 +1,4 @@
-"""What JAX with Flax makes different, measured: its own attention is `flax.linen.MultiHeadDotProductAttention`.
+"""Measure how JAX with Flax differs: its own attention is `flax.linen.MultiHeadDotProductAttention`.
 
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
@@ -63,14 +63,14 @@ def weights():
 
 
 def mask():
-    """What True means in a boolean mask of the framework's own attention."""
+    """The meaning of True in a boolean mask of the framework's own attention."""
     one = jnp.array([[[[True, False, False]]]])
     made = _weights(jnp.ones((1, 1, 8)), jnp.ones((1, 3, 8)), mask=one)
     return [(measures.polarity(made[0, 0, 0], 0), "mask")]
 
 
 def no_keys():
-    """What a query weighs its keys by if all are hidden."""
+    """The weights of a query whose keys are all hidden."""
     X, hidden = jnp.ones((1, 3, 8)), jnp.zeros((1, 1, 3, 3), bool)
     return [(measures.alone(_weights(X, X, mask=hidden)[0, 0, 0]), "")]
 
@@ -82,7 +82,7 @@ def dtype():
 
 
 def random():
-    """What makes random numbers repeat, and whether a second draw is another."""
+    """The way to make random numbers repeat, and whether a second draw is another."""
     key = jax.random.key(0)
     return [
         (measures.repeats(lambda: None, lambda: np.array(jax.random.normal(key, (3,)))), "jax.random.normal(key, ...)")
@@ -90,7 +90,7 @@ def random():
 
 
 def heads():
-    """What 3 heads of 10 hidden units come to."""
+    """The result of 3 heads of 10 hidden units."""
     made = linen.MultiHeadDotProductAttention(3)
     return measures.outcome(lambda: made.init(jax.random.key(0), jnp.ones((1, 2, 10))) and None)
 

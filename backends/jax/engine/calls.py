@@ -62,7 +62,7 @@ def trace(layer, queries, keys, values, call):
 
 
 def kind_of(layer, queries, keys, values, call):
-    """What decides the program of a call, beside values, None if it is to be looked at anew; and its arrays by name."""
+    """The facts, beside values, that decide a call's program, None if it has to be looked at anew; and its arrays."""
     given, switches = numbers(call), (call.causal, call.training, call.return_weights)
     if type(layer) is not MultiHeadAttention or not SWITCHES.issuperset(map(type, switches)):
         return None, given

@@ -30,7 +30,7 @@ SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of 
 
 
 class Circle(NamedTuple):
-    """What a compiler must know of a call's way round the devices."""
+    """The facts of a call's way round the devices that a compiler must know."""
 
     pooling: Any  # a module, without its variables
     num_heads: int
@@ -235,7 +235,7 @@ def _folded(X, k):
 
 
 def _kept(circle, shape, dtype, key, owner, number):
-    """What weights are multiplied by: 1, or with dropout 0, or more than 1 to make up; the same in both passes."""
+    """The factors of weights: 1, or with dropout 0, or more than 1 to make up; the same in both passes."""
     if not circle.rate:
         return 1
     key = jax.random.fold_in(jax.random.fold_in(key, owner), number)
@@ -243,7 +243,7 @@ def _kept(circle, shape, dtype, key, owner, number):
 
 
 def _columns(pairs, owner, keys):
-    """What a bias's gradient has for the keys of one device; one column for all stays one."""
+    """The part of a bias's gradient for the keys of one device; one column for all stays one."""
     if pairs is None or pairs.shape[3] == 1:
         return pairs
     return cut(pairs, (owner * keys).reshape(1, 1), keys, 3)  # (B or 1, H or 1, Q or 1, keys)

@@ -1,4 +1,4 @@
-"""What MXNet with Gluon makes different, measured: it has no attention layer, so that its dense layer stands for it.
+"""Measure how MXNet with Gluon differs: it has no attention layer, so that its dense layer stands for it.
 
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
@@ -62,7 +62,7 @@ def dtype():
 
 
 def random():
-    """What makes random numbers repeat, and whether a second draw is another."""
+    """The way to make random numbers repeat, and whether a second draw is another."""
     return [
         (
             measures.repeats(lambda: mx.random.seed(0), lambda: to_numpy(mx_np.random.normal(size=3))),

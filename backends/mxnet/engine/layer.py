@@ -19,7 +19,7 @@ from .pooling import AttentionPooling, pooling
 
 
 class Plan(NamedTuple):
-    """What is decided of a call once.
+    """The decisions of a call that are made once.
 
     whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
     = as each call says.
@@ -41,7 +41,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         self.plans = Plans()
 
     def kind(self, queries, keys, values, call):
-        """What decides the plan of a call; None if an array is of an unusual class."""
+        """The facts that decide the plan of a call; None if an array is of an unusual class."""
         return kind_of(
             (np.ndarray,), (id(self.config), type(self.attention), cutting.SCORES), queries, keys, values, call
         )

@@ -1,4 +1,4 @@
-"""What NumPy makes different, measured: it has arrays and random numbers, but no layers.
+"""Measure how NumPy differs: it has arrays and random numbers, but no layers.
 
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
@@ -14,7 +14,7 @@ def dtype():
 
 
 def random():
-    """What makes random numbers repeat, and whether a second draw is another."""
+    """The way to make random numbers repeat, and whether a second draw is another."""
     drawn = {}
 
     def seed():

@@ -1,4 +1,4 @@
-"""What TensorFlow with Keras makes different, measured: its own attention is `keras.layers.MultiHeadAttention`.
+"""Measure how TensorFlow with Keras differs: its own attention is `keras.layers.MultiHeadAttention`.
 
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
@@ -59,14 +59,14 @@ def weights():
 
 
 def mask():
-    """What True means in a boolean mask of the framework's own attention."""
+    """The meaning of True in a boolean mask of the framework's own attention."""
     one = tf.constant([[[True, False, False]]])
     _, found = _layer()(tf.ones((1, 1, 8)), tf.ones((1, 3, 8)), attention_mask=one, return_attention_scores=True)
     return [(measures.polarity(found.numpy()[0, 0, 0], 0), "attention_mask")]
 
 
 def no_keys():
-    """What a query weighs its keys by if all are hidden."""
+    """The weights of a query whose keys are all hidden."""
     X, hidden = tf.ones((1, 3, 8)), tf.zeros((1, 3, 3), tf.bool)
     _, found = _layer()(X, X, attention_mask=hidden, return_attention_scores=True)
     return [(measures.alone(found.numpy()[0, 0, 0]), "")]
@@ -78,13 +78,13 @@ def dtype():
 
 
 def random():
-    """What makes random numbers repeat, and whether a second draw is another."""
+    """The way to make random numbers repeat, and whether a second draw is another."""
     draw = measures.repeats(lambda: keras.utils.set_random_seed(0), lambda: np.array(keras.random.normal((3,))))
     return [(draw, "keras.utils.set_random_seed(0)")]
 
 
 def heads():
-    """What 3 heads of 10 hidden units come to."""
+    """The result of 3 heads of 10 hidden units."""
     X = tf.ones((1, 2, 10))
     made = keras.layers.MultiHeadAttention(3, 10 // 3)
     return measures.outcome(lambda: f"MultiHeadAttention(3, 10 // 3)(X, X) {tuple(made(X, X).shape)}")

@@ -62,7 +62,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 def attend(
     layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
 ) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """What a call of the layer gives: output, weights and gradients of the inputs; and gradients of its own arrays.
+    """Call the layer: output, weights and gradients of the inputs; and gradients of its own arrays.
 
     padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
     """

@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 class Tracing(threading.local):
-    """What the code that this thread traces knows of the call.
+    """The facts of a call that are known while this thread traces its code.
 
     seed: (2,) integers for dropout, None = the layer draws them; fits: whether scores of unknown sizes are one piece;
     lengths: "one" if all are equal and not 0, "some" if none is 0, "any" if nothing is known of them.
@@ -199,7 +199,7 @@ def fits(config, queries, keys, call):
 
 
 def _lengths(call):
-    """What is known of the lengths of a call, as `Tracing` has it."""
+    """The known facts of a call's lengths, for `Tracing`."""
     bounds = call.extremes or (call.known and extremes_of(call.value_of("valid_lens")))
     if not bounds or bounds[0] == 0:
         return "any"

@@ -51,7 +51,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return compiled(self, own, queries, keys, values, call)
 
     def kind(self, queries, keys, values, call):
-        """What decides the plan of a call; None where a compiler looks on, or an array is of an unusual class."""
+        """The facts that decide the plan of a call; None where a compiler looks on, or an array is of another class."""
         if not tf.executing_eagerly():
             return None
         state = id(self.config), keys is queries, values is keys, cutting.SCORES
@@ -150,7 +150,7 @@ def attended(layer, queries, keys, values, call):
 
 
 def compiled(layer, own, queries, keys, values, call):
-    """What the layer gives for a checked call, compiled; own: its variables."""
+    """The results of the layer for a checked call, compiled; own: its variables."""
     call = call._replace(training=bool(call.training and layer.config.dropout))
     seed = drawn_seed(layer) if call.training else None
     return run(attended, layer, own, queries, keys, values, call, seed=seed)

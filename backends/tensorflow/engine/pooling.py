@@ -93,7 +93,7 @@ pooling = functools.partial(lesson.pooling, **POOLINGS)
 
 
 class Plan(NamedTuple):
-    """What is decided of a call whose lengths of samples alone hide keys, and which has finite scores of these.
+    """The decisions for a call in which lengths of samples alone hide keys, and scores of these are finite.
 
     see: whether every query sees a key.
     """
@@ -109,7 +109,7 @@ def plan_of(layer, call):
 
 
 def outside(call, num_keys, dtype):
-    """What is added to the scores of a call with a plan: -inf where lengths hide, (B, 1, 1, K)."""
+    """The bias for the scores of a call with a plan: -inf where lengths hide, (B, 1, 1, K)."""
     seen = tf.range(num_keys)[None] < call.valid_lens[:, None]  # (B, K)
     if not call.plan.see:  # a row without keys stays finite
         seen |= call.valid_lens[:, None] == 0

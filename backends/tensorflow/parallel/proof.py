@@ -79,7 +79,7 @@ class Ranks:
 
 
 def _arrays(inputs, call):
-    """What a replica is given: arrays of TensorFlow, those that are there."""
+    """The arguments of a replica: arrays of TensorFlow, those that are there."""
     arrays = dict(zip(("queries", "keys", "values", "cotangent"), inputs, strict=True))
     arrays |= {name: X for name, X in call.items() if name != "causal"}
     return {name: tf.constant(X) for name, X in arrays.items()}

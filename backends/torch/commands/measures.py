@@ -1,4 +1,4 @@
-"""What PyTorch makes different, measured: its own attention is `torch.nn.MultiheadAttention`.
+"""Measure how PyTorch differs: its own attention is `torch.nn.MultiheadAttention`.
 
 Each function returns pairs of a word and a detail, as `mha.page.measures` has them.
 """
@@ -60,7 +60,7 @@ def weights():
 
 
 def mask():
-    """What True means in a boolean mask of the framework's own attention."""
+    """The meaning of True in a boolean mask of the framework's own attention."""
     one = torch.tensor([[True, False, False]])
     layers = _layer()(torch.ones(1, 1, 8), torch.ones(1, 3, 8), torch.ones(1, 3, 8), attn_mask=one)[1]
     identity = torch.eye(3)[None]  # as values, so that the output is the weights
@@ -72,7 +72,7 @@ def mask():
 
 
 def no_keys():
-    """What a query weighs its keys by if all are hidden."""
+    """The weights of a query whose keys are all hidden."""
     X = torch.ones(1, 3, 8)
     hidden = torch.ones(1, 3, dtype=torch.bool)
     return [(measures.alone(_layer()(X, X, X, key_padding_mask=hidden)[1][0, 0].detach().numpy()), "")]
@@ -85,12 +85,12 @@ def dtype():
 
 
 def random():
-    """What makes random numbers repeat, and whether a second draw is another."""
+    """The way to make random numbers repeat, and whether a second draw is another."""
     return [(measures.repeats(lambda: torch.manual_seed(0), lambda: torch.rand(3).numpy()), "torch.manual_seed(0)")]
 
 
 def heads():
-    """What 3 heads of 10 hidden units come to."""
+    """The result of 3 heads of 10 hidden units."""
     return measures.outcome(lambda: torch.nn.MultiheadAttention(10, 3))
 
 

@@ -22,7 +22,7 @@ TYPES = torch.Tensor, nn.Parameter
 
 
 class Plan(NamedTuple):
-    """What is decided of a call once.
+    """The decisions of a call that are made once.
 
     views: whether the kernel takes views of the heads; ordered: by its own causal order; whole: whether every query
     sees a key, and every key is seen; alone: whether lengths of samples alone hide; parts: slices of the samples to
@@ -46,7 +46,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         self.plans = Plans()
 
     def kind(self, queries, keys, values, call):
-        """What decides the plan of a call; None where a compiler looks on, or a class is not ours."""
+        """The facts that decide the plan of a call; None where a compiler looks on, or a class is not ours."""
         pooling, bias = self.attention, call.score_bias
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
             return None
@@ -130,7 +130,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return *blank(queries, keys, values, *(found or used(OPERATIONS, queries, keys, call))), call
 
     def cut_short(self, queries, keys, values, call):
-        """As `blanked`, where nothing hides but known lengths of samples, in whose place comes a mask (B, 1, 1, K)."""
+        """Blank as `blanked` does, where known lengths of samples alone hide; a mask (B, 1, 1, K) takes their place."""
         (shortest, longest), lengths, same = call.extremes, call.known["valid_lens"], keys is values
         K = max(1, min(longest, keys.shape[1]))
         keys = keys[:, :K]

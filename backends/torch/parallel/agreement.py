@@ -119,7 +119,7 @@ def _trains(layer, call):
 
 
 def _tracked(layer, queries, keys, values, call):
-    """What has gradients: ranks that differ in it would not meet in the backward pass."""
+    """The names of what has gradients: ranks that differ in them would not meet in the backward pass."""
     if not torch.is_grad_enabled():
         return []
     weights = [X.requires_grad for X in layer.parameters()]

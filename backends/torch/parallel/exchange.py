@@ -88,5 +88,5 @@ def _all_to_all(mesh, shapes, pieces):
 
 
 def _sent(dtype):
-    """What is sent for numbers of a dtype: no engine knows booleans."""
+    """The dtype in which numbers of a dtype are sent: no engine knows booleans."""
     return torch.uint8 if dtype == torch.bool else dtype

@@ -1,4 +1,4 @@
-"""What ranks tell one another: whether they make the same call, sums of outputs and gradients, and own randomness."""
+"""Exchanges between ranks: whether they make the same call, sums of outputs and gradients, own randomness."""
 
 import contextlib
 import hashlib
@@ -67,7 +67,7 @@ def _exchanged(mesh, does, numbers):
 
 
 def _told(mesh, told):
-    """What each rank tells, in their order."""
+    """The numbers of each rank, in their order."""
     group, here = mesh.get_group(), mesh.get_local_rank()
     if mesh.device_type != "cpu":
         found = [torch.empty_like(told, device=mesh.device_type) for _ in range(mesh.size())]
@@ -128,7 +128,7 @@ def _brief(value):
 
 
 class _Shared(torch.autograd.Function):
-    """What all ranks have alike and use differently: its gradients add up."""
+    """An array that all ranks have alike and use differently: its gradients add up."""
 
     @staticmethod
     def forward(ctx, X, mesh):
@@ -172,7 +172,7 @@ def _all_reduced(X, mesh):
 
 
 class _Joined(torch.autograd.Function):
-    """What the ranks have side by side, on all of them, where all use it alike."""
+    """The arrays of the ranks side by side, on all of them, where all use it alike."""
 
     @staticmethod
     def forward(ctx, X, axis, mesh):
@@ -190,7 +190,7 @@ class _Joined(torch.autograd.Function):
 
 
 def joined(X, axis, mesh):
-    """What the ranks of a mesh have, equal in size, side by side along an axis; each has the gradient of its part."""
+    """The arrays of a mesh's ranks, equal in size, side by side along an axis; each has the gradient of its part."""
     return _Joined.apply(X, axis, mesh)
 
 

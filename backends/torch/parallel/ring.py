@@ -162,7 +162,7 @@ class _Circle:
         return scores if bias is None else scores + widen(bias), visible
 
     def generator(self, place):
-        """What draws the weights that are dropped, the same in both passes; None where none is."""
+        """The generator of the weights that are dropped, the same in both passes; None where none is."""
         return torch.Generator(place).manual_seed(self.seed) if self.rate else None
 
     def dropped(self, draw, *alike):

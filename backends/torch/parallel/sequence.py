@@ -171,7 +171,7 @@ def moved(call, first):
 
 
 def _used(queries, keys, call):
-    """As `used` of all engines, with flags (B, Q) and (B, K), also where one stands for all or there are no rows."""
+    """The flags of `used` of all engines, (B, Q) and (B, K), also where one stands for all or there are no rows."""
     if 0 in (queries.shape[1], keys.shape[1]):
         return (torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device) for X in (queries, keys))
     found = zip(used(OPERATIONS, queries, keys, call), (queries, keys), strict=True)

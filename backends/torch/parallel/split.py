@@ -43,7 +43,7 @@ class Split:
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
         training=None, return_weights=False,
     ):  # fmt: skip
-        """As of the whole layer; see `mha.parallel.parallelize` for what a rank takes and gives."""
+        """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
         call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
@@ -55,7 +55,7 @@ class Split:
 
     @torch.compiler.disable  # how many rows each rank has is known in a call alone
     def attend_rows(self, queries, keys, values, call):
-        """As of the whole layer, for the rows on this rank."""
+        """The same as of the whole layer, for the rows on this rank."""
         call, rows = agreed_rows(self, queries, keys, values, call)
         return self.attend(queries, keys, values, call, rows)
 
