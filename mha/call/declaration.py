@@ -156,7 +156,13 @@ class Call(_Fields):
 
     def pairs(self) -> dict[str, Any]:
         """Its arrays with a number for each query and key, by name, those that are given."""
-        return {name: X for name in OF_PAIRS if (X := getattr(self, name)) is not None}
+        found = {}
+        # Where PyTorch's compiler resumes after a break, it does not know what a comprehension closes over.
+        for name in OF_PAIRS:
+            X = getattr(self, name)
+            if X is not None:
+                found[name] = X
+        return found
 
     def mapped(self, function: Callable[[Any], Any]) -> "Call":
         """The same call, with a function of its arrays in their places."""

@@ -1,11 +1,13 @@
 """Plans of calls: what follows from types, shapes, dtypes, devices and modes is decided once, and remembered."""
 
+import operator
 from typing import Any
 
-from mha.call.declaration import Call
+from mha.call.declaration import ARRAYS, Call
 
 MOST = 256  # plans of one layer
 SWITCHES = bool, type(None)
+_arrays = operator.itemgetter(*(Call._fields.index(name) for name in ARRAYS if name != "offset"))
 
 
 class Plans(dict[Any, Call]):
@@ -32,14 +34,14 @@ def kind_of(
     types: those of arrays that have a shape and a dtype, and a device if their framework does not move them by itself;
     state: of the layer.
     """
-    valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights, *_ = call
+    causal, offset, training, return_weights = call.causal, call.offset, call.training, call.return_weights
     if type(queries) not in types or type(offset) is not int or {type(causal), type(return_weights)} != {bool}:
         return None
     if type(training) not in SWITCHES:  # 1 is as True, as a key
         return None
     kind = [*state, causal, offset if offset == 0 else 1, training, return_weights]
     kind += queries.shape, queries.dtype, getattr(queries, "device", None)
-    for X in (keys, values, valid_lens, mask, score_bias, head_gates):
+    for X in (keys, values, *_arrays(call)):
         if X is None or X is queries:
             kind.append(X is None)
         elif type(X) in types:
