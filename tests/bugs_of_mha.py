@@ -415,9 +415,9 @@ GROUPS = {
         "all devices drop the same weights": (r"    for axis in axes:\n        rngs",
             "    for axis in ():\n        rngs"),
         "the first query of a ring is at 0 everywhere": (
-            r"jax\.lax\.axis_index\(axis\) \* q\.shape\[1\]\)\n    return ring", "0)\n    return ring"),
-        "keys are rotated as if they were the first": (r"positions\(k, first_key\)", "positions(k)"),
-        "keys that others see are blank": (r"seen = _anywhere\(seen, axis\)  # \(B, all keys\)", "pass"),
+            r"self\.first\(q\)\)\n        return ring", "0)\n        return ring"),
+        "keys are rotated as if they were the first": (r"positions\(k, self\.first\(k\)\)", "positions(k)"),
+        "keys that others see are blank": (r"seen = _anywhere\(seen, self\.axis\)  # \(B, all keys\)", "pass"),
         "one column is the first device's": (r"jnp\.broadcast_to\(flags, X\.shape\[:2\]\)", "flags"),
         "NaN counts as nothing seen": ("sees = total != 0", "sees = total > 0"),
         "one logarithm for maximum and sum": (r"jnp\.exp\(_hidden\(scores, visible\) - largest\) \* share",

@@ -1,55 +1,117 @@
 """The rows of a sequence on one of several devices: projected here, pooled over the keys of all.
 
-Letters as in the chapters; Q and K are the rows here, of which each device has as many.
+Letters as in the chapters; Q and K are the rows here, of which each device has as many. The steps and their order are
+the lesson's.
 """
+
+import dataclasses
 
 import jax
 from jax import numpy as jnp
 
 from mha.engine.reach import used
 
+from .. import layer as lesson
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
-from ..heads import gate, repeat_groups, repeat_heads, rotate, transpose_qkv
+from ..heads import repeat_groups, repeat_heads, rotate
 from ..hiding import blank, four_axes, positions, visible_keys
 from .ring import pool as ring
 
 
-def attend_rows(layer, queries, keys, values, call, axis, how, sizes, each):
-    """The output (B, Q, D) for the queries here, inside `jax.shard_map` over an axis.
+def over(part, axis, how, sizes, each):
+    """A layer for one call of the rows on each device, inside `jax.shard_map` over an axis.
 
-    call: its lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet
-    here, and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own.
+    Its call: lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet here,
+    and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own.
     """
-    H, G = layer.config.num_heads, layer.config.num_key_value_heads
-    first_query, first_key = (jax.lax.axis_index(axis) * X.shape[1] for X in (queries, keys))
-    queries, keys, values = _blanked(queries, keys, values, call, axis, how, sizes, each)
-    W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, T, H*d)
-    q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
-    q, k = _turned(layer, q, k, call.offset + first_query, first_key)
-    pooled = HOWS[how](layer, q, k, v, call, axis)  # (B*H, Q, dv)
-    if call.head_gates is not None:
-        pooled = gate(pooled, call.head_gates, H)  # (B*H, Q, dv)
-    return layer.W_o(layer.merge(pooled))  # (B, Q, D)
+    known = {"axis": axis, "sizes": sizes, "each": each}  # of the class: Flax makes a module again by its fields
+    fields = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name not in FLAX}
+    return type(type(part).__name__, (HOWS[how], type(part)), known)(**fields)
 
 
-def _blanked(queries, keys, values, call, axis, how, sizes, each):
-    """The inputs with zeros for queries that see no key, and for keys and values that no query of any device sees."""
-    if not call.hides():
-        return queries, keys, values
-    pairs = bool(call.pairs())
-    here, B = jax.lax.axis_index(axis), len(queries)
-    whole_queries, whole_keys = (jnp.zeros((B, size, 1), queries.dtype) for size in sizes)
-    if how == "ulysses" or not (pairs or each):
-        sees, seen = _used(whole_queries, whole_keys, call)
-        if pairs:  # of the heads that meet here alone
-            sees, seen = _anywhere(sees, axis), _anywhere(seen, axis)
-        sees = jax.lax.dynamic_slice_in_dim(sees, here * queries.shape[1], queries.shape[1], 1)  # (B, Q)
-    else:
-        sees, seen = _used(queries, whole_keys, _moved(call, here * queries.shape[1]))
-        seen = _anywhere(seen, axis)  # (B, all keys)
-    seen = jax.lax.dynamic_slice_in_dim(seen, here * keys.shape[1], keys.shape[1], 1)  # (B, K)
-    return blank(queries, keys, values, sees, seen)
+class OfRows:
+    """A layer for one call of the rows on this device: comes before the class that it was."""
+
+    together = False  # whether all rows of some heads meet
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps of the lesson: all devices meet as often."""
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call._replace(lesson=True))
+
+    def blanked(self, queries, keys, values, call):
+        """The inputs with zeros for queries that see no key, and for keys and values that no query anywhere sees."""
+        if not call.hides():
+            return queries, keys, values, call
+        whole_queries, whole_keys = (jnp.zeros((len(queries), size, 1), queries.dtype) for size in self.sizes)
+        if self.together or not (call.pairs() or self.each):
+            sees, seen = _used(whole_queries, whole_keys, call)
+            if call.pairs():  # of the heads that meet here alone
+                sees, seen = _anywhere(sees, self.axis), _anywhere(seen, self.axis)
+            sees = self.here(sees, queries)  # (B, Q)
+        else:
+            sees, seen = _used(queries, whole_keys, _moved(call, self.first(queries)))
+            seen = _anywhere(seen, self.axis)  # (B, all keys)
+        return *blank(queries, keys, values, sees, self.here(seen, keys)), call
+
+    def turn(self, q, k, call):
+        """Heads as they are compared: normed, and rotated by their places in the whole."""
+        config = self.config
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
+        if config.rotary:
+            q = rotate(q, positions(q, call.offset + self.first(q)), config.rotary, config.num_heads)
+            k = rotate(k, positions(k, self.first(k)), config.rotary, config.num_key_value_heads)
+        return q, k
+
+    def first(self, X):
+        """The place in the whole of the first row of X (any, T, any) here."""
+        return jax.lax.axis_index(self.axis) * X.shape[1]
+
+    def here(self, flags, X):
+        """The flags (B, all T) of the rows of X (B, T, any) here."""
+        return jax.lax.dynamic_slice_in_dim(flags, self.first(X), X.shape[1], 1)  # (B, T)
+
+
+class Ring(OfRows):
+    """The keys and values of one device after another."""
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        call = _moved(call, self.first(q))
+        return ring(self.attention, q, k, v, self.config.num_heads, call, self.axis), None
+
+
+class Gather(OfRows):
+    """All keys and values on each device."""
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        call = _moved(call, self.first(q))
+        k, v = (jax.lax.all_gather(X, self.axis, axis=1, tiled=True) for X in (k, v))  # (B*G, all keys, d)
+        return _pooled(self.attention, q, k, v, self.config.num_heads, call), None
+
+
+class Ulysses(OfRows):
+    """All rows of some heads on each device: pooled there, and brought back."""
+
+    together = True
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        H, G, N = self.config.num_heads, self.config.num_key_value_heads, jax.lax.axis_size(self.axis)
+        if G % N:  # heads of keys do not go round
+            k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
+        B = len(q) // H
+        q, k, v = (self.exchanged(X, B, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
+        pooled = _pooled(self.attention, q, k, v, H // N, call)  # (B*H/N, all queries, dv)
+        return self.exchanged(pooled, B, 2, 1), None
+
+    def exchanged(self, X, B, split, joined):
+        """Some heads of all rows for all heads of some rows, or the other way: (B*heads, rows, d)."""
+        X = X.reshape(B, -1, *X.shape[1:])  # (B, heads, rows, d)
+        X = jax.lax.all_to_all(X, self.axis, split, joined, tiled=True)  # (B, heads, rows, d)
+        return X.reshape(-1, *X.shape[2:])  # (B*heads, rows, d)
 
 
 def _used(queries, keys, call):
@@ -67,47 +129,6 @@ def _anywhere(flags, axis):
     return jax.lax.pmax(flags.astype(jnp.int32), axis) > 0
 
 
-def _turned(layer, q, k, offset, first_key):
-    """Heads of queries and keys as they are compared, as `turn` of the layer, at their places in the whole."""
-    config = layer.config
-    if config.qk_norm:
-        q, k = layer.q_norm(q), layer.k_norm(k)  # (B*H, T, d)
-    if config.rotary:
-        q = rotate(q, positions(q, offset), config.rotary, config.num_heads)  # (B*H, Q, d)
-        k = rotate(k, positions(k, first_key), config.rotary, config.num_key_value_heads)  # (B*G, K, d)
-    return q, k
-
-
-def _ring(layer, q, k, v, call, axis):
-    """The keys and values of one device after another."""
-    call = _moved(call, jax.lax.axis_index(axis) * q.shape[1])
-    return ring(layer.attention, q, k, v, layer.config.num_heads, call, axis)
-
-
-def _ulysses(layer, q, k, v, call, axis):
-    """All rows of some heads on each device: pooled there, and brought back."""
-    H, G, N = layer.config.num_heads, layer.config.num_key_value_heads, jax.lax.axis_size(axis)
-    B = len(q) // H
-    if G % N:  # heads of keys do not go round
-        k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
-
-    def exchanged(X, split, joined):
-        X = X.reshape(B, -1, *X.shape[1:])  # (B, heads, rows, d)
-        X = jax.lax.all_to_all(X, axis, split, joined, tiled=True)  # (B, heads, rows, d)
-        return X.reshape(-1, *X.shape[2:])  # (B*heads, rows, d)
-
-    q, k, v = (exchanged(X, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
-    pooled = _pooled(layer.attention, q, k, v, H // N, call)  # (B*H/N, all queries, dv)
-    return exchanged(pooled, 2, 1)  # (B*H, Q, dv)
-
-
-def _gather(layer, q, k, v, call, axis):
-    """All keys and values on each device."""
-    k, v = (jax.lax.all_gather(X, axis, axis=1, tiled=True) for X in (k, v))  # (B*G, all keys, d)
-    call = _moved(call, jax.lax.axis_index(axis) * q.shape[1])
-    return _pooled(layer.attention, q, k, v, layer.config.num_heads, call)  # (B*H, Q, dv)
-
-
 def _pooled(attention, q, k, v, num_heads, call):
     """The pooled values (B*H, Q, dv) of an attention pooling, which keeps no weights if it can."""
     if isinstance(attention, AttentionPooling):
@@ -119,4 +140,5 @@ def _pooled(attention, q, k, v, num_heads, call):
     return attention(q, k, v, visible, bias, training=call.training)[0]  # (B*H, Q, dv)
 
 
-HOWS = {"ring": _ring, "ulysses": _ulysses, "gather": _gather}
+FLAX = "parent", "name"  # fields of every module
+HOWS = {"ring": Ring, "ulysses": Ulysses, "gather": Gather}

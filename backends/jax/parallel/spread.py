@@ -20,7 +20,7 @@ from mha.parallel.parts import SPLIT, part_of
 from .. import arrays
 from ..engine.pieces import prepared
 from ..layer import MultiHeadAttention
-from .sequence import HOWS, attend_rows
+from .sequence import HOWS, over
 
 
 def plan(module, heads="heads"):
@@ -80,10 +80,8 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads and part.config.bias:
             variables = _once(variables, heads)
-        if sequence:
-            sizes = queries.shape[1], keys.shape[1]
-            options["method"] = functools.partial(attend_rows, axis=sequence, how=how, sizes=sizes, each=each)
-        output = part.apply(variables, *inputs, **options)
+        layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each) if sequence else part
+        output = layer.apply(variables, *inputs, **options)
         return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
 
     spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
