@@ -6,15 +6,15 @@ which program computes it, and that its types, shapes and dtypes fit the layer.
 
 import collections
 import functools
+import operator
 import weakref
 
 import jax
 import numpy as np
 
 from mha import checks
-from mha.call import ROWS, check
+from mha.call import ARRAYS, ROWS, Call, check
 from mha.call.check import column, limited
-from mha.call.declaration import ARRAYS
 
 from .. import arrays
 from .. import gradients as chapter
@@ -23,20 +23,22 @@ from .layer import MultiHeadAttention
 PLANS: dict = {}  # the programs of calls, by their kind
 MOST = 4096  # kinds, and programs, that are remembered
 SWITCHES = {bool, type(None)}
+_aval = operator.attrgetter("aval")
+_NUMBERS = [(name, Call._fields.index(name), ROWS[name].default) for name in ARRAYS]
 _seen = (lambda: None), 0  # lengths that were found to be right, and for how many keys
 
 
 def attend(layer, queries, keys, values, call):
     """Call a layer; call: an `mha.call.Call`, not checked yet."""
     kind, given = kind_of(layer, queries, keys, values, call)
-    plan = PLANS.get(kind)
+    plan, _ = PLANS.get(kind, (None, None))
     if plan is None:
         given, fixed = parted(check(arrays, layer, queries, keys, values, call))
         plan = program(_attend, module_of(layer), fixed)
         if kind is not None:
             if len(PLANS) >= MOST:
                 PLANS.clear()
-            PLANS[kind] = plan
+            PLANS[kind] = plan, layer.config  # while it is kept, no other has its id
     elif given:
         given = checked(given, keys.shape[1])
     return plan(*_apart(layer, call), *_once(queries, keys, values), given)
@@ -67,9 +69,11 @@ def kind_of(layer, queries, keys, values, call):
     if type(layer) is not MultiHeadAttention or not SWITCHES.issuperset(map(type, switches)):
         return None, given
     X = queries, keys, values, *given.values()
+    # The types come before shapes: those of other frameworks have shapes of their own.
+    types = (*map(type, X),)
+    forms = map(_form if np.ndarray in types or int in types else _aval, X)
     try:
-        # The types come before shapes: those of other frameworks have shapes of their own.
-        return (layer.config, *switches, *given, keys is queries, values is keys, *map(type, X), *map(_form, X)), given
+        return (id(layer.config), *switches, *given, keys is queries, values is keys, *types, *forms), given
     except AttributeError:
         return None, given
 
@@ -150,7 +154,12 @@ def parted(call):
 
 def numbers(call):
     """The arrays of a call by name, and any offset but 0, which counts as one: decoding has another for each token."""
-    return {name: X for name in ARRAYS if (X := getattr(call, name)) is not ROWS[name].default}
+    given = {}
+    for name, place, default in _NUMBERS:
+        X = call[place]
+        if X is not default:
+            given[name] = X
+    return given
 
 
 def _apart(layer, call):
