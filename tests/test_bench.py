@@ -108,9 +108,10 @@ def test_a_shape_without_its_option():
     }
 
 
-EAGER = pytest.mark.backends(*adapters.EAGER)  # of the others, training computes outputs too
+# All shapes but the first. Where a backend compiles, training computes outputs too.
+MORE = {"inference": pytest.mark.backends(*adapters.EAGER), "training": pytest.mark.long(*adapters.COMPILED)}
 WAYS = [
-    pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=EAGER if kind == "inference" and more else ())
+    pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=MORE[kind] if more else ())
     for kind in cases.KINDS
     for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW, ALL])
 ]

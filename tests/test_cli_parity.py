@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from xml.etree import ElementTree
 
+import adapters
 import pytest
 from commands import run, run_installed
 
@@ -39,6 +40,7 @@ def about(**others):
 BEGINS = """echo '{"begins": "float64, mask"}'"""
 
 
+@pytest.mark.long(*adapters.COMPILED)
 def test_parity_passes_and_writes_files(tmp_path, backend):
     files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "html")}
     options = [word for name, path in files.items() for word in (f"--{name}", str(path))]

@@ -51,6 +51,7 @@ def gone(path):
     return not process.exists()
 
 
+@pytest.mark.long("tensorflow")
 @pytest.mark.backends("tensorflow")
 def test_tensorflow_spreads_a_batch_and_heads():
     result = run("parity", "--distributed", "tf:2", "--case", "all options", "--dtype", "float64", "--json", "-")

@@ -10,6 +10,7 @@ value head.
 import itertools
 import math
 
+import adapters
 import numpy as np
 import pytest
 
@@ -106,13 +107,16 @@ def close(result, expected):
     assert parity.error(result, expected) <= parity.bound("float64", expected, expected)
 
 
+LONG = pytest.mark.long(*adapters.COMPILED)
+
+
 @pytest.mark.parametrize("hiding", HIDING, ids=lambda hiding: "-".join(map(str, hiding)))
 @pytest.mark.parametrize(
     "sizes",
     [
         pytest.param(SIZES[0], id="widths"),
-        pytest.param(SIZES[1], id="equal", marks=pytest.mark.long("jax")),
-        pytest.param(SIZES[2], id="one-head", marks=pytest.mark.long("jax")),
+        pytest.param(SIZES[1], id="equal", marks=LONG),
+        pytest.param(SIZES[2], id="one-head", marks=LONG),
     ],
 )
 def test_plain_loops_agree(backend, rng, sizes, hiding):

@@ -70,15 +70,16 @@ def is_tried(kind, dtype, case):
     return dtype == "float64" or case == "equal widths" or peers.backend_of(kind) not in adapters.COMPILED
 
 
-def marks_of(kind, case):
+def marks_of(kind, dtype, case):
     own = pytest.mark.backends(peers.backend_of(kind))
-    return own if "widths" in case else (own, pytest.mark.long(*adapters.COMPILED))
+    quick = case == "unequal widths" or (case == "equal widths" and (dtype == "float64" or "d2l" in kind))
+    return own if quick else (own, pytest.mark.long(*adapters.COMPILED))
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "case"),
     [
-        pytest.param(kind, dtype, case, marks=marks_of(kind, case), id=f"{kind} {dtype}-{case}")
+        pytest.param(kind, dtype, case, marks=marks_of(kind, dtype, case), id=f"{kind} {dtype}-{case}")
         for kind in peers.KINDS
         for dtype in ("float64", "float32")
         for case in (*CASES, "unequal widths")

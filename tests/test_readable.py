@@ -72,11 +72,16 @@ def test_another_backend_is_readable_too(backend):
 
 
 # JAX compiles every operation; `mha parity --suite full` tries all.
+LONG = pytest.mark.long("jax")
 OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=OTHERS if case.score_bias else ()) for case in CASES]
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=OTHERS if case.score_bias else LONG if case.name == "additive" else ())
+        for case in CASES
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=OTHERS)])
 def test_the_numbers_are_the_same(backend, monkeypatch, case, dtype):

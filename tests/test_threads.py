@@ -111,7 +111,8 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("layers", [pytest.param(LAYERS[0], marks=pytest.mark.long(*adapters.COMPILED)), LAYERS[1]])
+@pytest.mark.long(*adapters.COMPILED)
+@pytest.mark.parametrize("layers", LAYERS)
 def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, layers):
     names = ["plain"] * THREADS if layers == "one" else list(OPTIONS) * (THREADS // len(OPTIONS))
     attentions = [make(backend, seed=seed, **OPTIONS[name]) for seed, name in enumerate(names)]
