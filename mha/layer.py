@@ -334,8 +334,8 @@ class MultiHeadAttention:
             kind: "torch.nn.MultiheadAttention" (with batch_first=True), "keras.layers.MultiHeadAttention" or
                 "keras.layers.GroupQueryAttention" (built), "flax.linen.MultiHeadDotProductAttention" (bound to its
                 variables), "flax.nnx.MultiHeadAttention", or "mha.d2l.torch.MultiHeadAttention" and so on; whatever the
-                backend of this layer is. Also the class itself, or the beginning of its name where that and the layer
-                tell: "torch", "keras", "flax.nnx".
+                backend of this layer is. Also the class itself, or the beginning of its name, if the layer then leaves
+                one choice: "torch", "keras", "flax.nnx".
 
         Raises:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.
@@ -352,8 +352,8 @@ class MultiHeadAttention:
         weights.save(path, self.config, self.weights)
 
     def __repr__(self) -> str:
-        told = special(self.config)
-        named = {name: X for name, X in vars(self.config).items() if name not in MODERN or name in told}
+        modern = special(self.config)
+        named = {name: X for name, X in vars(self.config).items() if name not in MODERN or name in modern}
         options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]

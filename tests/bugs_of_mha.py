@@ -405,7 +405,7 @@ GROUPS = {
     }),
     "devices of JAX": ("backends/jax/parallel", "devices_of_jax", {
         "W_o's bias is added by every device": (r"if heads and part\.config\.bias:", "if False:"),
-        "masks of heads stay whole": (r"\(data, of_pairs, rows, None\)", "(data, None, rows, None)"),
+        "masks of heads stay whole": (r"of_pairs if name in OF_PAIRS else", "None if name in OF_PAIRS else"),
         "columns are interleaved over the devices": (r"return spread\(variables, arrays\)",
             'def mixed(X):\n'
             "        return X.reshape(*X.shape[:-1], -1, len(jax.devices())).swapaxes(-1, -2).reshape(X.shape)\n\n"

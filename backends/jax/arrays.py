@@ -8,6 +8,8 @@ from jax import numpy as jnp
 
 from mha import checks
 
+_PLAIN = contextlib.nullcontext()
+
 
 def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""
@@ -52,7 +54,7 @@ def value_and_gradient(function, X):
 
 def context(dtype, tracked=True):
     """The context for a computation in this dtype; tracked: whether somebody may ask for its gradients later."""
-    return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+    return jax.enable_x64(True) if dtype == "float64" else _PLAIN
 
 
 def place(layer, array=None):

@@ -10,7 +10,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.call.declaration import ROWS, Call
-from mha.call.fitting import dense, fit_call, fit_inputs, is_of_shape, of_dtype
+from mha.call.fitting import dense, fit_call, fit_inputs, of_dtype, shape_fits
 from mha.config import numpy_dtype
 
 
@@ -151,7 +151,7 @@ def column(offset: Any) -> Any:
 def of_output(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple[int, ...]) -> None:
     """Check that a cotangent has the output's dtype and shape, which is given; raise TypeError or ValueError if not."""
     dense(arrays, place, "cotangent", cotangent, f"of shape {shape} as the output")
-    if not is_of_shape(cotangent.shape, shape):
+    if not shape_fits(cotangent.shape, shape):
         raise ValueError(f"cotangent has shape {checks.shape(cotangent)}, expected {shape} as the output")
     of_dtype("cotangent", cotangent, config.dtype)
 

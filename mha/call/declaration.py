@@ -206,7 +206,7 @@ def axes_of(name: str, X: Any) -> str:
 
 def call_of(function: str, valid_lens: Any, call: Mapping[str, Any], **more: Any) -> Call:
     """The call of these arguments; TypeError, in Python's own words, if the function takes none of such a name."""
-    if not call.keys() <= _BY_KEYWORD:
+    if call and not call.keys() <= _BY_KEYWORD:
         unknown = next(name for name in call if name not in _BY_KEYWORD)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
     return Call(valid_lens, **call, **more)

@@ -63,7 +63,7 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
     elif came not in {"integers": INTEGERS, "booleans": ("bool",)}[row.holds]:
         raise TypeError(f"{name} has dtype {came}, expected {row.of_dtype or expected}{row.hint(came)}")
     shapes = {axes: tuple(full[letter] for letter in axes) for axes in row.axes}
-    if not any(_shape_fits(value.shape, one, row.broadcasts) for one in shapes.values()):
+    if not any(shape_fits(value.shape, one, row.broadcasts) for one in shapes.values()):
         raise ValueError(
             f"{name} has shape {shape(value)}, expected {_shapes_text(row, shapes)}{_turned(row, value, full)}"
         )
@@ -88,7 +88,7 @@ def _either(texts: list[str]) -> str:
 
 def _turned(row: Row, value: Any, full: dict[str, Any]) -> str:
     """A hint, if the axes of lengths are the other way round."""
-    turned = row.hides and "BQ" in row.axes and _shape_fits(value.shape, (full["Q"], full["B"]))
+    turned = row.hides and "BQ" in row.axes and shape_fits(value.shape, (full["Q"], full["B"]))
     return "; it looks transposed" if turned else ""
 
 
@@ -115,12 +115,8 @@ def of_dtype(name: str, value: Any, expected: str) -> None:
         )
 
 
-def is_of_shape(got: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Whether a shape is the expected one, as far as both are known."""
-    return _shape_fits(got, expected)
-
-
-def _shape_fits(got: Sequence[Any], expected: Sequence[Any], broadcasts: bool = False) -> bool:
+def shape_fits(got: Sequence[Any], expected: Sequence[Any], broadcasts: bool = False) -> bool:
+    """Whether a shape is the expected one, as far as both are known; broadcasts: any of its sizes may be 1."""
     if len(got) != len(expected):
         return False
     return all((broadcasts and one == 1) or _fits(one, other) for one, other in zip(got, expected, strict=True))

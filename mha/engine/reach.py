@@ -58,7 +58,7 @@ def narrowed(call: Call, num_queries: int, num_keys: int) -> tuple[slice, Call]:
     """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these."""
     seen = span(call, num_queries, num_keys)
     seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
-    if seen != slice(0, num_keys):
+    if (seen.start, seen.stop) != (0, num_keys):  # PyTorch's compiler does not compare slices
         call = call.part(keys=seen)
     if call.valid_lens is not None and not lengths_hide(call, seen.stop - seen.start):
         call = call._replace(valid_lens=None)

@@ -36,8 +36,8 @@ def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.nda
     return None
 
 
-def told(problem: Exception | None) -> np.ndarray:
-    """The error that the writing rank sends to the others, or none, as an array of bytes."""
+def in_bytes(problem: Exception | None) -> np.ndarray:
+    """The error, or none, that the writing rank sends to the others, as an array of bytes."""
     return np.frombuffer(str(problem or "").encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)
 
 

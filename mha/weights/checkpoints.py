@@ -48,10 +48,10 @@ def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> 
     with _explained():
         chosen, prefix = schemes.choose(source.entries, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not own:
-            told = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
+            asked = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
             raise ValueError(
                 "the names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
-                f"(in, out), applied as x @ kernel? Then pass {' and '.join(told)}; else transpose them first"
+                f"(in, out), applied as x @ kernel? Then pass {' and '.join(asked)}; else transpose them first"
             )
     return chosen, prefix
 

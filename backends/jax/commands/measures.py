@@ -48,12 +48,12 @@ def training():
     made, X = _layer(dropout_rate=0.5), jnp.ones((1, 64, 8))
     variables, keys = _variables(_layer()), iter(jax.random.split(jax.random.key(0), 8))
 
-    def call(**told):
-        return np.array(made.apply(variables, X, rngs={"dropout": next(keys)}, **told))
+    def call(**said):
+        return np.array(made.apply(variables, X, rngs={"dropout": next(keys)}, **said))
 
     unsaid = measures.outcome(call)
-    told = [(measures.drops(lambda on=on: call(deterministic=on)), f"deterministic={on}") for on in (True, False)]
-    return [*unsaid, *told]
+    said = [(measures.drops(lambda on=on: call(deterministic=on)), f"deterministic={on}") for on in (True, False)]
+    return [*unsaid, *said]
 
 
 def weights():

@@ -112,14 +112,14 @@ def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     arrays = native.named(layer.variables.get("params", {}))
     config, weights = native.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
     _refuse_dtype(LINEN, layer, config)
-    told = {
+    expected = {
         "num_heads": config.num_key_value_heads,
         "normalize_qk": config.qk_norm is not None,
         "use_bias": config.bias,
         "qkv_features": config.num_heads * config.key_dim,
         "out_features": config.num_hiddens,
     }
-    for name, value in told.items():
+    for name, value in expected.items():
         if (own := getattr(layer, name)) not in (None, value):
             raise ValueError(f"the {LINEN} has {name}={own}, but its variables are those of one with {name}={value}")
     return config, weights

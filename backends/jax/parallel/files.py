@@ -31,8 +31,8 @@ def save(layer, path):
     arrays = gather(layer)
     problem = whole.write(path, layer.config, arrays) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
-        told = multihost_utils.broadcast_one_to_all(whole.told(problem))
-        problem = problem or whole.failed(0, np.asarray(told, np.uint8))
+        sent = multihost_utils.broadcast_one_to_all(whole.in_bytes(problem))
+        problem = problem or whole.failed(0, np.asarray(sent, np.uint8))
     if problem:
         raise problem
 

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
-from mha.call import Call, check
+from mha.call import OF_PAIRS, Call, axes_of, check
 from mha.config import shapes
 from mha.parallel.parts import SPLIT, part_of
 
@@ -99,12 +99,11 @@ def _place(name, X, axes, together):
     rows, of_pairs = (sequence, heads) if not together else (None, (heads, sequence) if heads else sequence)
     if name in ("queries", "keys", "values"):
         return PartitionSpec(data, sequence)
-    if name == "head_gates":
-        return PartitionSpec(*(data, heads)[2 - X.ndim :])
     if name == "rngs":
         return PartitionSpec()
-    split = {"valid_lens": (data, rows), "offset": (data, None)}.get(name, (data, of_pairs, rows, None))
-    return PartitionSpec(*(None if size == 1 else axis for axis, size in zip(split, X.shape, strict=True)))
+    split = {"B": data, "H": of_pairs if name in OF_PAIRS else heads, "Q": rows}
+    sizes = zip(axes_of(name, X), X.shape, strict=True)
+    return PartitionSpec(*(None if size == 1 else split.get(letter) for letter, size in sizes))
 
 
 def _axes(mesh, **named):
@@ -138,7 +137,7 @@ def _filled(queries, keys, values, call, parts):
     """Inputs with rows of zeros, so that each device has as many, and the call that hides these, as `prepared`."""
     Q, K, call = queries.shape[1], keys.shape[1], prepared(call, keys.shape[1])
     more_queries, more_keys = -Q % parts, -K % parts
-    lens, mask, bias = call.valid_lens, call.mask, call.score_bias
+    lens = call.valid_lens
     if (more_queries or more_keys) and lens is None:
         lens = jnp.full((len(queries), 1), K)  # (B, 1)
     if more_queries:
@@ -146,12 +145,12 @@ def _filled(queries, keys, values, call, parts):
         lens = jnp.pad(lens, ((0, 0), (0, more_queries)))  # (B, Q, and more)
     queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
     keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
-    mask, bias = (X if X is None else _filled_pairs(X, more_queries, more_keys) for X in (mask, bias))
-    return (queries, keys, values), call._replace(valid_lens=lens, mask=mask, score_bias=bias)
+    pairs = {name: _filled_pairs(X, more_queries, more_keys) for name, X in call.pairs().items()}
+    return (queries, keys, values), call._replace(valid_lens=lens, **pairs)
 
 
 def _filled_pairs(X, more_queries, more_keys):
-    """A mask or bias (B, H, Q, K) with zeros for more queries and keys; a size of 1 stays 1."""
+    """An array of pairs (B, H, Q, K) with zeros for more queries and keys; a size of 1 stays 1."""
     Q, K = X.shape[2:]
     return jnp.pad(X, ((0, 0), (0, 0), (0, 0 if Q == 1 else more_queries), (0, 0 if K == 1 else more_keys)))
 

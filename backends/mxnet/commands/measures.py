@@ -51,8 +51,8 @@ def training():
     made, X = nn.Dropout(0.5), mx_np.ones((64, 8))
     fresh = measures.drops(lambda: to_numpy(made(X)))
     with autograd.record():
-        told = measures.drops(lambda: to_numpy(made(X)))
-    return [(fresh, "Dropout(0.5)(X)"), (told, "autograd.record()")]
+        said = measures.drops(lambda: to_numpy(made(X)))
+    return [(fresh, "Dropout(0.5)(X)"), (said, "autograd.record()")]
 
 
 def dtype():

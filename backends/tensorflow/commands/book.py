@@ -61,7 +61,7 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
     @staticmethod
     def pooling(config):
         """The book's attention pooling, which keeps its weights."""
-        if config.pooling != "dot":  # as Keras' own saver might tell, of a file by another program
+        if config.pooling != "dot":  # which a file by another program may ask for through Keras' own saver
             raise TypeError("the layer's pooling is AdditiveAttention, expected DotProductAttention, the book's")
         return _HeadPooling(config.dropout)
 

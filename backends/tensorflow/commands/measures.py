@@ -48,8 +48,8 @@ def training():
     """Whether a fresh layer drops weights when nobody says whether it is training, and what says it."""
     made, X = _layer(dropout=0.5), tf.ones((1, 64, 8))
     fresh = measures.drops(lambda: made(X, X).numpy())
-    told = [(measures.drops(lambda on=on: made(X, X, training=on).numpy()), f"training={on}") for on in (False, True)]
-    return [(fresh, "layer(X, X)"), *told]
+    said = [(measures.drops(lambda on=on: made(X, X, training=on).numpy()), f"training={on}") for on in (False, True)]
+    return [(fresh, "layer(X, X)"), *said]
 
 
 def weights():

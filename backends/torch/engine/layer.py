@@ -11,7 +11,7 @@ from torch import nn
 
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
-from mha.engine.reach import all_used, known_used, lengths_hide, longest, reach, span, used
+from mha.engine.reach import all_used, known_used, lengths_hide, longest, narrowed, reach, span, used
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
@@ -72,7 +72,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
             return call._replace(plan=Plan(views, only_ordered(call)))
         whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
-        alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and call.mask is call.score_bias is None
+        alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs()
         parts = cutting.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
         return call._replace(plan=Plan(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts))
 
@@ -121,7 +121,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return queries, keys, values, call
         if call.plan.alone and call.extremes is not None:
             return self.cut_short(queries, keys, values, call)
-        keys, values, call = self.narrowed(queries, keys, values, call)
+        seen, call = narrowed(call, queries.shape[1], keys.shape[1])
+        same = keys is values
+        keys = keys[:, seen]
+        values = keys if same else values[:, seen]
         if all_used(call, queries.shape[1], keys.shape[1]):
             return queries, keys, values, call
         found = known_used(call, queries.shape[1], keys.shape[1])
@@ -143,19 +146,6 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         keys = torch.where(seen[:, :, None], keys, 0)  # (B, K, any)
         values = keys if same else torch.where(seen[:, :, None], values, 0)
         return queries, keys, values, call._replace(valid_lens=None, mask=seen[:, None, None])
-
-    def narrowed(self, queries, keys, values, call):
-        """The keys and values that order, window and lengths let any query see, at least one; and the call of these."""
-        K = keys.shape[1]
-        seen = span(call, queries.shape[1], K)
-        last = max(seen.start + 1, min(seen.stop, longest(call, K)))
-        if (seen.start, last) != (0, K):
-            seen, same = slice(seen.start, last), keys is values
-            keys, call = keys[:, seen], call.part(keys=seen)
-            values = keys if same else values[:, seen]
-        if call.valid_lens is not None and not lengths_hide(call, keys.shape[1]):
-            call = call._replace(valid_lens=None)
-        return keys, values, call
 
     def takes_views(self, call):
         """Whether the framework's kernel pools views of the heads, each with its own keys."""

@@ -48,9 +48,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""
-        visible, score_bias = by_group(OPERATIONS, queries, keys, num_heads, call)
+        pairs = by_group(OPERATIONS, queries, keys, num_heads, call)
         folded = queries.reshape(keys.shape[0], -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training)  # (B*G, H/G*Q, dv)
+        pooled, _ = self.weigh(folded, keys, values, *pairs, call.training)  # (B*G, H/G*Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def scores_of_pair(self, queries):
@@ -68,7 +68,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             return super().pool(*inputs)
         if not needs_pairs(call):
             return self.pool_block(*inputs)
-        alone = all(X is None for X in (call.valid_lens, call.mask, call.score_bias))
+        alone = call.valid_lens is None and not call.pairs()
         if alone and isinstance(call.offset, int) and None not in reach(call):
             return self.pool_window(*inputs)
         return super().pool(*inputs)
@@ -161,13 +161,13 @@ def only_ordered(call):
     """Whether nothing but the causal order from the first key on hides."""
     if not from_first(call):
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
-    return reach(call) == (None, 0) and all(X is None for X in (call.valid_lens, call.mask, call.score_bias))
+    return reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
 
 
 def needs_pairs(call):
     """Whether the framework's kernel needs an array of all pairs to know what hides, or is added."""
-    pairs, lengths = (call.mask, call.score_bias), call.valid_lens
-    per_query = any(X is not None and X.shape[-2] > 1 for X in pairs) or (lengths is not None and lengths.ndim > 1)
+    lengths = call.valid_lens
+    per_query = any(X.shape[-2] > 1 for X in call.pairs().values()) or (lengths is not None and lengths.ndim > 1)
     return per_query or not (reach(call) == (None, None) or only_ordered(call))
 
 

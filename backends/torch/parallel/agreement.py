@@ -13,7 +13,7 @@ from mha.call.declaration import ARRAYS
 from mha.call.fitting import fit_call, fit_inputs
 
 from .. import arrays
-from .ranks import agree, global_rank, telling
+from .ranks import agree, global_rank, reporting
 
 SWITCHES = [name for name, row in ROWS.items() if row.holds == "switch"]
 FLOATS = [name for name, row in ROWS.items() if row.differentiable]
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 def agreed(layer, queries, keys, values, call):
     """A call of all inputs, checked, on which the ranks that have the heads agree."""
-    with telling(layer.heads):
+    with reporting(layer.heads):
         call = check(arrays, layer, queries, keys, values, call)
     agree(layer.heads, _facts(layer, queries, keys, values, call))
     return call
@@ -52,7 +52,7 @@ def agreed(layer, queries, keys, values, call):
 
 def agreed_rows(layer, queries, keys, values, call):
     """A call of this rank's rows, checked, on which all ranks of the layer agree; and the `Rows` of all."""
-    with telling(layer.heads):
+    with reporting(layer.heads):
         call, rows = _of_sequence(layer, queries, keys, values, call)
     if layer.heads is not None:
         agree(layer.heads, _facts(layer, queries, keys, values, call))
@@ -61,7 +61,7 @@ def agreed_rows(layer, queries, keys, values, call):
 
 def _of_sequence(layer, queries, keys, values, call):
     place, mesh = arrays.place(layer, queries), layer.sequence
-    with telling(mesh):
+    with reporting(mesh):
         fit_inputs(arrays, layer.config, place, queries, keys, values)
         switches = {name: getattr(call, name) for name in (*SWITCHES, "training", "return_weights")}
         fit_call(arrays, layer.config, place, (*queries.shape[:2], keys.shape[1]), Call(**switches))
@@ -75,7 +75,7 @@ def _of_sequence(layer, queries, keys, values, call):
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
     again = "an array" in given.values()  # of which it is not known yet that they are alike
-    with telling(mesh if again else None):
+    with reporting(mesh if again else None):
         call = check(arrays, layer, queries, whole_keys, whole_values, call)
     if again:
         agree(mesh, _facts(layer, queries, keys, values, call, whole=False))
@@ -138,8 +138,8 @@ def _rows_of(name, pairs):
 
 def _told(mesh, facts, queries, keys, rows_of_pairs):
     """The `Rows` of a call on which all ranks agree: facts, by name, are alike; rows_of_pairs: those of `PAIRS`."""
-    told = agree(mesh, facts, (queries.shape[1], keys.shape[1], *rows_of_pairs))
-    of_queries, of_keys, *of_pairs = zip(*told, strict=True)
+    found = agree(mesh, facts, (queries.shape[1], keys.shape[1], *rows_of_pairs))
+    of_queries, of_keys, *of_pairs = zip(*found, strict=True)
     for name, counts in zip(PAIRS, of_pairs, strict=True):
         wrong = [rank for rank, count in enumerate(counts) if {*counts} != {1} and count != of_queries[rank]]
         if wrong:

@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from mha.call import ROWS
 
-TAG = 17  # of what is told here, beside what else is sent from rank to rank
-# Integers that each tells: as many whatever it does, since an engine ends the process where sizes differ.
+TAG = 17  # of these messages, beside what else is sent from rank to rank
+# Integers in a message: as many whatever a rank does, since an engine ends the process where sizes differ.
 LENGTH = 12 + 2 * len(ROWS)
 MEETS, CALLS, REFUSES = range(3)  # what a rank is about to do
 DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "refuses its arguments"}
@@ -39,8 +39,8 @@ def agree(mesh, alike, own=()):
 
 
 @contextlib.contextmanager
-def telling(mesh):
-    """Tells the other ranks of a mesh, who wait for this one, if it refuses arguments inside; None: nobody waits."""
+def reporting(mesh):
+    """Report refused arguments to the other ranks of a mesh, which wait for this one; None: nobody waits."""
     try:
         yield
     except (TypeError, ValueError):
@@ -52,8 +52,8 @@ def telling(mesh):
 
 def _exchanged(mesh, does, numbers):
     """The integers of each rank, in their order; raises where ranks do not do the same."""
-    told = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
-    everybody = _told(mesh, told)
+    sent = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
+    everybody = _gathered(mesh, sent)
     for rank, (theirs, count, *_) in enumerate(everybody):
         other, here = global_rank(mesh, rank), distributed.get_rank()
         if theirs == REFUSES != does:
@@ -66,23 +66,23 @@ def _exchanged(mesh, does, numbers):
     return [numbers[:count] for _, count, *numbers in everybody]
 
 
-def _told(mesh, told):
+def _gathered(mesh, sent):
     """The numbers of each rank, in their order."""
     group, here = mesh.get_group(), mesh.get_local_rank()
     if mesh.device_type != "cpu":
-        found = [torch.empty_like(told, device=mesh.device_type) for _ in range(mesh.size())]
-        distributed.all_gather(found, told.to(mesh.device_type), group=group)
+        found = [torch.empty_like(sent, device=mesh.device_type) for _ in range(mesh.size())]
+        distributed.all_gather(found, sent.to(mesh.device_type), group=group)
         return [one.tolist() for one in found]
     # One by one, so that it is known who does not answer.
-    found = [torch.empty_like(told) for _ in range(mesh.size())]
-    found[here] = told
+    found = [torch.empty_like(sent) for _ in range(mesh.size())]
+    found[here] = sent
     waiting = []
     for rank in range(mesh.size()):
         if rank != here:
             other = global_rank(mesh, rank)
             with answering(other):
                 waiting.append((other, distributed.irecv(found[rank], other, group=group, tag=TAG)))
-                waiting.append((other, distributed.isend(told, other, group=group, tag=TAG)))
+                waiting.append((other, distributed.isend(sent, other, group=group, tag=TAG)))
     for other, work in waiting:
         with answering(other):
             work.wait()

@@ -47,7 +47,7 @@ class Split:
         call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
-        if torch.compiler.is_compiling():  # where ranks tell one another nothing
+        if torch.compiler.is_compiling():  # where ranks exchange nothing
             call = check(arrays, self, queries, keys, values, call)
         else:
             call = agreed(self, queries, keys, values, call)

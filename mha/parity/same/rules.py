@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 
+from mha.call import OF_PAIRS
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention, restore
 from mha.names import FloatName
@@ -64,7 +65,7 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
     Attention weights stay the same if all scores of a query shift alike. What shifts them so has a gradient of nothing
     but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys.
     """
-    shifts = name == "W_k.bias" or (name == "score_bias" and gradients[name].shape[-1] == 1)
+    shifts = name == "W_k.bias" or (name in OF_PAIRS and gradients[name].shape[-1] == 1)
     return max(map(largest, gradients.values())) if shifts else 0.0
 
 
