@@ -8,7 +8,7 @@ import numpy as np
 import pages
 import pytest
 
-from mha import parity
+from mha import dispatch, parity
 
 SCRIPT = pages.ROOT / "examples" / "train.py"
 
@@ -46,7 +46,9 @@ def test_the_script_prints_the_loss(example):
     assert [float(line) for line in ran.stdout.split()] == [loss for loss, _ in example.train(3)]
 
 
+@pytest.mark.long
 @pytest.mark.all_backends  # the one environment that has matplotlib
+@pytest.mark.long(*dispatch.FRAMEWORKS)
 def test_a_picture_of_the_losses_on_every_backend(tmp_path):
     picture = tmp_path / "training.png"
     subprocess.run([sys.executable, SCRIPT, "--steps", "2", "--picture", picture], check=True)
