@@ -12,7 +12,7 @@ from mha.call import FLOATS, OF_PAIRS, ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
-from mha.parity import CASES, Case, largest
+from mha.parity import CASES, UNIT, Case, largest
 from mha.parity.cases.suite import ALL_CASES
 from mha.parity.same.problem import Problem, problem
 
@@ -23,6 +23,8 @@ LONG = 10  # a case with more than 10 keys for each query makes no sense with on
 # Larger scores would overflow a softmax that subtracts no maximum. And with far larger scores, all but a few
 # weights are 0 or 1: of 150 correct layers, three then missed the bound, which depends on these few.
 LARGEST = 128.0
+MEMORY = 1e9  # bytes that a case longer than the layer's window may take, about
+TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,33 +42,61 @@ class Trial:
 
 
 def chosen(
-    backend: BackendName, suite: SuiteName, cases: Any, dtypes: Any, of: MultiHeadAttention | Mapping[str, Any] | None
+    backend: BackendName,
+    suite: SuiteName,
+    cases: Any,
+    dtypes: Any,
+    of: MultiHeadAttention | Mapping[str, Any] | None,
+    causal: bool,
 ) -> Iterator[tuple[Case, FloatName]]:
     """Choose the cases of a suite, each in its dtypes, for the suite's layers or another; arguments of `assert_parity`.
 
+    A layer with a window or a rotation has long sequences, too, each in one dtype.
     Raises TypeError or ValueError if a name is not known, or if a layer has none of the dtypes.
     """
     quick = checks.choice("suite", suite, ("quick", "full")) == "quick" and cases is None
-    names = None if cases is None else [_known(name) for name in _listed(cases)]
+    options = None if of is None else options_of(of)
+    added = [] if options is None else long_sequences(options)
+    names = None if cases is None else [_known(name, added) for name in _listed(cases)]
     known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in _listed(dtypes)]
     own = of.config.dtype if isinstance(of, MultiHeadAttention) else None
     if own is not None and own not in known:
         raise ValueError(f"dtypes is {', '.join(known)}, expected {own}, which is the layer's, or None")
-    options = None if of is None else options_of(of)
+    possible = [dtype for dtype in known if dtype in dispatch.load(backend).DTYPES]
+    precise = sorted(possible, key=UNIT.__getitem__)[:1]
     calls = set()
-    for case in EVERY[: len(CASES)] if quick else EVERY:
-        wanted = case.quick if quick else case.dtypes
+    for case in (*(EVERY[: len(CASES)] if quick else EVERY), *added):
+        wanted = precise if case in added else case.quick if quick else case.dtypes
         if not wanted or (names is not None and case.name not in names):
             continue
-        if options is not None:
-            case = fitted(case, options)
-            call = str([getattr(case, name) for name in (*ROWS, "scale", "batch", "num_queries", "num_keys")])
-            if call in calls and names is None:  # the cases differed only in options of the layer
-                continue
-            calls.add(call)
-        for dtype in [own] if own else [one for one in wanted if one in known]:
-            if dtype in dispatch.load(backend).DTYPES:
+        case = case if options is None else fitted(case, options)
+        case = dataclasses.replace(case, causal=True) if causal else case
+        call = str([getattr(case, name) for name in ("options", *ROWS, "scale", "batch", "num_queries", "num_keys")])
+        if call in calls and names is None:  # the cases differed only in options of the layer, or in the order
+            continue
+        calls.add(call)
+        for dtype in [own] if own else wanted:
+            if dtype in possible:
                 yield case, dtype
+
+
+def long_sequences(options: Mapping[str, Any]) -> list[Case]:
+    """The cases that show the window of a layer and its rotation: one sample, longer than the window.
+
+    A bound of the window that takes more memory than there may be shows in no case.
+    """
+    wanted = [bound + 3 for bound in options["window"] or () if bound is not None] + [TURNED] * bool(options["rotary"])
+    T = max((T for T in wanted if memory(options, T) <= MEMORY), default=0)
+    if not T:
+        return []
+    long = Case("long sequence", dict(options), batch=1, num_queries=T, num_keys=T)
+    ahead = options["window"] is None or options["window"][1] != 0  # or else the window is a causal order, too
+    return [long, dataclasses.replace(long, name="long sequence, causal", causal=True)][: 1 + ahead]
+
+
+def memory(options: Mapping[str, Any], T: int) -> float:
+    """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
+    return 4 * (8 + 4) * options["num_heads"] * T**2
 
 
 def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
@@ -140,12 +170,18 @@ def trial(
     return Trial(attention, inputs, cotangent, call)
 
 
-def as_mask(tried: Trial, takes: Collection[str]) -> dict[str, Any]:
-    """The call of a trial; what the implementation does not take, a mask (B, 1 or H, Q, K) hides, if it takes masks."""
+def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> dict[str, Any]:
+    """The call of a trial; what the implementation does not take, a mask (B, 1 or H, Q, K) hides, if it takes masks.
+
+    by_itself: True = an implementation that takes no `causal` hides what follows by itself.
+    """
     call, hiding = tried.call, ("valid_lens", "causal", "offset")
     missing = [name for name in hiding if name in call and name not in takes]
-    config = tried.attention.config
-    moves = "offset" in missing and (config.rotary is not None or config.window is not None)  # no mask can replace it
+    config, by_itself = tried.attention.config, by_itself and "causal" not in takes
+    # No mask can replace an offset that something else goes by, too.
+    moves = "offset" in missing and (config.rotary is not None or config.window is not None or by_itself)
+    if by_itself and "mask" not in takes:
+        return {name: X for name, X in call.items() if name != "causal"}
     if not missing or moves or "mask" not in takes:
         return call
     seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name not in FLOATS}).visible
@@ -183,9 +219,9 @@ def _listed(names: Any) -> list[Any]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _known(name: Any) -> str:
-    """The name of a case of either suite; ValueError if it is none."""
-    known = [case.name for case in EVERY]
+def _known(name: Any, added: Collection[Case]) -> str:
+    """The name of a case of either suite, or of one that is added; ValueError if it is none."""
+    known = [case.name for case in (*EVERY, *added)]
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""

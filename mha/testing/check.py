@@ -45,6 +45,7 @@ def assert_parity(
     attention: MultiHeadAttention | Mapping[str, Any] | None = None,
     cases: Collection[str] | None = None,
     dtypes: Collection[FloatName] | None = None,
+    causal: bool = False,
     empty_rows: bool | None = None,
     layout: str | None = None,
 ) -> Outcome:
@@ -71,6 +72,8 @@ def assert_parity(
             layer, one with its weights.
         cases: names of the only cases to compare, of both suites, each in all its dtypes; None = those of the suite.
         dtypes: the only dtypes to compare in; None = those of the suite. A given layer has only its own.
+        causal: True = every call is causal, as in a decoder; then an implementation that takes neither `causal` nor
+            `mask` is called without them, since it hides what follows by itself.
         empty_rows: True = queries that see no key must give 0; False = such cases are left out. None = True, but False
             for the frameworks' own layers, which give something else.
         layout: as for `mha.parity.compare`.
@@ -94,11 +97,11 @@ def assert_parity(
     layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
     rows = it.empty_rows if empty_rows is None else checks.flag("empty_rows", empty_rows)
     reports, left_out, raised, trials = {}, {}, {}, {}
-    for case, dtype in chosen(it.backend, suite, cases, dtypes, of):
+    for case, dtype in chosen(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal)):
         label = f"{dtype}, {case.name}"
         try:
             trials[label] = trial(case, dtype, it.backend, layer, it.alone, rows)
-            reports[label] = compared(it, trials[label], layout)
+            reports[label] = compared(it, trials[label], layout, causal)
         except NotImplementedError as reason:
             left_out[label] = str(reason) or "NotImplementedError"
         except Exception as problem:
@@ -112,12 +115,12 @@ def assert_parity(
     return Outcome(reports, left_out, note)
 
 
-def compared(it: Implementation, tried: Trial, layout: str | None) -> Report:
-    """The report of one case.
+def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
+    """The report of one case; by_itself: as of `as_mask`.
 
     Raises NotImplementedError if the implementation does not take an argument of the case, and any error of its own.
     """
-    call = as_mask(tried, it.takes)
+    call = as_mask(tried, it.takes, by_itself)
     if missing := [name for name in ROWS if name in call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):

@@ -57,7 +57,7 @@ class Problem:
     @functools.cached_property
     def base(self) -> Named:
         """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
-        return self._steps(self.layer)
+        return self.oracle if self.config.dtype == "float64" else self._steps(self.layer)
 
     @functools.cached_property
     def oracle(self) -> Named:
@@ -67,7 +67,7 @@ class Problem:
     @functools.cached_property
     def base_gradients(self) -> Named:
         """Every gradient of NumPy in the layer's dtype."""
-        return self._gradients(self.layer)
+        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.layer)
 
     @functools.cached_property
     def oracle_gradients(self) -> Named:
