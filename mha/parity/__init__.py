@@ -8,7 +8,8 @@ from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, 
 from mha.parity.why.comparison import compare, diagnose, ratio
 from mha.parity.why.diagnosis import CATALOGUE
 from mha.parity.why.mistakes import Mistake
-from mha.parity.why.report import Diagnosis, Explanation, Place, Report, Row
+from mha.parity.why.probes import inputs
+from mha.parity.why.report import Diagnosis, Explanation, Place, Report, Row, Unseen
 from mha.parity.why.two_layers import LayersReport, WeightRow, compare_layers
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Report",
     "Result",
     "Row",
+    "Unseen",
     "Verdict",
     "WeightRow",
     "bound",
@@ -42,6 +44,7 @@ __all__ = [
     "error",
     "gradient_scale",
     "in_dtype",
+    "inputs",
     "largest",
     "one_line",
     "plan",

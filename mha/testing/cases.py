@@ -15,6 +15,7 @@ from mha.names import BackendName, FloatName, SuiteName
 from mha.parity import CASES, UNIT, Case, largest
 from mha.parity.cases.suite import ALL_CASES
 from mha.parity.same.problem import Problem, problem
+from mha.parity.why.probes import TURNED, long_enough
 
 # A call that hides nothing: the quick suite of `mha parity` has none, but some implementations take no other call.
 PLAIN = dataclasses.replace(CASES[0], quick=("float64", "float32"))
@@ -23,8 +24,6 @@ LONG = 10  # a case with more than 10 keys for each query makes no sense with on
 # Larger scores would overflow a softmax that subtracts no maximum. And with far larger scores, all but a few
 # weights are 0 or 1: of 150 correct layers, three then missed the bound, which depends on these few.
 LARGEST = 128.0
-MEMORY = 1e9  # bytes that a case longer than the layer's window may take, about
-TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +80,13 @@ def chosen(
 
 
 def long_sequences(options: Mapping[str, Any]) -> list[Case]:
-    """The cases that show the window of a layer and its rotation: one sample, longer than the window.
-
-    A bound of the window that takes more memory than there may be shows in no case.
-    """
-    wanted = [bound + 3 for bound in options["window"] or () if bound is not None] + [TURNED] * bool(options["rotary"])
-    T = max((T for T in wanted if memory(options, T) <= MEMORY), default=0)
-    if not T:
+    """The cases that show the window of a layer and its rotation: one sample, longer than the window."""
+    config = Config(**options)
+    if not (T := long_enough(config, TURNED)):
         return []
     long = Case("long sequence", dict(options), batch=1, num_queries=T, num_keys=T)
-    ahead = options["window"] is None or options["window"][1] != 0  # or else the window is a causal order, too
+    ahead = config.window is None or config.window[1] != 0  # or else the window is a causal order, too
     return [long, dataclasses.replace(long, name="long sequence, causal", causal=True)][: 1 + ahead]
-
-
-def memory(options: Mapping[str, Any], T: int) -> float:
-    """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
-    return 4 * (8 + 4) * options["num_heads"] * T**2
 
 
 def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:

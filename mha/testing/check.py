@@ -1,7 +1,9 @@
 """The assertion: run somebody's implementation on each case of a suite, and compare by the project's rule."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,11 @@ from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
 from mha.parity import Report, compare, one_line
 from mha.parity.same.layouts import layout_name
-from mha.tables import counted, number
-from mha.testing.cases import Trial, as_mask, chosen, options_of, trial
+from mha.parity.same.problem import Problem
+from mha.parity.why.report import Sight, Unseen
+from mha.parity.why.unseen import sight
+from mha.tables import counted, number, text
+from mha.testing.cases import Trial, as_mask, asked, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read
 
 LISTED = 4  # so many cases of a long list are named
@@ -30,11 +35,26 @@ class Outcome:
     reports: dict[str, Report]
     left_out: dict[str, str]
     note: str = ""
+    look: Callable[[], Sight] | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @functools.cached_property
+    def sight(self) -> Sight | None:
+        """What the compared cases could see together."""
+        return self.look() if self.look else None
+
+    @property
+    def unseen(self) -> tuple[Unseen, ...]:
+        """The known mistakes that would have passed each of the compared cases.
+
+        They are worked out when they are first asked for, or printed, in five seconds at most.
+        """
+        return self.sight.unseen if self.sight else ()
 
     def __str__(self) -> str:
         worst = max((report.ratio for report in self.reports.values()), default=0.0)
         first = f"{counted(len(self.reports), 'case')} the same, the largest ratio {number(worst)}"
-        return "\n".join([first, *_said(self.left_out), *filter(None, [self.note])])
+        seen = [text(self.sight)] if self.sight else []
+        return "\n".join([first, *_said(self.left_out), *filter(None, [self.note]), *seen])
 
 
 def assert_parity(
@@ -112,7 +132,8 @@ def assert_parity(
         raise AssertionError(failure(it.name, reports, left_out, raised, trials, layer is None)) from cause
     zero = [] if layer is None else [name for name, X in layer.weights.items() if not X.any()]
     note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
-    return Outcome(reports, left_out, note)
+    calls = [(partial(of_trial, trials[label]), [row.name for row in report.rows]) for label, report in reports.items()]
+    return Outcome(reports, left_out, note, partial(sight, calls))
 
 
 def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
@@ -130,6 +151,11 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
             theirs = {name: X for name, X in zip(("output", "weights"), theirs, strict=True) if X is not None}
         cotangent = tried.cotangent if it.cotangent else None
         return compare(tried.attention, theirs, *tried.inputs, **tried.call, cotangent=cotangent, layout=layout)
+
+
+def of_trial(tried: Trial) -> Problem:
+    """The call of a trial, as a comparison has it."""
+    return asked(tried.attention, tried.inputs, tried.call)
 
 
 def failure(

@@ -74,8 +74,24 @@ class Problem:
         """Every gradient of NumPy in float64."""
         return self._gradients(in_dtype(self.layer, "float64"))
 
+    @functools.cached_property
+    def known(self) -> dict[str, tuple[np.ndarray, float]]:
+        """What `expected` has returned, by name."""
+        return {}
+
+    def alone(self) -> "Problem":
+        """The same problem, with what is expected of the arrays that were asked for, and no other step."""
+        made = dataclasses.replace(self)
+        made.known.update(self.known)
+        return made
+
     def expected(self, name: str) -> tuple[np.ndarray, float]:
         """Return an array in float64, 0 where it does not matter, and how far the layer's dtype may be from it."""
+        if name not in self.known:
+            self.known[name] = self._expected(name)
+        return self.known[name]
+
+    def _expected(self, name: str) -> tuple[np.ndarray, float]:
         dtype = self.config.dtype
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)

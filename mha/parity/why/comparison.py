@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,6 +16,7 @@ from mha.parity.same.rules import bound, error, fraction, in_dtype
 from mha.parity.why.diagnosis import explained
 from mha.parity.why.pictures import picture, words
 from mha.parity.why.report import Diagnosis, Place, Report, Row
+from mha.parity.why.unseen import sight
 from mha.tables import number
 
 
@@ -64,8 +66,14 @@ def compare(
         if turned is not None:
             taken[name] = turned
     known = checked_others(others)
-
-    return Report(tuple(rows), asked.config.dtype, lambda: explained(asked, taken, tuple(rows), known))
+    if all(row.passed for row in rows):
+        alone = asked.alone()  # a report that is kept keeps no steps
+        nothing, look = (
+            partial(explained, alone, {}, tuple(rows), known),
+            partial(sight, [(lambda: alone, tuple(found))]),
+        )
+        return Report(tuple(rows), asked.config.dtype, nothing, look)
+    return Report(tuple(rows), asked.config.dtype, partial(explained, asked, taken, tuple(rows), known))
 
 
 @spelled

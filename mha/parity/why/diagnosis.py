@@ -12,7 +12,7 @@ from mha.parity.why.mistakes import OF_WEIGHTS, Mistake, of_another_layer
 from mha.parity.why.mistakes_of_models import OF_MODELS
 from mha.parity.why.mistakes_of_pooling import OF_NAN, OF_POOLING
 from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute
-from mha.parity.why.report import Diagnosis, Explanation, Row, said
+from mha.parity.why.report import Diagnosis, Explanation, Row, few, said
 from mha.parity.why.search import CONFIRMED, Bench, Search, State, Verdict, apart, confirmed, errors
 
 GENERAL: tuple[Mistake, ...] = (*OF_NAN, *OF_WEIGHTS, *OF_POOLING)
@@ -187,11 +187,6 @@ def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
         how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
         found.append(dataclasses.replace(same[0], how=how))
     return found
-
-
-def few(forms: list[str]) -> list[str]:
-    """Keep the first of many forms."""
-    return forms if len(forms) <= 4 else [*forms[:3], "..."]
 
 
 def made(state: State, verdict: Verdict, far: float) -> Explanation:

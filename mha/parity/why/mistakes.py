@@ -168,7 +168,7 @@ def split_unpermuted(plan: Plan) -> Plan:
 
 def merge_unpermuted(plan: Plan) -> Plan:
     """Merge without the permute."""
-    return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1))  # (B, T, H*d)
+    return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None))  # (B, T, H*d)
 
 
 def other_heads(heads: int, plan: Plan) -> Plan | None:

@@ -127,7 +127,7 @@ def cap_last(plan: Plan) -> Plan | None:
         return None
 
     def bend(plan: Plan, X: Array) -> Steps:
-        biased = X + widen(plan.of_samples(plan.score_bias))
+        biased = X + widen(plan.of_pairs(plan.score_bias))
         capped = plan.softcap * np.tanh(biased / plan.softcap) if plan.softcap else biased
         return {"biased": biased, "capped": np.where(np.isinf(biased), biased, capped)}
 

@@ -55,7 +55,7 @@ def along(axis: int, plan: Plan) -> Plan:
         shares = pipeline.normalized(np.where(visible, scores, -np.inf).astype(scores.dtype), axis)
         return np.where(visible, shares, 0).astype(scores.dtype)
 
-    return replace(plan, softmax=softmax)
+    return replace(plan, softmax=softmax, rows=slice(None))
 
 
 def filled(fill: float, added: bool, plan: Plan) -> Plan | None:

@@ -110,7 +110,7 @@ def bend(plan: "Plan", X: Array) -> Steps:
     if plan.softcap is not None:
         steps["capped"] = X = plan.softcap * np.tanh(X / plan.softcap)
     if plan.score_bias is not None:
-        steps["biased"] = X = X + widen(plan.of_samples(plan.score_bias))
+        steps["biased"] = X = X + widen(plan.of_pairs(plan.score_bias))
     return steps
 
 
@@ -137,9 +137,10 @@ class Plan:
     """All that a call is computed from; a mistake is a function from one plan to another.
 
     queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates
-    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query; samples: those to compute; hiding: the
-    conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right
-    positions to those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
+    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query; samples: those to compute; rows: the
+    queries to compute, from the scores on; a mistake that needs all of them sets it to all; hiding: the conditions for
+    a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to
+    those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
     have one. split, merge, share, scores, bend, softmax: the functions of these names above; after: applied to the
     weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
     product; rounded: applied to every result.
@@ -164,6 +165,7 @@ class Plan:
     heads: int
     groups: int
     samples: Any  # a slice, or a list of integers
+    rows: slice
     hiding: dict[str, Callable[..., Array]]
     rotary_offsets: Any = None
     norm_first: bool = True
@@ -193,6 +195,11 @@ class Plan:
         """Take the samples to compute from an array (B or 1, ...)."""
         return X[self.samples] if len(X) == len(self.queries) else X
 
+    def of_pairs(self, X: Array) -> Array:
+        """Take the samples and queries to compute from an array (B or 1, H or 1, Q or 1, K or 1)."""
+        X = self.of_samples(X)
+        return X[:, :, self.rows] if X.shape[2] == self.queries.shape[1] else X
+
     def product(self, A: Array, B: Array) -> Array:
         """Return A @ B in A's dtype, multiplied in float32 at least."""
         A, B, dtype = widen(A), widen(B), A.dtype
@@ -210,11 +217,11 @@ class Plan:
         for condition in self.hiding.values():
             seen = seen & condition(self)
         full = len(self.queries), self.heads, self.queries.shape[1], self.keys.shape[1]
-        return self.of_samples(np.broadcast_to(seen, full))
+        return self.of_pairs(np.broadcast_to(seen, full))
 
 
-def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None)) -> Plan:
-    """Make the plan of a call, without mistakes, in a dtype."""
+def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None)) -> Plan:
+    """Make the plan of a call, without mistakes, in a dtype; samples, rows: those to compute."""
     config, hiding, kind = problem.config, problem.call, numpy_dtype(dtype)
     B = len(problem.queries)
     mask, bias = (X if X is None else four_axes(X) for X in (hiding.mask, hiding.score_bias))
@@ -232,9 +239,23 @@ def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None)) -> Plan:
         softcap=config.softcap, norm=config.qk_norm, eps=config.qk_norm_eps,
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         interleaved=config.rotary is not None and config.rotary.interleaved,
-        heads=config.num_heads, groups=config.num_key_value_heads, samples=samples,
+        heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
         hiding={name: CONDITIONS[name] for name, X in given.items() if X is not None},
     )  # fmt: skip
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether two plans are the same, field by field: then the change between them is no mistake here."""
+    return all(_equal(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(Plan))
+
+
+def _equal(X: Any, Y: Any) -> bool:
+    """Whether two fields are the same: arrays by their numbers, mappings of arrays too, the rest by itself."""
+    if isinstance(X, dict) and isinstance(Y, dict):
+        return X.keys() == Y.keys() and all(_equal(X[name], Y[name]) for name in X)
+    if isinstance(X, Array) and isinstance(Y, Array):
+        return X is Y or np.array_equal(X, Y, equal_nan=True)
+    return X is Y or (not isinstance(X, Array) and not isinstance(Y, Array) and bool(X == Y))
 
 
 def four_axes(pairs: Array) -> Array:
@@ -251,7 +272,8 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     if part in ROLES:
         return prepared(plan, part)
     if part == "scores":
-        first = plan.rounded(plan.scores(plan, before["q"], plan.share(before["k"], plan.heads // plan.groups)))
+        q, k = before["q"][:, :, plan.rows], plan.share(before["k"], plan.heads // plan.groups)
+        first = plan.rounded(plan.scores(plan, q, k))
         steps = {"scores": first} | plan.bend(plan, first)
         return steps, list(steps.values())[-1]
     if part == "weights":

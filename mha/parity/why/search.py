@@ -11,7 +11,7 @@ import numpy as np
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import UNIT, bound, error, fraction, largest
 from mha.parity.why.mistakes import Change, Mistake
-from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute, plan_of
+from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute, plan_of, same
 
 NEAR = 0.02  # mistakes in float32 are near if they leave at most this share of the largest number
 NEAR_IN_HALF = 0.3
@@ -39,8 +39,8 @@ State = tuple[Form, ...]
 class Bench:
     """The pipeline of some samples in one dtype, with mistakes; a part that several of them share is computed once."""
 
-    def __init__(self, problem: Problem, dtype: Any, samples: Any, kept: int = 1) -> None:
-        self.plan, self.kept = plan_of(problem, dtype, samples), kept
+    def __init__(self, problem: Problem, dtype: Any, samples: Any, rows: slice = slice(None)) -> None:
+        self.plan = plan_of(problem, dtype, samples, rows)
         self.parts: dict[tuple[str, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
 
@@ -49,10 +49,20 @@ class Bench:
         if state not in self.plans:
             before = self.planned(state[:-1])
             made = None if before is None else state[-1].change(before)
-            if len(state) > self.kept:
+            if len(state) > 1:
                 return made
             self.plans[state] = made
         return self.plans[state]
+
+    def forget(self) -> None:
+        """Keep only what has no mistakes."""
+        self.parts = {key: made for key, made in self.parts.items() if not key[1]}
+        self.plans = {(): self.plan}
+
+    def possible(self, mistakes: Sequence[Mistake]) -> list[Form]:
+        """List the forms of mistakes that change the plan."""
+        made = (Form(at, one, how, change) for at, one in enumerate(mistakes) for how, change in one.forms.items())
+        return [form for form in made if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
 
     def steps(self, state: State, name: str) -> Array | None:
         """Return a step with these mistakes, None if there is no such step or they are impossible here."""
@@ -81,7 +91,7 @@ class Bench:
             return self.parts[key]
         before = {name: self.part(state, plan, name)[1] for name in PARTS[part]}
         made = compute(part, plan, before)
-        if len(key[1]) <= self.kept:
+        if len(key[1]) <= 1:
             self.parts[key] = made
         return made
 
@@ -125,13 +135,7 @@ class Search:
 
     def applicable(self, mistakes: Sequence[Mistake]) -> list[Form]:
         """List the forms of mistakes that are possible here and change something."""
-        found = []
-        for place, mistake in enumerate(mistakes):
-            for how, change in mistake.forms.items():
-                form = Form(place, mistake, how, change)
-                if self.bench.planned((form,)) is not None and self.changes(form):
-                    found.append(form)
-        return found
+        return [form for form in self.bench.possible(mistakes) if self.changes(form)]
 
     def changes(self, form: Form) -> bool:
         """Whether a mistake changes any of the given arrays, in the samples of the search."""

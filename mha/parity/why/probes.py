@@ -1,0 +1,245 @@
+"""Other inputs for a layer and a call: what some inputs do not show of a mistake, others do."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from mha import dispatch
+from mha.call import FLOATS, OF_PAIRS, ROWS
+from mha.config import Config, numpy_dtype
+from mha.layer import MultiHeadAttention, restore
+from mha.names import FloatName
+from mha.parity.same.problem import Problem, problem
+from mha.parity.same.rules import UNIT, in_dtype
+
+Array = np.ndarray
+Inputs = Literal["queries", "keys", "values"]
+TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
+FAR = 269  # tokens with positions that half precision rounds
+SMALL = 5  # the largest bound of a window in a probe: what shows beyond it shows beyond a larger one, too
+MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
+QUIET = 1e-3  # of every third token, so that an epsilon matters
+
+
+def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Inputs, Any]:
+    """Make queries, keys and values that show each mistake that shows in a plain call of a layer.
+
+    They are longer than its window and long enough for its rotation, as far as a gigabyte reaches; some rows are so
+    small that an epsilon matters. Weights are the layer's: norms whose scales are all 1 and biases of 0 hide mistakes.
+
+    Args:
+        attention: the layer.
+        one_input: True = self-attention, the three are one array: call `port(X["queries"])`.
+
+    Returns:
+        {"queries": (B, Q, query_size), "keys": (B, K, key_size), "values": (B, K, value_size)} in arrays of the layer's
+        backend and its dtype, the same in every run; for `parity.compare(attention, output, **X)`.
+
+    Raises TypeError if attention is no layer, ValueError if one_input is True and the widths differ.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    config = attention.config
+    if one_input and len({*widths(config)}) > 1:
+        raise ValueError(f"one_input is True, expected False: queries, keys and values have widths {widths(config)}")
+    T = long_enough(config, FAR) or 7
+    B = 2 if memory(config, 2**0.5 * T) <= MEMORY else 1
+    made = drawn(config, B, T, T if one_input else T + 4, one_input)[: 1 if one_input else 3]
+    module = dispatch.load(attention.backend)
+    with module.context(config.dtype):
+        arrays = [module.tensor(X.astype(numpy_dtype(config.dtype))) for X in made]
+    queries, keys, values = arrays * 3 if one_input else arrays
+    return {"queries": queries, "keys": keys, "values": values}
+
+
+def long_enough(config: Config, turned: int) -> int:
+    """The tokens that show the window of a layer, and its rotation if so many show that; 0 if it has neither.
+
+    A bound of the window that takes more memory than there may be does not count.
+    """
+    wanted = [bound + 3 for bound in config.window or () if bound is not None] + [turned] * bool(config.rotary)
+    return max((T for T in wanted if memory(config, T) <= MEMORY), default=0)
+
+
+def memory(config: Config, T: float) -> float:
+    """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
+    return 4 * (8 + 4) * config.num_heads * T**2
+
+
+def widths(config: Config) -> tuple[int, int, int]:
+    """The widths of queries, keys and values."""
+    return config.query_size, config.key_size, config.value_size
+
+
+def drawn(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array]:
+    """Draw queries, keys and values of standard deviation 1, but for every third token."""
+    random = np.random.default_rng(0)
+    made = [random.normal(size=(B, T, width)) for T, width in zip((Q, K, K), widths(config), strict=True)]
+    for X in made:
+        X[:, 1::3] *= QUIET
+    return [made[0]] * 3 if one_input else made
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A change of a call.
+
+    words: for what the call has then; made: the function that makes it, which returns None if there is no such change;
+    about: only mistakes with this in their names are tried with it.
+    """
+
+    words: str
+    made: Callable[[Problem], Problem | None]
+    about: str = ""
+
+
+def asked_with(
+    asked: Problem,
+    changed: Mapping[str, Any] | None = None,
+    *,
+    layer: MultiHeadAttention | None = None,
+    inputs: Sequence[Array] = (),
+) -> Problem:
+    """The same call with other arguments by name, another layer, or other inputs."""
+    call = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(changed or {})
+    queries, keys, values = inputs or (asked.queries, asked.keys, asked.values)
+    return problem(layer or asked.layer, queries, keys, values, call, None)
+
+
+def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
+    """The same call in a dtype that is more precise than its own."""
+    if UNIT[dtype] >= UNIT[asked.config.dtype]:
+        return None
+    floats = {name: X.astype(numpy_dtype(dtype)) for name, X in asked.call.differentiable().items()}
+    made = [X.astype(numpy_dtype(dtype)) for X in (asked.queries, asked.keys, asked.values)]
+    return asked_with(asked, floats, layer=in_dtype(asked.layer, dtype), inputs=made)
+
+
+def other_weights(ending: str, asked: Problem) -> Problem | None:
+    """The same call of a layer with other weights of this kind, at random."""
+    random, weights = np.random.default_rng(1), asked.layer.weights
+    chosen = {name: random.normal(1, 0.5, X.shape) for name, X in weights.items() if name.endswith(ending)}
+    if not chosen:
+        return None
+    changed = {name: X.astype(weights[name].dtype) for name, X in chosen.items()}
+    return asked_with(asked, layer=restore(asked.config, weights | changed, "numpy"))
+
+
+def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
+    """The same call of other inputs; size: their standard deviation; different: queries, keys and values are."""
+    B, Q, K = asked.sizes.B, asked.sizes.Q, asked.sizes.K
+    made = drawn(asked.config, B, Q, K, one_input(asked) and not different)
+    return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
+
+
+def one_input(asked: Problem) -> bool:
+    """Whether queries, keys and values of a call are the same numbers."""
+    return np.array_equal(asked.queries, asked.keys) and np.array_equal(asked.keys, asked.values)
+
+
+def other_arguments(asked: Problem) -> Problem | None:
+    """The same call with other lengths, masks, biases and gates."""
+    changed = arguments(asked, asked.sizes.Q, asked.sizes.K)
+    return asked_with(asked, changed) if changed else None
+
+
+def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
+    """Draw the arguments that a call has, for so many queries and keys."""
+    random, made, call = np.random.default_rng(2), {}, asked.call
+    for name, X in call.arrays().items():
+        shape = X.shape
+        if name in OF_PAIRS:
+            sizes = zip(shape[-2:], (asked.sizes.Q, asked.sizes.K), (Q, K), strict=True)
+            shape = (*shape[:-2], *(new if n == old else n for n, old, new in sizes))
+            number = random.random(shape) < 0.6 if name not in FLOATS else random.normal(size=shape)
+        elif name in FLOATS:
+            number = random.normal(size=shape)
+        else:
+            continue
+        made[name] = number.astype(X.dtype)
+    if call.valid_lens is not None:
+        shape = (asked.sizes.B,) if call.valid_lens.size == asked.sizes.B else (asked.sizes.B, Q)
+        made["valid_lens"] = random.integers(K // 3, K, shape)
+    return made
+
+
+def nothing_seen(asked: Problem) -> Problem | None:
+    """The same call with a query that sees no key, if lengths or a mask can hide all."""
+    for name, at in (("valid_lens", (-1, ...)), ("mask", (..., 0, slice(None)))):
+        if (X := asked.call.arguments()[name]) is not None:
+            changed = np.array(X)
+            changed[at] = 0
+            return asked_with(asked, {name: changed})
+    return None
+
+
+def nan_in_padding(asked: Problem) -> Problem | None:
+    """The same call with NaN in the keys and values that no query sees, if there are any."""
+    unseen = ~np.asarray(asked.visible.any((1, 2)))[..., None]  # (B, K, 1)
+    if not unseen.any():
+        return None
+    keys, values = (np.where(unseen, np.nan, X).astype(X.dtype) for X in (asked.keys, asked.values))
+    return asked_with(asked, inputs=(asked.queries, keys, values))
+
+
+def further(asked: Problem) -> Problem | None:
+    """The same call with queries that begin later, if anything goes by positions."""
+    if not (asked.call.causal or asked.config.window or asked.config.rotary):
+        return None
+    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + np.int64(3)})
+
+
+def longer(T: int, more: int, asked: Problem) -> Problem:
+    """A call of T queries and T + more keys."""
+    made = drawn(asked.config, asked.sizes.B, T, T + more, not more and one_input(asked))
+    return asked_with(asked, arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
+
+
+def past_window(T: int, asked: Problem) -> Problem:
+    """A call of T tokens, of a layer with a small window: what shows there shows beyond a large window, too."""
+    left, right = (bound if bound is None else min(bound, SMALL) for bound in asked.config.window or (None, None))
+    layer = restore(replace(asked.config, window=(left, right)), asked.layer.weights, "numpy")
+    return longer(T, 0, asked_with(asked, layer=layer))
+
+
+def all_together(asked: Problem) -> Problem:
+    """A call with many of these changes."""
+    changes: tuple[Callable[[Problem], Problem | None], ...] = (
+        longest, partial(other_weights, ".scale"), partial(other_weights, ".bias"), further,
+        partial(in_wider, "float64"),
+    )  # fmt: skip
+    for change in changes:
+        asked = change(asked) or asked
+    return asked
+
+
+def longest(asked: Problem) -> Problem:
+    """A call of many tokens, longer than the window."""
+    return past_window(FAR, asked) if asked.config.window else longer(FAR, 3, asked)
+
+
+def probes(config: Config) -> Iterator[Probe]:
+    """Give the changes of a call from the plainest on, the last with all of them."""
+    bounds = [bound for bound in config.window or () if bound is not None]
+    for T in (11, TURNED, FAR) if bounds else ():
+        yield Probe(f"at least {max(bounds) + 2} tokens", partial(past_window, T), "window")
+    for dtype in ("float32", "float64"):
+        yield Probe(dtype, partial(in_wider, dtype))
+    yield Probe("other norms", partial(other_weights, "_norm.scale"))
+    yield Probe("other biases", partial(other_weights, ".bias"))
+    yield Probe("other lengths, masks, biases or gates", other_arguments)
+    yield Probe("queries that see no key", nothing_seen)
+    yield Probe("NaN in padding", nan_in_padding)
+    yield Probe("an offset", further)
+    yield Probe("other numbers", partial(other_numbers, 1.0, False))
+    yield Probe("queries, keys and values that differ", partial(other_numbers, 1.0, True))
+    yield Probe("more keys than queries", partial(longer, 7, 4))
+    for T in (TURNED, FAR):
+        yield Probe(f"{T} tokens", partial(longer, T, 0))
+    for size in (30.0, 1000.0):
+        yield Probe(f"numbers {size:g} times as large", partial(other_numbers, size, True))
+    yield Probe("all of this at once, in float64", all_together)
