@@ -44,6 +44,8 @@ GROUPS = {
             "torch": (r"keys = torch\.where\(seen\[:, :, None\], keys, 0\)", "pass"),
             "mxnet": (r"return X if used\.all\(\) else .*", "return X"),
         },
+        "a mask is not cut to the length of all": {"tensorflow": (
+            r"_replace\(valid_lens=None\)\.part\(keys=seen\)", "_replace(valid_lens=None)")},
         "queries of empty samples stay": {"torch": ("if shortest == 0:", "if False:")},
     }),
     "dropout in pieces": ("dropout_pieces", {

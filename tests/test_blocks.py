@@ -40,6 +40,7 @@ CASES = {
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
         parity.Case("mask of one head for all", parity.WIDTHS, [4, 5], mask=(2, 1, 3, 5)),
+        parity.Case("one length for all, mask, bias", parity.WIDTHS, [3, 3], mask=(2, 3, 5), score_bias=(3, 5)),
         parity.Case("many pieces", parity.WIDTHS, [31, 0, 7], mask=(3, 29, 31), batch=3, num_queries=29, num_keys=31),
         parity.Case(
             "many pieces, causal", parity.WIDTHS, [5, 31, 0], causal=True, batch=3, num_queries=29, num_keys=31
@@ -60,6 +61,7 @@ CASES = {
 # TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
 QUICK = {
     "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options",
+    "one length for all, mask, bias",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
 

@@ -160,7 +160,8 @@ def narrowed(queries, keys, values, call):
     """The keys and values that lengths, order and window let any query see, at least one; and the call of these."""
     if call.valid_lens is not None and tracing.lengths == "one":
         lengths = tf.reshape(call.valid_lens, [-1])  # (B,) or (B*Q,), of equal numbers
-        keys, values, call = keys[:, : lengths[0]], values[:, : lengths[0]], call._replace(valid_lens=None)
+        seen = slice(None, lengths[0])
+        keys, values, call = keys[:, seen], values[:, seen], call._replace(valid_lens=None).part(keys=seen)
     if reach(call) != (None, None):
         seen = span(call, shape_of(queries)[1], shape_of(keys)[1], OPERATIONS)
         keys, values, call = keys[:, seen], values[:, seen], call.part(keys=seen)
