@@ -154,6 +154,17 @@ def limit(dtype, oracle, base, gradient, scale=0.0):
     return (8 + 8 * gradient) * abs(base.astype("float64") - oracle).max() + 16 * UNITS[dtype] * largest
 
 
+def limit_by_row(dtype, oracle, base):
+    """How far one number of an output may be by the rule for the mean square of its row, likewise."""
+    if dtype in DTYPES[:2]:
+        return np.inf
+    squares, n = (base.astype("float64") - oracle) ** 2, oracle.shape[-1]
+    means = np.sqrt(squares.sum(-1) / n)
+    row = np.unravel_index(abs(oracle).argmax(), oracle.shape)[:-1]
+    factor = 8 if n >= 64 else 8 * (64 / n) ** 0.5
+    return factor * max(means[row], np.median(means[means > 0])) * n**0.5
+
+
 def off(X, oracle, by):
     """The array with the oracle's largest number moved by so much; what stands there before does not matter."""
     X, place = X.copy(), np.unravel_index(abs(oracle).argmax(), oracle.shape)
@@ -172,19 +183,21 @@ def test_nine_tenths_of_a_bound_pass_and_eleven_do_not_in_any_array(dtype, share
     assert len(bases) == 3 + 11 + 1 + 3 + 8
     for (check, name), oracle in oracles.items():
         scale = largest_gradient if (check, name) == ("gradients", "W_k.bias") else 0.0
-        by = share * limit(dtype, oracle, bases[check, name], check == "gradients" and name in gradients, scale)
+        largest = limit(dtype, oracle, bases[check, name], check == "gradients" and name in gradients, scale)
+        of_row = limit_by_row(dtype, oracle, bases[check, name]) if name.startswith("output") else np.inf
+        by, words = share * min(largest, of_row), "a row of " if of_row < largest else ""
 
         def change(at, called, X, _, here=(check, name), oracle=oracle, by=by):
             return off(X, oracle, by) if (at, called) == here else X
 
         results = compared(HALF_HIDDEN, dtype, change)
         assert {at for at, result in results.items() if not result.passed} == ({check} if share > 1 else set()), name
-        assert results[check].where == name
+        assert results[check].where == words + name
         assert results[check].ratio == pytest.approx(share, abs=0.08), name  # what is off is rounded to the dtype
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
 def test_a_ratio_as_a_written_number(dtype, share):
     layer, inputs = HALF_HIDDEN.layer("numpy", dtype), HALF_HIDDEN.inputs(dtype)[:3]
     base = layer(*inputs, [0, 3])

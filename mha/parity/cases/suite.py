@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
-from mha.parity.same.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
+from mha.parity.same.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, row_bounds, worst_row
 from mha.sources import load, sync
 
 ALL_CASES = (*CASES, *RARE)
@@ -131,7 +131,8 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         for name, wanted in expected.items():
             scale = gradient_scale(name, by_all) if name in by_all else 0.0
             bounds[name] = bound(dtype, wanted, based[name], gradient=name in by_all, scale=scale)
-        return _worst(found, expected, bounds)
+        rows = {name: row_bounds(dtype, X, based[name]) for name, X in expected.items() if name.startswith("output")}
+        return _worst(found, expected, bounds, rows)
 
     def hidden() -> Verdict:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
@@ -228,9 +229,17 @@ def _result(backend: BackendName, check: str, case: str, dtype: FloatName, funct
         return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
 
 
-def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
-    """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most."""
+def _worst(
+    found: Arrays, expected: Arrays, bounds: dict[str, float], rows: Mapping[str, np.ndarray | None] | None = None
+) -> Verdict:
+    """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most.
+
+    rows: bounds of the mean square of each row, by the names of outputs.
+    """
     results = [(name, error(found[name], expected[name]), bounds[name]) for name in expected]
+    for name, limits in (rows or {}).items():
+        if limits is not None:
+            results.append((f"a row of {name}", *worst_row(found[name], expected[name], limits)))
     return max(results, key=lambda result: fraction(*result[1:]))
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,24 @@ from mha.call import ROWS, Call, check, inputs
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.parity.same.layouts import GRADIENT, Sizes, matters, traced
-from mha.parity.same.rules import bound, gradient_scale, in_dtype
+from mha.parity.same.rules import bound, gradient_scale, in_dtype, ratio_of, row_bounds
 
 Named = dict[str, np.ndarray]
+
+
+class Expected(NamedTuple):
+    """An array in float64, 0 where it does not matter, and how far the layer's dtype may be from it.
+
+    limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any.
+    """
+
+    X: np.ndarray
+    limit: float
+    rows: np.ndarray | None = None
+
+    def ratio(self, theirs: np.ndarray) -> float:
+        """Their error by its bound, at most 1 if they are the same; theirs are 0 where it does not matter."""
+        return ratio_of(theirs, self.X, self.limit, self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +90,7 @@ class Problem:
         return self._gradients(in_dtype(self.layer, "float64"))
 
     @functools.cached_property
-    def known(self) -> dict[str, tuple[np.ndarray, float]]:
+    def known(self) -> dict[str, Expected]:
         """What `expected` has returned, by name."""
         return {}
 
@@ -85,21 +100,23 @@ class Problem:
         made.known.update(self.known)
         return made
 
-    def expected(self, name: str) -> tuple[np.ndarray, float]:
-        """Return an array in float64, 0 where it does not matter, and how far the layer's dtype may be from it."""
+    def expected(self, name: str) -> Expected:
+        """Return what is expected of an array."""
         if name not in self.known:
             self.known[name] = self._expected(name)
         return self.known[name]
 
-    def _expected(self, name: str) -> tuple[np.ndarray, float]:
+    def _expected(self, name: str) -> Expected:
         dtype = self.config.dtype
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)
             oracle, scale = self.oracle_gradients[short], gradient_scale(short, self.oracle_gradients)
-            return oracle, bound(dtype, oracle, self.base_gradients[short], gradient=True, scale=scale)
+            return Expected(oracle, bound(dtype, oracle, self.base_gradients[short], gradient=True, scale=scale))
         counts = self.matters(name)
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
-        return oracle, bound(dtype, oracle, base)
+        return Expected(
+            oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if name == "output" else None
+        )
 
     def gradients(self) -> list[str]:
         """List the names of all gradients."""

@@ -2,6 +2,7 @@
 
 In float64 every backend must agree with NumPy up to rounding: that shows errors of logic. In a lower precision a
 backend may err as far as plain NumPy of that precision does, times a small factor: that shows errors of precision.
+In half precision, where the largest error may be large, the mean square of each row of an output counts, too.
 """
 
 import dataclasses
@@ -16,6 +17,9 @@ from mha.names import FloatName
 
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+# Of an output in half precision: how far a row may be, by plain NumPy's, with so many features or more.
+ROW, FEATURES = 8.0, 64
 
 
 def error(result: np.ndarray, oracle: np.ndarray) -> float:
@@ -50,6 +54,43 @@ def bound(
     if dtype == "float64":
         return (1e-10 if gradient else 1e-12) * size
     return (16 if gradient else 8) * error(base, oracle) + 16 * UNIT[dtype] * size
+
+
+def row_bounds(dtype: FloatName, oracle: np.ndarray, base: np.ndarray) -> np.ndarray | None:
+    """Return how far each row (..., features) of an output may be, as a root mean square; None in float32 and float64.
+
+    A mistake that moves few rows, or all a little, is within the largest error that half precision allows. A row's mean
+    over the features is not: right ones are within 5 times that of plain NumPy from 64 features on. The mean of fewer
+    varies more, as the inverse of the root of their number. A row that NumPy happens to hit counts as its median row.
+    """
+    if UNIT[dtype] < UNIT["float16"]:
+        return None
+    plain = of_rows(base, oracle)
+    median = np.median(plain[plain > 0]) if plain.any() else 0.0
+    return ROW * max(1.0, (FEATURES / oracle.shape[-1]) ** 0.5) * np.maximum(plain, median)
+
+
+def of_rows(result: np.ndarray, oracle: np.ndarray) -> np.ndarray:
+    """Root mean square of the differences in each row (..., features), those of NaN and infinity left out."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        far = np.nan_to_num(result.astype(np.float64) - oracle, nan=0, posinf=0, neginf=0)
+        return np.sqrt((far * far).mean(-1))
+
+
+def worst_row(result: np.ndarray, oracle: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
+    """Find the row that comes nearest to its bound, or exceeds it most: its root mean square, and its bound."""
+    found = of_rows(result, oracle)
+    if not found.size:
+        return 0.0, 0.0
+    shares = np.divide(found, rows, out=np.where(found > 0, np.inf, 0.0), where=rows > 0)
+    at = np.unravel_index(shares.argmax(), shares.shape)
+    return float(found[at]), float(rows[at])
+
+
+def ratio_of(result: np.ndarray, oracle: np.ndarray, limit: float, rows: np.ndarray | None) -> float:
+    """Divide an error by its bound, and each row's by its own; the largest is the same if at most 1."""
+    far = fraction(error(result, oracle), limit)
+    return far if rows is None or not far < math.inf else max(far, fraction(*worst_row(result, oracle, rows)))
 
 
 def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttention:

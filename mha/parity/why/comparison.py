@@ -12,7 +12,7 @@ from mha.call import ROWS, Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
 from mha.parity.same.layouts import GRADIENT, choices, kind, layout_name, layouts
 from mha.parity.same.problem import Problem, checked_others, named, problem
-from mha.parity.same.rules import bound, error, fraction, in_dtype
+from mha.parity.same.rules import bound, error, in_dtype, of_rows, ratio_of, row_bounds
 from mha.parity.why.diagnosis import explained
 from mha.parity.why.pictures import picture, words
 from mha.parity.why.report import Diagnosis, Place, Report, Row
@@ -141,12 +141,13 @@ def ratio(
     limit = bound(dtype, oracle, base)
     if limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
-    return fraction(error(found, oracle), limit)
+    return ratio_of(found, oracle, limit, row_bounds(dtype, oracle, base))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
-    expected, limit = asked.expected(name)
+    right = asked.expected(name)
+    expected, limit, _ = right
     turn = turned(asked, name, X, expected.shape, layout)
     if isinstance(turn, str):
         return Row(name, np.inf, limit, None, turn), None
@@ -160,8 +161,12 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     if limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
     far, place = error(there, expected), None
-    if limit < np.inf and far > limit:
+    rows = 0.0 if right.rows is None else right.ratio(there)
+    if limit < np.inf and max(far, rows * limit) > limit:
         wrong = outside(there, expected, limit)
+        if right.rows is not None and far <= limit:
+            wrong = np.broadcast_to((of_rows(there, expected) > right.rows)[..., None], there.shape)
+            notes.append(f"each number is within what {asked.config.dtype} explains, the mean square of a row is not")
         with np.errstate(invalid="ignore"):
             distance = np.where(wrong, np.nan_to_num(np.abs(there - expected), nan=np.inf), -1.0)
         at = np.unravel_index(distance.argmax(), distance.shape)
@@ -170,7 +175,7 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
         where = located(asked, name, wrong, at)
         place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
         notes += hints(there, expected, limit)
-    return Row(name, far, limit, place, "; ".join(notes)), theirs[:, ::share] if share > 1 else theirs
+    return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
 
 
 def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:

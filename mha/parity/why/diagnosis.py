@@ -119,16 +119,16 @@ def worst_first(problem: Problem, steps: Mapping[str, Array]) -> list[int]:
     """Order the samples by their error, the largest first, in the last array that exceeds its bound."""
     order = list(range(len(problem.queries)))
     for name, X in steps.items():
-        (expected, limit), there = problem.expected(name), counted(problem, name, X)
-        if error(there, expected) > limit:
-            order = np.argsort(-errors(there, expected), kind="stable").tolist()
+        expected, there = problem.expected(name), counted(problem, name, X)
+        if expected.ratio(there) > 1:
+            order = np.argsort(-errors(there, expected.X), kind="stable").tolist()
     return order
 
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     """Whether rounding may explain the errors: none is more than a fifth of the largest number."""
     there = {name: counted(problem, name, X) for name, X in steps.items()}
-    return all(apart(X, problem.expected(name)[0]) <= 0.2 * largest(X) for name, X in there.items())
+    return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
 
 
 def counted(problem: Problem, name: str, X: Array) -> Array:
@@ -160,7 +160,7 @@ def of_errors(
     before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
     names, how, what = zip(*before, (found.name, found.how, found.what), strict=True)
     ratios = [
-        fraction(error(*(counted(problem, name, Y) for Y in (X, exact[name]))), problem.expected(name)[1])
+        fraction(error(*(counted(problem, name, Y) for Y in (X, exact[name]))), problem.expected(name).limit)
         for name, X in steps.items()
     ]
     return Explanation(names, how, what, max(ratios), found.left, found.sure)

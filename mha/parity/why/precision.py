@@ -132,12 +132,12 @@ def remaining(
     """Return the share of the errors that an imitation leaves in the worst array that differs, and their number."""
     worst, size = 0.0, 0
     for name, X in theirs.items():
-        _, limit = problem.expected(name)
+        expected = problem.expected(name)
         counts = np.broadcast_to(problem.matters(name), X.shape)
         far, same = ((Y[name].astype(np.float64) - exact[name])[counts] for Y in (theirs, imitated))
         if not np.isfinite(far).all() or not np.isfinite(same).all():
             return np.inf, 0
-        if np.abs(far).max(initial=0) > limit:
+        if expected.ratio(np.where(problem.matters(name), X, 0)) > 1:
             worst = max(worst, float(np.sqrt(((far - same) ** 2).mean() / (far**2).mean())))
             size += int((far != 0).sum())
     return worst, size
@@ -149,7 +149,7 @@ def remaining(
 def dropout(problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array]) -> Imprecision | None:
     """Find out whether attention weights were dropped: then the others are too large by one factor."""
     right, there = exact["weights"], theirs.get("weights")
-    if there is not None and error(there.astype(np.float64), right) > problem.expected("weights")[1]:
+    if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
         clear = problem.visible & (right > 1e-3)
         return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
     if (pooled := pooled_of(problem, theirs)) is None:

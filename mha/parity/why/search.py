@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha.parity.same.problem import Problem
-from mha.parity.same.rules import UNIT, bound, error, fraction, largest
+from mha.parity.same.rules import UNIT, bound, error, fraction, largest, ratio_of, row_bounds
 from mha.parity.why.mistakes import Change, Mistake
 from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute, plan_of, same
 
@@ -125,11 +125,13 @@ class Search:
 
     def limit(self, name: str) -> float:
         """Return how far mistakes may be from one array to count as near: much nearer than the right answer."""
-        expected, bound = self.problem.expected(name)
-        there = np.where(self.counts[name], self.small[name], 0)
+        expected, bound, rows = self.problem.expected(name)
+        there, rows = np.where(self.counts[name], self.small[name], 0), None if rows is None else self.of_small(rows)
         far = error(there, self.of_small(expected))
-        if far <= bound:
+        if ratio_of(there, self.of_small(expected), bound, rows) <= 1:
             return 4 * bound
+        if far <= bound:  # only the mean of a row differs
+            return 0.75 * far
         near = (NEAR_IN_HALF if "16" in self.dtype else NEAR) * largest(there)
         return min(near, max(far / 4, bound))
 
@@ -179,7 +181,7 @@ class Search:
         """Lower the limits to a quarter of the errors that these mistakes leave; whether any is clearly lower now."""
         room = False
         for name, distance in zip(self.small, self.distances(state), strict=True):
-            limit = max(distance * self.limits[name] / 4, 4 * self.problem.expected(name)[1])
+            limit = max(distance * self.limits[name] / 4, 4 * self.problem.expected(name).limit)
             room |= limit < 0.9 * self.limits[name] and distance * self.limits[name] > limit
             self.limits[name] = min(limit, self.limits[name])
         return room
@@ -248,13 +250,14 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], state: State) -> Ve
         if wide is None or narrow is None or wide.shape != X.shape:
             return Verdict(np.inf, np.inf, np.inf, 0)
         wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, X))
-        ratio = fraction(error(there, wide), bound(problem.config.dtype, wide, narrow))
+        rows = row_bounds(problem.config.dtype, wide, narrow) if name == "output" else None
+        ratio = ratio_of(there, wide, bound(problem.config.dtype, wide, narrow), rows)
         if ratio > worst:
             worst, sample = ratio, int(errors(there, wide).argmax())
-        right, limit = problem.expected(name)
-        right = np.where(counts, right, 0)
-        if error(there, right) > limit:
-            left = max(left, apart(there, wide) / apart(there, right)) if np.isfinite(apart(there, wide)) else np.inf
+        right = problem.expected(name)
+        right = right._replace(X=np.where(counts, right.X, 0))
+        if right.ratio(there) > 1:
+            left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
         if "16" in problem.config.dtype:  # its bounds are so wide that a similar mistake is within them
             floor = apart(narrow, wide) + 2 * UNIT[problem.config.dtype] * apart(wide, 0 * wide)
             noise = max(noise, fraction(apart(there, wide), floor))

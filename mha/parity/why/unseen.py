@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha.parity.same.layouts import GRADIENT
-from mha.parity.same.problem import Problem
-from mha.parity.same.rules import error, fraction
+from mha.parity.same.problem import Expected, Problem
 from mha.parity.why.diagnosis import CATALOGUE
 from mha.parity.why.pipeline import PART_OF, same
 from mha.parity.why.probes import Probe, longer, probes
@@ -57,10 +56,11 @@ class View:
         """The error of one array by its bound; 0 for an array that there is not with this mistake."""
         if not form.mistake.touches(PART_OF[name]) or (wrong := self.bench.steps((form,), name)) is None:
             return 0.0
-        expected, limit = self.asked.expected(name)
-        counts = np.broadcast_to(self.asked.matters(name), expected.shape)
-        expected, counts = (self.cut(name, X[self.samples]) for X in (expected, counts))
-        return fraction(error(np.where(counts, wrong, 0), expected), limit) if wrong.shape == expected.shape else np.inf
+        X, limit, rows = self.asked.expected(name)
+        counts = np.broadcast_to(self.asked.matters(name), X.shape)
+        X, counts = (self.cut(name, Y[self.samples]) for Y in (X, counts))
+        rows = rows if rows is None else rows[self.samples][:, self.rows]  # (B, Q)
+        return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
 
     def cut(self, name: str, X: np.ndarray) -> np.ndarray:
         """Take the queries to compute from a step (B, Q, D) or (B, H, T, d)."""
