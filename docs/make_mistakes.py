@@ -26,8 +26,11 @@ import planted
 import planted_in_lessons
 
 from mha import MultiHeadAttention, dispatch, parity
+from mha.parity.mistakes import of_weights
+from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.pipeline.plan import Plan, plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import mistakes, pipeline, precision
+from mha.parity.why import precision
 
 PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"
@@ -41,7 +44,7 @@ typed by hand.
 
 ## How a mistake is planted
 
-A mistake is a function that changes the plan of a computation (`mha/parity/why/pipeline.py`). The change is made in the
+A mistake is a function that changes the plan of a computation (`mha/parity/pipeline/`). The change is made in the
 framework's own layer, with `readable=True`, by code that is the same for all five (`tests/planted_in_lessons.py`):
 
 - **Changed weights, inputs, options, gates and biases of scores** are given to the layer. A dropped bias is zeros.
@@ -94,15 +97,15 @@ class Row:
 
     name: str
     how: str
-    change: Callable[[pipeline.Plan], Any]
+    change: Callable[[Plan], Any]
     call: planted.Call
     dtype: str = "float32"
     others: Any = None
 
-    def plans(self) -> tuple[pipeline.Plan, pipeline.Plan]:
+    def plans(self) -> tuple[Plan, Plan]:
         """The plan of the call without the mistake and with it."""
         layer, inputs, arguments = self.call.made(self.dtype)
-        right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
+        right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
         return right, self.change(right)
 
     def place(self) -> str:
@@ -142,7 +145,7 @@ def order(one: parity.Explanation) -> tuple[int, float]:
 def rows() -> list[Row]:
     """Each form of each known mistake, in the first call in which it changes the output, or else a step."""
     found = []
-    for form in planted.FORMS:
+    for form in FORMS:
         shown = planted.planted_in(form) or planted.planted_in(form, None)
         if shown is not None:  # the features cannot be split into every number of heads
             found.append(Row(form.mistake.name, form.how, form.change, shown[0]))
@@ -153,12 +156,12 @@ def rows() -> list[Row]:
                 found.append(Row(rounding.name, how, change, planted.CALLS[0], dtype))
     found += [Row("dropout left on", f"p = {p}", partial(dropping, p), planted.CALLS[0]) for p in (0.25, 0.5)]
     another = MultiHeadAttention(**planted.SQUARE, seed=5, backend="numpy")
-    for mistake in mistakes.of_another_layer({"another": another.weights}):
+    for mistake in of_weights.of_another_layer({"another": another.weights}):
         found.append(Row(mistake.name, "", mistake.forms["another"], planted.CALLS[0], others={"another": another}))
     return found
 
 
-def dropping(p: float, plan: pipeline.Plan) -> pipeline.Plan:
+def dropping(p: float, plan: Plan) -> Plan:
     """The plan with dropout of attention weights, as in training."""
 
     def after(weights: np.ndarray) -> np.ndarray:
@@ -172,7 +175,7 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
     """The first wrong step of a lesson whose functions are replaced by ones that do the same; None = none."""
     for call in calls:
         layer, inputs, arguments = call.made()
-        right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+        right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
         theirs = planted_in_lessons.steps(backend, layer, inputs, arguments, right)
         if (row := parity.compare(layer, theirs, *inputs, **arguments).first) is not None:
             return row.name

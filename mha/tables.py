@@ -100,3 +100,8 @@ def text(printed: ConsoleRenderable) -> str:
         printed, overflow="ignore", crop=False
     )
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def few(words: list[str]) -> list[str]:
+    """Keep the first of many words."""
+    return words if len(words) <= 4 else [*words[:3], "..."]

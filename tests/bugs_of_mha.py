@@ -161,7 +161,7 @@ GROUPS = {
         "pairs turn as in the other file": ("interleaved=pairs", "interleaved=False"),
         "what nobody asked for is passed over": (r"if all\(name != lacking", "if not all(True"),
     }),
-    "diagnoses": ("mha/parity/why", "diagnose", {
+    "diagnoses": ("mha/parity/why mha/parity/mistakes mha/parity/pipeline", "diagnose", {
         "a part that changes is not computed again": (r" or any\(map\(self\.touches, .*\)\)", ""),
         "what is merely near is called the same": (r"self\.ratio <= 1 and self\.left <= LEFT", "True"),
         "one sample tells all": ("SAMPLES, ROUNDS = 3", "SAMPLES, ROUNDS = 1"),

@@ -7,10 +7,9 @@ import numpy as np
 
 import mha
 from mha.config import numpy_dtype
-from mha.parity import CATALOGUE
+from mha.parity.mistakes.bench import Bench
+from mha.parity.pipeline.parts import PART_OF
 from mha.parity.same.problem import problem
-from mha.parity.why import pipeline
-from mha.parity.why.search import Bench, Form
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 MODERN = SQUARE | {"num_key_value_heads": 2, "scale": 0.7, "softcap": 1.5, "window": (2, 1), "qk_norm": "rms"}
@@ -74,7 +73,7 @@ def with_mistake(state, call, names=("output",), dtype="float32", right=False):
     layer, inputs, arguments = call.made(dtype)
     state = state if isinstance(state, tuple) else (state,)
     bench = Bench(problem(layer, *inputs, DEFAULTS | arguments, None), dtype, slice(None))
-    steps = [name for name in names or pipeline.PART_OF if bench.steps((), name) is not None]
+    steps = [name for name in names or PART_OF if bench.steps((), name) is not None]
     with np.errstate(all="ignore"):
         expected = bench.all_of((), steps)
         found = bench.all_of(state, [name for name in steps if bench.steps(state, name) is not None])
@@ -95,10 +94,3 @@ def planted_in(form, names=("output",), dtype="float32"):
 def alike(X, expected):
     """Whether two arrays are nearly the same."""
     return X.shape == expected.shape and np.allclose(X, expected, rtol=0, atol=1e-4, equal_nan=True)
-
-
-FORMS = [
-    Form(place, mistake, how, change)
-    for place, mistake in enumerate(CATALOGUE)
-    for how, change in mistake.forms.items()
-]  # fmt: skip

@@ -1,6 +1,6 @@
 """A known mistake in a backend's own lesson: the framework computes, with functions of the chapters replaced.
 
-A mistake is a function from one plan of `mha.parity.why.pipeline` to another. What it changes of weights, inputs,
+A mistake is a function from one plan of `mha.parity.pipeline` to another. What it changes of weights, inputs,
 options and masks is given to the framework's layer. What it does otherwise takes the place of the lesson's function
 for it, which has the same name in every lesson, in all chapters that call it, while the call runs.
 """
@@ -13,7 +13,7 @@ import seams
 from mha import arrays, dispatch
 from mha.call import keep
 from mha.layer import restore
-from mha.parity.why import pipeline
+from mha.parity.pipeline import pieces
 from mha.positions import Rotary
 
 # Of a plan's fields, those that can be planted, and where they are.
@@ -187,7 +187,7 @@ class Planting:
     def blank(self, queries, keys, values, visible):
         """The same as `blank_unused`; but where hidden keys have weights, their values are needed."""
         plan = self.plan
-        if plan.blanked and plan.softmax is pipeline.softmax and plan.after is pipeline.as_it_is:
+        if plan.blanked and plan.softmax is pieces.softmax and plan.after is pieces.as_it_is:
             queries, keys, values = self.right["blank_unused"](queries, keys, values, visible)
         if "into_product" in self.names:
             queries, keys, values = (self.own(self.rough(self.numpy(X))) for X in (queries, keys, values))

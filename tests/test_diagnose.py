@@ -11,15 +11,17 @@ from calls import own
 
 import mha
 from mha import parity
+from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.of_weights import PROJECTIONS
+from mha.parity.pipeline import parts, pieces
+from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import pipeline, precision
-from mha.parity.why.diagnosis import GENERAL
-from mha.parity.why.mistakes import PROJECTIONS
+from mha.parity.why import precision
 
 # What changes no output: with dot-product pooling, the bias of keys shifts all scores of a query alike, and a rotation
 # of both by one more changes no distance.
 SILENT = {("W_k.bias is dropped", ""), ("the rotation is off by one", "both, from position 1 on")}
-FORMS = {(form.mistake.name, form.how): form for form in planted.FORMS}
+BY_NAME = {(form.mistake.name, form.how): form for form in FORMS}
 
 
 def diagnosed(call, theirs, dtype="float32"):
@@ -34,8 +36,8 @@ def test_the_pipeline_without_mistakes_is_the_trace():
         asked = problem(layer, *inputs, call, cotangent)
         steps, before = {}, {}
         with np.errstate(all="ignore"):
-            for part in pipeline.PARTS:
-                some, before[part] = pipeline.compute(part, pipeline.plan_of(asked, "float64"), before)
+            for part in parts.PARTS:
+                some, before[part] = parts.compute(part, plan_of(asked, "float64"), before)
                 steps |= some
         assert steps.keys() == asked.oracle.keys()
         for name, X in steps.items():
@@ -48,18 +50,18 @@ def test_the_catalogue_is_data():
     for mistake in parity.CATALOGUE:
         assert mistake.what
         assert mistake.forms
-        assert set(mistake.parts) <= set(pipeline.PARTS)
+        assert set(mistake.parts) <= set(parts.PARTS)
 
 
 def test_a_mistake_changes_no_other_parts_than_it_says():
     """On this rests that parts are computed once for several mistakes."""
-    for form in planted.FORMS:
+    for form in FORMS:
         if (found := planted.planted_in(form, None)) is None:
             continue
         call, theirs = found
         right = planted.with_mistake(form, call, None, right=True)
         for name, X in theirs.items():
-            if not form.mistake.touches(pipeline.PART_OF[name]):
+            if not form.mistake.touches(parts.PART_OF[name]):
                 assert np.array_equal(X, right[name], equal_nan=True), (form.mistake.name, name)
 
 
@@ -68,7 +70,7 @@ def test_a_mistake_changes_no_other_parts_than_it_says():
 def test_every_mistake_is_named(given, part):
     """With steps one form of each, from the output alone up to three."""
     unseen, unnamed = [], []
-    tried = [[form for form in planted.FORMS if form.mistake is mistake] for mistake in parity.CATALOGUE[part::2]]
+    tried = [[form for form in FORMS if form.mistake is mistake] for mistake in parity.CATALOGUE[part::2]]
     for form in itertools.chain.from_iterable(forms[: 1 if given == "steps" else 3] for forms in tried):
         name = form.mistake.name
         found = planted.planted_in(form, ("output",) if given == "output" else None)
@@ -87,7 +89,7 @@ def test_every_mistake_is_named(given, part):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_mistakes_are_named_in_every_dtype(dtype):
-    for form in planted.FORMS[::9]:
+    for form in FORMS[::9]:
         if (found := planted.planted_in(form, dtype=dtype)) is None or found[0].nan:
             continue
         call, theirs = found
@@ -105,7 +107,7 @@ def test_pairs_are_named_from_the_output_alone():
         "W_q.kernel is not transposed", "W_o.kernel is not transposed", "the heads are interleaved", "no scale",
         "lengths are one too long", "W_v.bias is dropped", "the merge lacks the permute",
     ]  # fmt: skip
-    forms = [next(form for form in planted.FORMS if form.mistake.name == name) for name in names]
+    forms = [next(form for form in FORMS if form.mistake.name == name) for name in names]
     for one, other in list(itertools.combinations(forms, 2))[::5]:
         state = tuple(sorted((one, other), key=lambda form: form.place))
         theirs = planted.with_mistake(state, call)
@@ -117,7 +119,7 @@ def test_pairs_are_named_from_the_output_alone():
 def test_four_mistakes_are_told_by_the_steps():
     call = planted.CALLS[0]
     names = "W_k.kernel is not transposed", "no scale", "lengths are one too short", "the merge lacks the permute"
-    state = tuple(sorted((FORMS[name, ""] for name in names), key=lambda form: form.place))
+    state = tuple(sorted((BY_NAME[name, ""] for name in names), key=lambda form: form.place))
     diagnosis = diagnosed(call, planted.with_mistake(state, call, None))
     assert diagnosis.known
     assert set(diagnosis.mistakes) == set(names)
@@ -127,7 +129,7 @@ def test_scores_after_masking_do_not_hide_a_wrong_mask():
     """The scores that the mistake hides are minus infinity in their scores, where ours are numbers."""
     call = planted.CALLS[0]
     for name, how in (("lengths are one too short", ""), ("the mask is inverted", "that of the lengths")):
-        theirs = planted.with_mistake(FORMS[name, how], call, None)
+        theirs = planted.with_mistake(BY_NAME[name, how], call, None)
         theirs["scores"] = np.where(theirs["weights"] == 0, -np.inf, theirs["scores"])
         assert diagnosed(call, theirs).mistakes == (name,)
 
@@ -135,14 +137,14 @@ def test_scores_after_masking_do_not_hide_a_wrong_mask():
 def test_one_head_is_told_by_the_steps():
     """Its heads (B, T, H*d) look as if they were not split yet."""
     call = planted.CALLS[0]
-    theirs = planted.with_mistake(FORMS["another number of heads", "1 heads"], call, None)
-    whole = {name: pipeline.merge(theirs[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
+    theirs = planted.with_mistake(BY_NAME["another number of heads", "1 heads"], call, None)
+    whole = {name: pieces.merge(theirs[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
     assert diagnosed(call, theirs | whole).mistakes == ("another number of heads",)
 
 
 def test_mistakes_that_give_the_same_numbers_are_both_named():
     call = planted.Call(planted.SQUARE, {"valid_lens": [4, 3, 6]})
-    diagnosis = diagnosed(call, planted.with_mistake(FORMS["everything is seen", ""], call))
+    diagnosis = diagnosed(call, planted.with_mistake(BY_NAME["everything is seen", ""], call))
     assert diagnosis.mistakes == ("the lengths are ignored", "everything is seen")
     assert str(diagnosis).startswith("why: one of these, which all fit what was given\n")
 
@@ -150,7 +152,7 @@ def test_mistakes_that_give_the_same_numbers_are_both_named():
 def test_a_mistake_in_one_sample_alone_is_found_beside_another():
     """The worst sample is full: what lengths do is to be seen in the others."""
     call = planted.Call(planted.SQUARE, {"valid_lens": [7, 5, 7]})
-    state = FORMS["W_q.kernel is not transposed", ""], FORMS["lengths are one too long", ""]
+    state = BY_NAME["W_q.kernel is not transposed", ""], BY_NAME["lengths are one too long", ""]
     diagnosis = diagnosed(call, planted.with_mistake(state, call))
     assert set(diagnosis.mistakes) == {form.mistake.name for form in state}
 
@@ -175,7 +177,7 @@ def test_weights_of_another_layer():
 def test_lower_precision_is_told_by_its_errors(rounding):
     dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
     layer, inputs, arguments = planted.CALLS[0].made(dtype)
-    plan = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
+    plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     random = np.random.default_rng(5)
     for change in rounding.forms.values():
         rough, before = change(plan), {}
@@ -185,8 +187,8 @@ def test_lower_precision_is_told_by_its_errors(rounding):
         inputs_in_order = {name: getattr(plan, name)[..., order] for name in ("queries", "keys", "values")}
         rough = dataclasses.replace(rough, weights=plan.weights | kernels, **inputs_in_order)
         steps = {}
-        for part in pipeline.PARTS:
-            some, before[part] = pipeline.compute(part, rough, before)
+        for part in parts.PARTS:
+            some, before[part] = parts.compute(part, rough, before)
             steps |= some
         hidden = np.where(plan.visible(), steps["scores"], 0)  # of blank keys
         for theirs in (steps["output"].astype(dtype), steps | {"scores": hidden}):
@@ -294,4 +296,4 @@ def test_names_are_those_of_the_general_and_the_modern_ones():
         "angles in half precision", "minus infinity does not hide", "gradients are not turned back",
         "the offset of the first sample for all",
     }  # fmt: skip
-    assert len(GENERAL) > 35
+    assert len(parity.CATALOGUE) > 80

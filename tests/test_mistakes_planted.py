@@ -11,8 +11,8 @@ import planted_in_lessons
 import pytest
 
 from mha import dispatch
+from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import pipeline
 
 ROWS = {(row.name, row.how): row for row in make_mistakes.rows()}
 # One for each place in which mistakes are planted, with the step that is the first to be off.
@@ -69,7 +69,7 @@ def test_the_page_has_every_form_of_every_mistake():
 
 def test_what_no_lesson_has_a_place_for_is_refused():
     layer, inputs, arguments = planted.CALLS[0].made()
-    right = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+    right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
     with pytest.raises(NotImplementedError, match="no lesson has a place for rounded"):
         planted_in_lessons.places(right, dataclasses.replace(right, rounded=np.round))
 

@@ -11,11 +11,11 @@ from ports import Port
 import mha
 from mha import parity
 from mha.config import numpy_dtype
+from mha.parity.pipeline.parts import all_steps
+from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 from mha.parity.same.rules import ratio_of, row_bounds
 from mha.parity.why import precision
-from mha.parity.why.diagnosis import all_steps
-from mha.parity.why.pipeline import plan_of
 
 HALVES = ["float16", "bfloat16"]
 

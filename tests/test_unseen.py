@@ -6,9 +6,10 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.parity.why import unseen
-from mha.parity.why.diagnosis import all_steps
-from mha.parity.why.pipeline import plan_of, same
+from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.pipeline.parts import all_steps
+from mha.parity.pipeline.plan import plan_of, same
+from mha.parity.unseen import views
 
 LLAMA = {
     "num_hiddens": 32, "num_heads": 4, "num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(8, 500000.0),
@@ -46,7 +47,7 @@ def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
     asked = report.look.args[0][0][0]()
     right = plan_of(asked, dtype)
     tried = 0
-    for form in unseen.FORMS:
+    for form in FORMS:
         with np.errstate(all="ignore"):
             plan = form.change(right)
             if plan is None or same(plan, right):
@@ -155,13 +156,13 @@ def test_a_large_call_is_looked_at_in_a_few_rows_and_in_time(monkeypatch):
     layer = mha.MultiHeadAttention(64, 8, bias=True, seed=0, backend="numpy")
     X = mha.normal(0, 1, (4, 181, 64), backend="numpy")
     report = parity.compare(layer, layer(X, X, X, [181, 7, 9, 11]), X, X, X, [181, 7, 9, 11])
-    monkeypatch.setattr(unseen, "SECONDS", 0.0)
-    assert report.sight.untried == len(unseen.FORMS)
-    assert f"not tried, there was no time: {len(unseen.FORMS)} forms" in str(report)
-    monkeypatch.setattr(unseen, "SECONDS", 60.0)
+    monkeypatch.setattr(views, "SECONDS", 0.0)
+    assert report.sight.untried == len(FORMS)
+    assert f"not tried, there was no time: {len(FORMS)} forms" in str(report)
+    monkeypatch.setattr(views, "SECONDS", 60.0)
     both = []
     for pairs in (1e6, 1e12):
-        monkeypatch.setattr(unseen, "PAIRS", pairs)
+        monkeypatch.setattr(views, "PAIRS", pairs)
         report = parity.compare(layer, layer(X, X, X, [181, 7, 9, 11]), X, X, X, [181, 7, 9, 11])
         both.append({(one.mistake, one.how) for one in report.unseen})
         assert report.sight.untried == 0

@@ -11,8 +11,9 @@ import planted
 
 from mha import parity
 from mha.config import numpy_dtype
+from mha.parity.pipeline import parts, pieces
+from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import pipeline
 
 PLAIN = [call for call in planted.CALLS if not call.nan]
 
@@ -63,7 +64,7 @@ def in_weighing(rng, plan):
     size = 10 ** rng.uniform(-4, 0)
 
     def weigh(plan, scores, visible):
-        shares = pipeline.softmax(plan, scores, visible)
+        shares = pieces.softmax(plan, scores, visible)
         if kind == 0:
             return np.where(visible, 1 / (1 + np.exp(-scores)), 0).astype(scores.dtype)
         if kind == 1:
@@ -80,7 +81,7 @@ def in_order(rng, plan):
 
     def merge(X):
         shuffled = X[:, rng.permutation(X.shape[1])] if X.shape[1] > 1 else X
-        return pipeline.merge(shuffled)
+        return pieces.merge(shuffled)
 
     return {"merge": merge}
 
@@ -93,13 +94,13 @@ def unknown(seed, dtype="float32"):
     rng = np.random.default_rng(seed)
     call = PLAIN[rng.integers(len(PLAIN))]
     layer, inputs, arguments = call.made(dtype)
-    plan = pipeline.plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
+    plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     kind = KINDS[rng.integers(len(KINDS))]
     changed = dataclasses.replace(plan, **kind(rng, plan))
     steps, before = {}, {}
     with np.errstate(all="ignore"):
-        for part in pipeline.PARTS:
-            some, before[part] = pipeline.compute(part, changed, before)
+        for part in parts.PARTS:
+            some, before[part] = parts.compute(part, changed, before)
             steps |= some
         if rng.random() < 0.2:  # and something behind it all
             steps["output"] = (steps["output"] * rng.uniform(0.5, 2) + rng.normal()).astype(numpy_dtype(dtype))

@@ -4,12 +4,14 @@ from mha.parity.cases.suite import Arrays, Check, Result, Verdict, check_case, c
 from mha.parity.cases.usual import ADDITIVE, CASES, WIDTHS, Case
 from mha.parity.files import case_files
 from mha.parity.files.two_files import FilesReport, compare_files
+from mha.parity.mistakes.catalogue import CATALOGUE
+from mha.parity.mistakes.mistake import Mistake
 from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
+from mha.parity.unseen.probes import inputs
+from mha.parity.unseen.sight import Unseen
 from mha.parity.why.comparison import compare, diagnose, ratio
-from mha.parity.why.diagnosis import CATALOGUE
-from mha.parity.why.mistakes import Mistake
-from mha.parity.why.probes import inputs
-from mha.parity.why.report import Diagnosis, Explanation, Place, Report, Row, Unseen
+from mha.parity.why.explanations import Diagnosis, Explanation
+from mha.parity.why.report import Place, Report, Row
 from mha.parity.why.two_layers import LayersReport, WeightRow, compare_layers
 
 __all__ = [

@@ -15,7 +15,7 @@ from mha.names import BackendName, FloatName, SuiteName
 from mha.parity import CASES, UNIT, Case, largest
 from mha.parity.cases.suite import ALL_CASES
 from mha.parity.same.problem import Problem, problem
-from mha.parity.why.probes import TURNED, long_enough
+from mha.parity.unseen.probes import TURNED, long_enough
 
 # A call that hides nothing: the quick suite of `mha parity` has none, but some implementations take no other call.
 PLAIN = dataclasses.replace(CASES[0], quick=("float64", "float32"))

@@ -15,8 +15,8 @@ from mha.names import BackendName, FloatName, SuiteName
 from mha.parity import Report, compare, one_line
 from mha.parity.same.layouts import layout_name
 from mha.parity.same.problem import Problem
-from mha.parity.why.report import Sight, Unseen
-from mha.parity.why.unseen import sight
+from mha.parity.unseen.sight import Sight, Unseen
+from mha.parity.unseen.views import sight
 from mha.tables import counted, number, text
 from mha.testing.cases import Trial, as_mask, asked, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read

@@ -13,11 +13,11 @@ from mha.layer import MultiHeadAttention
 from mha.parity.same.layouts import GRADIENT, choices, kind, layout_name, layouts
 from mha.parity.same.problem import Problem, checked_others, named, problem
 from mha.parity.same.rules import bound, error, in_dtype, of_rows, ratio_of, row_bounds
+from mha.parity.unseen.views import sight
 from mha.parity.why.diagnosis import explained
-from mha.parity.why.pictures import picture, words
-from mha.parity.why.report import Diagnosis, Place, Report, Row
-from mha.parity.why.unseen import sight
-from mha.tables import number
+from mha.parity.why.explanations import Diagnosis
+from mha.parity.why.places import hints, located, outside
+from mha.parity.why.report import Place, Report, Row
 
 
 @spelled
@@ -206,83 +206,3 @@ def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], lay
     if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
         hint = "; it looks like (Q, B, D): swap the first two axes"
     return f"{came}, expected {' or '.join(written)}{hint}"
-
-
-def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarray:
-    """Return which numbers exceed the bound; NaN equals NaN, and infinity itself."""
-    with np.errstate(invalid="ignore"):
-        near = np.abs(theirs - expected) <= limit
-    return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
-
-
-def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
-    """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
-    if wrong.ndim == 4:
-        padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
-        axes = ["samples", "heads", "queries" if wrong.shape[2] == asked.sizes.Q else "keys", ""]
-        if kind(name) == "pairs":
-            axes[2:] = ["queries", "keys"]
-            b, h = (int(i) for i in worst[:2])
-            labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
-            return words(wrong, padding, axes), picture(wrong[b, h], padding[b, h], labels, "keys")
-        B, H, T, _ = wrong.shape
-        labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
-        grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
-        return words(wrong, padding, axes), picture(grid, gray, labels, axes[2])
-    short = name.removeprefix(GRADIENT)
-    if wrong.ndim == 3:
-        rows = "keys" if short in ("keys", "values") else "queries"
-        padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
-        labels = [f"sample {b}" for b in range(len(wrong))]
-        where = words(wrong, padding, ["samples", rows, "features"])
-        return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
-    return of_weight(asked, short, wrong)
-
-
-def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
-    """Describe where numbers are wrong in the gradient of a weight, of a bias of the scores or of gates."""
-    config, nothing = asked.config, np.zeros(wrong.shape, bool)
-    role = name.partition(".")[0]
-    heads = config.num_heads if role in ("W_q", "W_o") else config.num_key_value_heads
-    if wrong.ndim == 2 and role in ("W_q", "W_k", "W_v", "W_o"):
-        wrong = wrong if role == "W_o" else wrong.T  # heads first
-        by_head = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
-        across = "outputs" if role == "W_o" else "inputs"
-        where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
-        grid = np.asarray(by_head.any(1))
-        return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
-    grid = wrong.reshape(-1, wrong.shape[-1]) if wrong.ndim else wrong.reshape(1, 1)
-    labels = [f"row {i}" for i in range(len(grid))]
-    return words(wrong, nothing, [f"axis {i}:" for i in range(wrong.ndim)]), picture(
-        grid, np.zeros(grid.shape, bool), labels, "numbers"
-    )
-
-
-def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what is no padding: visible pairs, queries that see a key, keys that are seen; it broadcasts."""
-    visible = asked.visible
-    if kind(name) == "pairs":
-        return visible
-    if len(shape) == 3:
-        seen = np.asarray(visible.any((1, 2) if name in ("keys", "values") else (1, 3)))
-        return seen[..., None]  # (B, T, 1)
-    if name in ("pooled", "head_gated", "merged"):
-        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
-    counts = asked.matters(name)
-    return counts if counts.shape[1] == shape[1] else np.repeat(counts, shape[1] // counts.shape[1], 1)
-
-
-def hints(theirs: np.ndarray, expected: np.ndarray, limit: float) -> list[str]:
-    """List what is easy to see about numbers that differ: NaN, a factor, a transpose."""
-    found = []
-    if missing := int((np.isnan(theirs) & ~np.isnan(expected)).sum()):
-        found.append(f"NaN in {missing} of {theirs.size} numbers")
-    if not (np.isfinite(theirs).all() and np.isfinite(expected).all()):
-        return found
-    size = float((expected * expected).sum())
-    factor = float((theirs * expected).sum()) / size if size else 0.0
-    if abs(factor) > 1e-3 and np.abs(theirs - factor * expected).max() <= limit * max(1.0, abs(factor)):
-        found.append(f"theirs is {number(factor)} times ours")
-    if theirs.ndim == 2 and theirs.shape == theirs.T.shape and error(theirs.T, expected) <= limit:
-        found.append("theirs is the transpose of ours")
-    return found

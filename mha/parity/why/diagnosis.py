@@ -1,22 +1,25 @@
 """The diagnosis of another implementation: the known mistakes, alone or together, that give its numbers."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mha.parity.mistakes.bench import Bench, State
+from mha.parity.mistakes.catalogue import CATALOGUE
+from mha.parity.mistakes.mistake import Mistake
+from mha.parity.mistakes.of_weights import of_another_layer
+from mha.parity.pipeline.parts import PART_OF, all_steps
+from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error, fraction, largest
 from mha.parity.why import precision
-from mha.parity.why.mistakes import OF_WEIGHTS, Mistake, of_another_layer
-from mha.parity.why.mistakes_of_models import OF_MODELS
-from mha.parity.why.mistakes_of_pooling import OF_NAN, OF_POOLING
-from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute
-from mha.parity.why.report import Diagnosis, Explanation, Row, few, said
-from mha.parity.why.search import CONFIRMED, Bench, Search, State, Verdict, apart, confirmed, errors
+from mha.parity.why.explanations import Diagnosis, Explanation
+from mha.parity.why.report import Row, said
+from mha.parity.why.search import CONFIRMED, Search
+from mha.parity.why.verdicts import Verdict, apart, confirmed, errors
+from mha.tables import few
 
-GENERAL: tuple[Mistake, ...] = (*OF_NAN, *OF_WEIGHTS, *OF_POOLING)
-CATALOGUE = (*GENERAL, *OF_MODELS)
 # To be sure, the right answer is so many bounds away, or so little of the error is left.
 SURE, LITTLE = 4.0, 0.1
 SAMPLES, ROUNDS = 3, 6  # of a search, at most
@@ -164,16 +167,6 @@ def of_errors(
         for name, X in steps.items()
     ]
     return Explanation(names, how, what, max(ratios), found.left, found.sure)
-
-
-def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:
-    """Compute these steps of a plan."""
-    steps: Steps = {}
-    handed: dict[str, Array] = {}
-    for part in PARTS:
-        some, handed[part] = compute(part, plan, handed)
-        steps |= some
-    return {name: steps[name] for name in names}
 
 
 def merged(explanations: Sequence[Explanation]) -> list[Explanation]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from mha.config import numpy_dtype
+from mha.parity.pipeline.pieces import Array, widen
+from mha.parity.pipeline.plan import Plan
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error
-from mha.parity.why.pipeline import Array, Plan, widen
 
 LEFT = 0.6  # the share of the error that an imitation of rounding may leave
 ENOUGH = 24  # so few numbers with errors would prove nothing

@@ -1,99 +1,24 @@
 """The search for known mistakes that, alone or together, give another implementation's numbers."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha.parity.mistakes.bench import Bench, State
+from mha.parity.mistakes.mistake import Form, Mistake
+from mha.parity.pipeline.parts import PART_OF
+from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
-from mha.parity.same.rules import UNIT, bound, error, fraction, largest, ratio_of, row_bounds
-from mha.parity.why.mistakes import Change, Mistake
-from mha.parity.why.pipeline import PART_OF, PARTS, Array, Plan, Steps, compute, plan_of, same
+from mha.parity.same.rules import error, fraction, largest, ratio_of
 
 NEAR = 0.02  # mistakes in float32 are near if they leave at most this share of the largest number
 NEAR_IN_HALF = 0.3
 MOST = 6  # mistakes at once, if steps show one after the other
 BRANCHES = 8  # sets of mistakes that are followed at once
 CONFIRMED = 12  # near sets of mistakes that are computed in all samples
-LEFT = 0.25  # the share of the error that an explanation may leave
-NOISE = 2.0  # times NumPy's own rounding that it may leave in half precision
 LONG = 1.5e11  # multiplications for pairs, at most
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Form:
-    """One form of a mistake, and the mistake's place in the catalogue."""
-
-    place: int
-    mistake: Mistake
-    how: str
-    change: Change
-
-
-State = tuple[Form, ...]
-
-
-class Bench:
-    """The pipeline of some samples in one dtype, with mistakes; a part that several of them share is computed once."""
-
-    def __init__(self, problem: Problem, dtype: Any, samples: Any, rows: slice = slice(None)) -> None:
-        self.plan = plan_of(problem, dtype, samples, rows)
-        self.parts: dict[tuple[str, State], tuple[Steps, Array]] = {}
-        self.plans: dict[State, Plan | None] = {(): self.plan}
-
-    def planned(self, state: State) -> Plan | None:
-        """Return the plan with these mistakes, None if one of them is impossible here."""
-        if state not in self.plans:
-            before = self.planned(state[:-1])
-            made = None if before is None else state[-1].change(before)
-            if len(state) > 1:
-                return made
-            self.plans[state] = made
-        return self.plans[state]
-
-    def forget(self) -> None:
-        """Keep only what has no mistakes."""
-        self.parts = {key: made for key, made in self.parts.items() if not key[1]}
-        self.plans = {(): self.plan}
-
-    def possible(self, mistakes: Sequence[Mistake]) -> list[Form]:
-        """List the forms of mistakes that change the plan."""
-        made = (Form(at, one, how, change) for at, one in enumerate(mistakes) for how, change in one.forms.items())
-        return [form for form in made if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
-
-    def steps(self, state: State, name: str) -> Array | None:
-        """Return a step with these mistakes, None if there is no such step or they are impossible here."""
-        plan = self.planned(state)
-        return None if plan is None else self.part(state, plan, PART_OF[name])[0].get(name)
-
-    def all_of(self, state: State, names: Iterable[str]) -> Steps | None:
-        """Return several steps by name; None if one of them is missing."""
-        found = {name: X for name in names if (X := self.steps(state, name)) is not None}
-        return found if found.keys() == set(names) else None
-
-    def counts(self, state: State, name: str, right: Array) -> Array:
-        """Return which numbers of a step matter with these mistakes; right: those that matter without, booleans.
-
-        Scores that the mistakes hide do not: many implementations have minus infinity there, or scores of blank keys.
-        """
-        plan = self.planned(state) if PART_OF[name] == "scores" else None
-        if plan is None or plan.hiding is self.plan.hiding or plan.heads != self.plan.heads:
-            return right
-        return right & plan.visible()
-
-    def part(self, state: State, plan: Plan, part: str) -> tuple[Steps, Array]:
-        """Compute one part: its steps, and its result."""
-        key = part, tuple(form for form in state if form.mistake.touches(part))
-        if key in self.parts:
-            return self.parts[key]
-        before = {name: self.part(state, plan, name)[1] for name in PARTS[part]}
-        made = compute(part, plan, before)
-        if len(key[1]) <= 1:
-            self.parts[key] = made
-        return made
 
 
 class Search:
@@ -222,54 +147,6 @@ class Search:
         return best, found if best == len(self.small) else found[:BRANCHES]
 
 
-class Verdict(NamedTuple):
-    """How well these mistakes explain their arrays, in all samples.
-
-    ratio: the worst, by the rule; left: the largest share of the error that they leave; noise: the same, divided by
-    NumPy's own rounding; sample: the worst one.
-    """
-
-    ratio: float
-    left: float
-    noise: float
-    sample: int
-
-    @property
-    def same(self) -> bool:
-        """Whether these mistakes give their numbers: within the bound, and little but noise is left of the error."""
-        return self.ratio <= 1 and self.left <= LEFT and self.noise <= NOISE
-
-
-def confirmed(problem: Problem, theirs: Mapping[str, Array], state: State) -> Verdict:
-    """Compute these mistakes in all samples, and judge how far their arrays are from that."""
-    oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
-    worst, left, noise, sample = 0.0, 0.0, 0.0, 0
-    for name, X in theirs.items():
-        counts = oracle.counts(state, name, problem.matters(name))
-        wide, narrow = oracle.steps(state, name), base.steps(state, name)
-        if wide is None or narrow is None or wide.shape != X.shape:
-            return Verdict(np.inf, np.inf, np.inf, 0)
-        wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, X))
-        rows = row_bounds(problem.config.dtype, wide, narrow) if name == "output" else None
-        ratio = ratio_of(there, wide, bound(problem.config.dtype, wide, narrow), rows)
-        if ratio > worst:
-            worst, sample = ratio, int(errors(there, wide).argmax())
-        right = problem.expected(name)
-        right = right._replace(X=np.where(counts, right.X, 0))
-        if right.ratio(there) > 1:
-            left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
-        if "16" in problem.config.dtype:  # its bounds are so wide that a similar mistake is within them
-            floor = apart(narrow, wide) + 2 * UNIT[problem.config.dtype] * apart(wide, 0 * wide)
-            noise = max(noise, fraction(apart(there, wide), floor))
-    return Verdict(worst, left, noise, sample)
-
-
-def errors(X: Array, expected: Array) -> Array:
-    """Sum the errors of each sample, (B,)."""
-    far = np.where((expected == X) | (np.isnan(X) & np.isnan(expected)), 0, np.abs(X - expected))
-    return np.nan_to_num(far, nan=1e300, posinf=1e300).reshape(len(X), -1).sum(1)
-
-
 def work(problem: Problem) -> int:
     """Estimate the multiplications for a sample."""
     sizes, config = problem.sizes, problem.config
@@ -284,11 +161,3 @@ def extended(state: State, additions: Iterable[State]) -> Iterable[State]:
         places = {form.place for form in (*state, *addition)}
         if len(places) == len(state) + len(addition):
             yield tuple(sorted((*state, *addition), key=lambda form: form.place))
-
-
-def apart(X: Array, Y: Array) -> float:
-    """Return the root mean square of the differences, infinite if only one of the two is NaN or infinite somewhere."""
-    if error(X, Y) == np.inf:
-        return np.inf
-    far = np.where((X == Y) | (np.isnan(X) & np.isnan(Y)), 0, X - Y)
-    return float(np.sqrt((far * far).mean()))

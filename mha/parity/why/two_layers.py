@@ -13,7 +13,8 @@ from mha.names import FloatName
 from mha.parity.same.relations import Change, Relation, matrix, related, relation
 from mha.parity.same.rules import UNIT, bound, error, fraction, in_dtype, largest
 from mha.parity.why.comparison import compare
-from mha.parity.why.report import Diagnosis, Report, Row, said
+from mha.parity.why.explanations import Diagnosis
+from mha.parity.why.report import Report, Row, said
 from mha.positions import Rotary
 from mha.tables import lines, number, plain_table, text
 

@@ -6,26 +6,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha.parity.mistakes.bench import Bench
+from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.mistake import Form
+from mha.parity.pipeline.parts import PART_OF
+from mha.parity.pipeline.plan import same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Expected, Problem
-from mha.parity.why.diagnosis import CATALOGUE
-from mha.parity.why.pipeline import PART_OF, same
-from mha.parity.why.probes import Probe, longer, probes
-from mha.parity.why.report import NARROW, Sight, Unseen
-from mha.parity.why.search import Bench, Form
+from mha.parity.unseen.probes import Probe, longer, probes
+from mha.parity.unseen.sight import NARROW, Sight, Unseen
 
 SECONDS = 5.0  # for all of it, about
 FEW = 16  # queries of one sample that are looked at first
 PAIRS = 1e6  # from so many pairs on
 PROBED = 67  # tokens at most, of a call that is changed to show more
 OTHER_NUMBERS = Probe("other numbers", lambda asked: asked)  # as those of the shorter call are
-
-
-FORMS = tuple(
-    Form(place, mistake, how, change)
-    for place, mistake in enumerate(CATALOGUE)
-    for how, change in mistake.forms.items()
-)
 
 
 class View:

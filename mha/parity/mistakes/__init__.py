@@ -1,0 +1,1 @@
+"""Known mistakes, as data: what each does, and the functions that put it into a plan."""

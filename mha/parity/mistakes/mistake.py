@@ -1,0 +1,66 @@
+"""A mistake has a name, its effect, and functions that put it into a plan; and what several of these do."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from mha.parity.pipeline.parts import PARTS
+from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.plan import Plan
+
+Change = Callable[[Plan], Plan | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One known mistake.
+
+    name: for a diagnosis; what: the effect, in words; parts: those of the pipeline that it changes; forms: one or
+    several functions, each by its words ("" if there is one): from a plan without the mistake to one with it, or None
+    where the mistake is impossible.
+    """
+
+    name: str
+    what: str
+    parts: tuple[str, ...]
+    forms: Mapping[str, Change]
+
+    def touches(self, part: str) -> bool:
+        """Whether the result of a part may differ."""
+        return part in self.parts or any(map(self.touches, PARTS[part]))
+
+
+def one(change: Change) -> dict[str, Change]:
+    """Make the forms of a mistake that has one form."""
+    return {"": change}
+
+
+def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
+    """Change some weights of a plan; None takes one away."""
+    weights = {**plan.weights, **changed}
+    return replace(plan, weights={name: X for name, X in weights.items() if X is not None})
+
+
+def scaled(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+    """Multiply the scale by a factor."""
+    if plan.config.pooling != "dot":
+        return None
+    return replace(plan, scale=plan.scale * factor(plan))
+
+
+def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> Plan | None:
+    """Replace one condition for a key to be seen; None = ignore it."""
+    if name not in plan.hiding:
+        return None
+    kept = {key: X for key, X in plan.hiding.items() if key != name}
+    return replace(plan, hiding=kept if condition is None else kept | {name: condition})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """One form of a mistake, and the mistake's place in the catalogue."""
+
+    place: int
+    mistake: Mistake
+    how: str
+    change: Change

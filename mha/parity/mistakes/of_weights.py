@@ -1,0 +1,113 @@
+"""Known mistakes with weights and inputs: kernels, biases, packed arrays, weights of another layer.
+
+Letters as in the lessons.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from mha.parity.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.pipeline.parts import PARTS
+from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.plan import Plan
+
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
+ALL = ("q", "k", "v", "output")  # the parts that have weights
+PART = {"W_q": "q", "W_k": "k", "W_v": "v", "W_o": "output"}
+
+
+def untransposed(names: Iterable[str], plan: Plan) -> Plan | None:
+    """Transpose the kernels of these projections, if they are square."""
+    kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
+    if any(X.shape != X.T.shape for X in kernels.values()):
+        return None
+    return with_weights(plan, {name: np.ascontiguousarray(X.T) for name, X in kernels.items()})
+
+
+def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
+    """Leave out the biases of these projections."""
+    if not plan.config.bias:
+        return None
+    return with_weights(plan, {f"{name}.bias": None for name in names})
+
+
+def reordered(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Give W_q, W_k and W_v the weights of those in `order`."""
+    changed: dict[str, Array | None] = {}
+    for name, source in zip(PROJECTIONS, order, strict=False):
+        for kind in kinds:
+            X, other = plan.weights.get(f"{name}.{kind}"), plan.weights.get(f"{source}.{kind}")
+            if X is None or other is None:
+                continue
+            if X.shape != other.shape:
+                return None
+            changed[f"{name}.{kind}"] = other
+    return with_weights(plan, changed) if changed else None
+
+
+def other_inputs(order: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Take queries, keys and values in another order, if their shapes are the same."""
+    inputs = {name: getattr(plan, source) for name, source in zip(("queries", "keys", "values"), order, strict=True)}
+    if any(X.shape != getattr(plan, name).shape for name, X in inputs.items()):
+        return None
+    return replace(plan, **inputs)
+
+
+def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]:
+    """Make the mistakes of taking weights of one of these layers, all or those of one projection."""
+
+    def taken(weights: Mapping[str, Array], chosen: str, plan: Plan) -> Plan | None:
+        mine = {name: X for name, X in plan.weights.items() if name.startswith(chosen)}
+        if any(name not in weights or weights[name].shape != X.shape for name, X in mine.items()):
+            return None
+        return with_weights(plan, {name: weights[name].astype(X.dtype) for name, X in mine.items()})
+
+    made = []
+    for chosen in ("", *PROJECTIONS):
+        parts = (PART[chosen],) if chosen else tuple(PARTS)
+        forms = {name: partial(taken, weights, chosen) for name, weights in others.items()}
+        what = f"{chosen or 'every weight'} of another layer of the same file"
+        made.append(Mistake(f"{chosen or 'all weights'} of another layer", what, parts, forms))
+    return made
+
+
+ORDERS = [order for order in itertools.permutations(PROJECTIONS[:3]) if order != PROJECTIONS[:3]]
+
+
+QKV = PROJECTIONS[:3]
+
+
+OF_KERNELS = (
+    *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)", (PART[name],),
+              one(partial(untransposed, (name,)))) for name in PROJECTIONS),
+    Mistake("the kernels of W_q, W_k and W_v are not transposed", "all three are taken as (out, in)", ("q", "k", "v"),
+            one(partial(untransposed, QKV))),
+    Mistake("no kernel is transposed", "all four kernels are taken as (out, in)", ALL,
+            one(partial(untransposed, PROJECTIONS))),
+)  # fmt: skip
+
+
+OF_ORDERS_AND_BIASES = (
+    Mistake("Q and K are swapped", "queries are projected as keys, and keys as queries", ("q", "k"),
+            {"kernels and biases": partial(reordered, ("W_k", "W_q", "W_v"), ("kernel", "bias")),
+             "kernels": partial(reordered, ("W_k", "W_q", "W_v"), ("kernel",)),
+             "inputs": partial(other_inputs, ("keys", "queries", "values"))}),
+    Mistake("K and V are swapped", "keys are projected as values, and values as keys", ("k", "v"),
+            {"kernels and biases": partial(reordered, ("W_q", "W_v", "W_k"), ("kernel", "bias")),
+             "kernels": partial(reordered, ("W_q", "W_v", "W_k"), ("kernel",)),
+             "inputs": partial(other_inputs, ("queries", "values", "keys"))}),
+    Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order", ("q", "k", "v"),
+            {", ".join(order): partial(reordered, order, ("kernel", "bias"))
+             for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
+    Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
+            ("q", "k", "v"), {", ".join(order): partial(reordered, order, ("bias",)) for order in ORDERS}),
+    *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias", (PART[name],), one(partial(without_bias, (name,))))
+      for name in PROJECTIONS),
+    Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),
+            one(partial(without_bias, QKV))),
+    Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
+)  # fmt: skip

@@ -1,0 +1,86 @@
+"""The parts of the computation, one after the other: each has some steps of `trace`, and a result for the next."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from mha.parity.pipeline.pieces import Array, Steps, norm, regrouped, rotate, split, widen
+from mha.parity.pipeline.plan import Plan
+
+ROLES = {"q": "queries", "k": "keys", "v": "values"}
+
+
+# The parts of the computation, each with the parts that it needs; and the part to which each step belongs.
+PARTS: dict[str, tuple[str, ...]] = {
+    "q": (), "k": (), "v": (), "scores": ("q", "k"), "weights": ("scores",), "pooled": ("weights", "v"),
+    "output": ("pooled",),
+}  # fmt: skip
+
+
+PART_OF = {
+    **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
+    "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights", "pooled": "pooled",
+    "head_gated": "pooled", "merged": "output", "output": "output",
+}  # fmt: skip
+
+
+def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Array]:
+    """Compute the steps of one part, and its result; before: the results of the parts that it needs."""
+    if part in ROLES:
+        return prepared(plan, part)
+    if part == "scores":
+        q, k = before["q"][:, :, plan.rows], plan.share(before["k"], plan.heads // plan.groups)
+        first = plan.rounded(plan.scores(plan, q, k))
+        steps = {"scores": first} | plan.bend(plan, first)
+        return steps, list(steps.values())[-1]
+    if part == "weights":
+        weights = plan.after(plan.softmax(plan, before["scores"], plan.visible()))
+        return {"weights": weights.astype(plan.queries.dtype)}, weights
+    if part == "pooled":
+        weights, values = before["weights"], plan.share(before["v"], plan.heads // plan.groups)
+        if plan.blanked:
+            values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
+        pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
+        steps = {"pooled": regrouped(pooled, plan.config.num_heads)}
+        if plan.gates is not None:
+            steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
+        return steps, pooled
+    merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
+    output = plan.project("W_o", merged)
+    return {"merged": split(merged, plan.config.num_heads), "output": output}, output
+
+
+def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
+    """Compute queries, keys or values from the projection up to the heads that are scored or pooled."""
+    X = plan.of_samples(getattr(plan, ROLES[role]))
+    heads = plan.heads if role == "q" else plan.groups
+    projected = plan.project(f"W_{role}", X)  # (B, T, H*d)
+    X = plan.split(projected, heads)  # (B, H, T, d)
+    whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
+    steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}
+    changes: dict[str, Callable[[Array], Array]] = {}
+    if plan.norm is not None and role in plan.normed:
+        changes[f"norm_{role}"] = lambda X: plan.rounded(norm(plan, role, X))
+    if plan.frequencies is not None and role != "v":
+        changes[f"rotate_{role}"] = lambda X: plan.rounded(turned(plan, role, X))
+    for name in changes if plan.norm_first else reversed(changes):
+        steps[name] = X = changes[name](X)
+    return steps, X
+
+
+def turned(plan: Plan, role: str, X: Array) -> Array:
+    """Turn queries or keys by their positions."""
+    places = plan.query_places[:, 0, :, 0] if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
+    if plan.rotary_offsets is not None:
+        places = plan.rotary_offsets(plan, role, places)
+    return rotate(X, plan.of_samples(places), plan.frequencies, plan.interleaved)
+
+
+def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:
+    """Compute these steps of a plan."""
+    steps: Steps = {}
+    handed: dict[str, Array] = {}
+    for part in PARTS:
+        some, handed[part] = compute(part, plan, handed)
+        steps |= some
+    return {name: steps[name] for name in names}

@@ -1,0 +1,114 @@
+"""The pieces of attention in NumPy that a mistake can replace.
+
+Letters as in the lessons; steps of heads are (B, H, T, d), pairs of queries and keys (B, H, Q, K).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+Steps = dict[str, Array]
+
+
+def widen(X: Array) -> Array:
+    """Return X in float32 at least."""
+    return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
+
+
+def as_it_is(X: Array) -> Array:
+    """Return X."""
+    return X
+
+
+def split(X: Array, heads: int) -> Array:
+    """(B, T, H*d) -> (B, H, T, d)."""
+    B, T, width = X.shape
+    return X.reshape(B, T, heads, width // heads).transpose(0, 2, 1, 3)  # (B, H, T, d)
+
+
+def merge(X: Array) -> Array:
+    """(B, H, T, d) -> (B, T, H*d)."""
+    B, H, T, d = X.shape
+    return X.transpose(0, 2, 1, 3).reshape(B, T, H * d)  # (B, T, H*d)
+
+
+def regrouped(X: Array, heads: int) -> Array:
+    """Split the features of any number of heads into H heads, to compare them: (B, any, T, any) -> (B, H, T, d)."""
+    return X if X.shape[1] == heads else split(merge(X), heads)  # (B, H, T, d)
+
+
+def share(X: Array, times: int) -> Array:
+    """Repeat each head of keys for the heads of queries that share it: (B, G, K, d) -> (B, H, K, d)."""
+    return X if times == 1 else np.repeat(X, times, 1)  # (B, H, K, d)
+
+
+def norm(plan: Any, role: str, X: Array) -> Array:
+    """Norm the heads of queries or keys (B, H, T, d)."""
+    X, dtype = widen(X), X.dtype
+    if plan.norm == "layer":
+        X = X - X.mean(-1, keepdims=True)
+    roots = np.sqrt((X * X).mean(-1, keepdims=True) + plan.eps)  # (B, H, T, 1)
+    return (X / roots * widen(plan.weights[f"{role}_norm.scale"])).astype(dtype)
+
+
+def rotate(X: Array, places: Array, frequencies: Array, interleaved: bool) -> Array:
+    """Turn the pairs of components of X (B, H, T, d) by positions (B or 1, T) times frequencies (n,)."""
+    n, wide = len(frequencies), widen(X)
+    angles = (places[..., None] * frequencies)[:, None]  # (B or 1, 1, T, n)
+    cos, sin = np.cos(angles).astype(wide.dtype), np.sin(angles).astype(wide.dtype)
+    first, second = (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
+    a, b, turned = wide[..., first], wide[..., second], wide.copy()
+    turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
+    return turned.astype(X.dtype)
+
+
+def softmax(plan: Any, scores: Array, visible: Array) -> Array:
+    """Return the softmax over the visible keys; a row without keys is 0."""
+    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)
+    shares = normalized(np.where(visible, scores, hidden), -1)
+    return np.where(visible, shares, 0).astype(scores.dtype)
+
+
+def normalized(scores: Array, axis: int) -> Array:
+    """Return the plain softmax over an axis."""
+    shares = np.exp(scores - scores.max(axis, keepdims=True, initial=np.finfo(scores.dtype).min))
+    return shares / shares.sum(axis, keepdims=True)
+
+
+def scores(plan: Any, q: Array, k: Array) -> Array:
+    """Return the scores (B, H, Q, K) of queries (B, H, Q, d) and keys (B, H, K, d), before the cap."""
+    if plan.config.pooling == "dot":
+        return plan.product(widen(q), widen(k).swapaxes(2, 3)) * widen(np.ones((), q.dtype)).dtype.type(plan.scale)
+    W_q, W_k, w_v = (plan.weights[f"attention.{name}.kernel"] for name in ("W_q", "W_k", "w_v"))
+    sums = plan.product(q, W_q)[:, :, :, None] + plan.product(k, W_k)[:, :, None]  # (B, H, Q, K, d)
+    return widen(plan.product(np.tanh(sums), w_v)[..., 0])
+
+
+def bend(plan: Any, X: Array) -> Steps:
+    """Cap the scores (B, H, Q, K) and add the bias."""
+    steps = {}
+    if plan.softcap is not None:
+        steps["capped"] = X = plan.softcap * np.tanh(X / plan.softcap)
+    if plan.score_bias is not None:
+        steps["biased"] = X = X + widen(plan.of_pairs(plan.score_bias))
+    return steps
+
+
+def within(plan: Any, left: int | None, right: int | None) -> Array:
+    """Whether keys are at most so many positions before and after the query; None = any number."""
+    seen = np.ones((1, 1, 1, 1), bool)
+    if left is not None:
+        seen = seen & (plan.key_places >= plan.query_places - left)
+    return seen if right is None else seen & (plan.key_places <= plan.query_places + right)
+
+
+# The conditions for a key to be seen: each returns booleans that broadcast against (B, H, Q, K).
+CONDITIONS: dict[str, Callable[[Any], Array]] = {
+    "lengths": lambda plan: plan.key_places < plan.lengths,
+    "mask": lambda plan: plan.mask,
+    "bias": lambda plan: plan.score_bias != -np.inf,
+    "order": lambda plan: plan.key_places <= plan.query_places,
+    "window": lambda plan: within(plan, *plan.config.window or (None, None)),
+}

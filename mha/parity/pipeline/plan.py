@@ -1,0 +1,155 @@
+"""The plan of a call: all that it is computed from; a mistake is a function from one plan to another."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mha.config import Config, numpy_dtype
+from mha.parity.pipeline.pieces import (
+    CONDITIONS,
+    Array,
+    Steps,
+    as_it_is,
+    bend,
+    merge,
+    scores,
+    share,
+    softmax,
+    split,
+    widen,
+)
+from mha.parity.same.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that a call is computed from; a mistake is a function from one plan to another.
+
+    queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates
+    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query; samples: those to compute; rows: the
+    queries to compute, from the scores on; a mistake that needs all of them sets it to all; hiding: the conditions for
+    a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to
+    those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
+    have one. split, merge, share, scores, bend, softmax: the functions of these names above; after: applied to the
+    weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
+    product; rounded: applied to every result.
+    """
+
+    config: Config
+    weights: dict[str, Array]
+    queries: Array
+    keys: Array
+    values: Array
+    lengths: Any
+    mask: Any
+    score_bias: Any
+    gates: Any
+    offsets: Array
+    scale: float
+    softcap: float | None
+    norm: str | None
+    eps: float
+    frequencies: Any
+    interleaved: bool
+    heads: int
+    groups: int
+    samples: Any  # a slice, or a list of integers
+    rows: slice
+    hiding: dict[str, Callable[..., Array]]
+    rotary_offsets: Any = None
+    norm_first: bool = True
+    normed: tuple[str, ...] = ("q", "k")
+    split: Callable[[Array, int], Array] = split
+    merge: Callable[[Array], Array] = merge
+    share: Callable[[Array, int], Array] = share
+    scores: Callable[..., Array] = scores
+    bend: Callable[..., Steps] = bend
+    softmax: Callable[..., Array] = softmax
+    after: Callable[[Array], Array] = as_it_is
+    blanked: bool = True
+    into_product: Callable[[Array], Array] = as_it_is
+    rounded: Callable[[Array], Array] = as_it_is
+
+    @property
+    def key_places(self) -> Array:
+        """Positions of keys, (1, 1, 1, K)."""
+        return np.arange(self.keys.shape[1])[None, None, None]
+
+    @property
+    def query_places(self) -> Array:
+        """Positions of queries, (B or 1, 1, Q, 1)."""
+        return (self.offsets + np.arange(self.queries.shape[1]))[:, None, :, None]
+
+    def of_samples(self, X: Array) -> Array:
+        """Take the samples to compute from an array (B or 1, ...)."""
+        return X[self.samples] if len(X) == len(self.queries) else X
+
+    def of_pairs(self, X: Array) -> Array:
+        """Take the samples and queries to compute from an array (B or 1, H or 1, Q or 1, K or 1)."""
+        X = self.of_samples(X)
+        return X[:, :, self.rows] if X.shape[2] == self.queries.shape[1] else X
+
+    def product(self, A: Array, B: Array) -> Array:
+        """Return A @ B in A's dtype, multiplied in float32 at least."""
+        A, B, dtype = widen(A), widen(B), A.dtype
+        return self.rounded(np.matmul(self.into_product(A), self.into_product(B)).astype(dtype, copy=False))
+
+    def project(self, name: str, X: Array) -> Array:
+        """Return X @ kernel + bias."""
+        projected = self.product(X, self.weights[f"{name}.kernel"])
+        bias = self.weights.get(f"{name}.bias")
+        return projected if bias is None else self.rounded(projected + bias)
+
+    def visible(self) -> Array:
+        """Return which query sees which key, (B, H, Q, K), in the samples to compute."""
+        seen = np.ones((1, 1, 1, 1), bool)
+        for condition in self.hiding.values():
+            seen = seen & condition(self)
+        full = len(self.queries), self.heads, self.queries.shape[1], self.keys.shape[1]
+        return self.of_pairs(np.broadcast_to(seen, full))
+
+
+def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None)) -> Plan:
+    """Make the plan of a call, without mistakes, in a dtype; samples, rows: those to compute."""
+    config, hiding, kind = problem.config, problem.call, numpy_dtype(dtype)
+    B = len(problem.queries)
+    mask, bias = (X if X is None else four_axes(X) for X in (hiding.mask, hiding.score_bias))
+    lengths = None if hiding.valid_lens is None else hiding.valid_lens.reshape(B, 1, -1, 1)
+    gates = problem.call.head_gates
+    gates = gates if gates is None else np.broadcast_to(gates, (B, config.num_heads))[:, :, None, None].astype(kind)
+    given = {"lengths": lengths, "mask": mask, "bias": bias, "order": hiding.causal or None, "window": config.window}
+    return Plan(
+        config=config,
+        weights={name: X.astype(kind) for name, X in problem.layer.weights.items()},
+        queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
+        lengths=lengths, mask=mask, score_bias=None if bias is None else bias.astype(kind), gates=gates,
+        offsets=np.asarray(hiding.offset).reshape(-1, 1),
+        scale=config.key_dim**-0.5 if config.scale is None else config.scale,
+        softcap=config.softcap, norm=config.qk_norm, eps=config.qk_norm_eps,
+        frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
+        interleaved=config.rotary is not None and config.rotary.interleaved,
+        heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
+        hiding={name: CONDITIONS[name] for name, X in given.items() if X is not None},
+    )  # fmt: skip
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether two plans are the same, field by field: then the change between them is no mistake here."""
+    return all(_equal(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(Plan))
+
+
+def _equal(X: Any, Y: Any) -> bool:
+    """Whether two fields are the same: arrays by their numbers, mappings of arrays too, the rest by itself."""
+    if isinstance(X, dict) and isinstance(Y, dict):
+        return X.keys() == Y.keys() and all(_equal(X[name], Y[name]) for name in X)
+    if isinstance(X, Array) and isinstance(Y, Array):
+        return X is Y or np.array_equal(X, Y, equal_nan=True)
+    return X is Y or (not isinstance(X, Array) and not isinstance(Y, Array) and bool(X == Y))
+
+
+def four_axes(pairs: Array) -> Array:
+    """Give (Q, K), (B, Q, K) or (B, H, Q, K) all four axes; any size may be 1."""
+    pairs = pairs[None] if pairs.ndim == 2 else pairs
+    return pairs[:, None] if pairs.ndim == 3 else pairs  # (B, 1 or H, Q, K)

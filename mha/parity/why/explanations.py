@@ -1,0 +1,69 @@
+"""What a diagnosis says: explanations of numbers by mistakes; it prints as text."""
+
+import dataclasses
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from mha.tables import lines, number, text
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """Mistakes that together give their numbers.
+
+    mistakes: the names; how: the form of each ("" if it has one form); what: the effect of each; ratio: how far theirs
+    is from the numbers with these mistakes, by the rule: at most 1 is the same; left: the share of the error that they
+    leave; sure: whether they explain it. With mistakes of rounding, the ratio may be above 1.
+    """
+
+    mistakes: tuple[str, ...]
+    how: tuple[str, ...]
+    what: tuple[str, ...]
+    ratio: float
+    left: float
+    sure: bool
+
+    def __str__(self) -> str:
+        each = zip(self.mistakes, self.how, self.what, strict=True)
+        named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
+        fit = f"ratio {number(self.ratio)}" if self.ratio <= 1 else f"leaves {self.left:.0%} of the error"
+        return f"{'; and '.join(named)} [{fit}]"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """Why theirs differs: explanations, best first; several if the given arrays fit them all.
+
+    note: further words, in a line; tried: how many mistakes and combinations were tried.
+    """
+
+    explanations: tuple[Explanation, ...]
+    note: str
+    tried: int
+
+    @property
+    def known(self) -> bool:
+        """Whether an explanation is sure."""
+        return any(one.sure for one in self.explanations)
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The names of all mistakes in explanations that are sure, best first."""
+        return tuple(dict.fromkeys(name for one in self.explanations if one.sure for name in one.mistakes))
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        sure = [one for one in self.explanations if one.sure]
+        if len(sure) > 1:
+            yield from lines("why: one of these, which all fit what was given", options)
+        for one in sure:
+            yield from lines(f"{'' if len(sure) > 1 else 'why: '}{one}", options)
+        if self.note:
+            yield from lines(self.note, options)
+        for one in self.explanations:
+            if not one.sure:
+                yield from lines(f"perhaps: {one}", options)
