@@ -142,6 +142,8 @@ GROUPS = {
         "heads come after rows in every layout": (r'"\(B, H, T, d\)": \(\(B, H, T, d\), lambda X: X\)',
             '"(B, H, T, d)": ((B, H, T, d), lambda X: X[:, ::-1])'),
         "a report is true unless all differs": (r"return all\(row\.passed", "return any(row.passed"),
+        "rows of keys are called queries": (r'"keys" if name in \(\*OF_KEYS, \*OF_VALUES\)', '"keys" if False'),
+        "a bias has the places of a step": (r'if kind\(name\) == "whole":', 'if short.startswith("W"):'),
         "the offset is left out of a comparison": (r"if name in ROWS\}", 'if name in ROWS and name != "offset"}'),
     }),
     "two layers and two files": ("mha/parity/same mha/parity/why mha/parity/files", "compare_layers compare_files", {

@@ -174,6 +174,35 @@ def test_nan_is_a_result_with_its_place(layer, inputs):
     assert report.first.place.where == "samples 1 of 2; queries 3 of 5"
 
 
+def test_in_self_attention_the_step_says_whether_its_rows_are_queries_or_keys(inputs):
+    X = inputs[0]
+    attention = mha.MultiHeadAttention(D, H, rotary=mha.Rotary(), qk_norm="rms", seed=0, backend="numpy")
+    call = {"head_gates": np.linspace(0.5, 1.5, H, dtype="float32")}
+    keys = {"W_k", "W_v", "split_k", "split_v", "norm_k", "rotate_k"}
+    queries = {"W_q", "split_q", "norm_q", "rotate_q", "pooled", "head_gated", "merged"}
+    steps = attention.trace(X, X, X, **call)
+    assert keys | queries == set(steps) - {"scores", "weights", "output"}
+    for name in keys | queries:
+        wrong = steps[name].copy()
+        wrong[-1, 3] += 1
+        place = parity.compare(attention, {name: wrong}, X, X, X, **call).first.place
+        rows = "keys" if name in keys else "queries"
+        assert place.where.split("; ")[-1] == f"{rows} 3 of 5", name
+        assert place.picture[0].split() == [rows, "0-4"], name
+
+
+@pytest.mark.parametrize("shape", [(B, H, Q, K), (1, H, Q, K), (B, 1, 1, K), (1, 1, Q, 1), (B, H)])
+def test_a_gradient_of_a_bias_or_of_gates_has_its_place_by_axes(layer, inputs, shape):
+    name = "score_bias" if len(shape) == 4 else "head_gates"
+    given = {name: np.linspace(0.5, 1.5, np.prod(shape), dtype="float32").reshape(shape)}
+    wrong = layer.gradients(*inputs, **given)[name].copy()
+    wrong[(-1,) * len(shape)] += 1
+    place = parity.compare(layer, {f"gradient.{name}": wrong}, *inputs, **given).first.place
+    at = [f"axis {i}: {size - 1} of {size}" for i, size in enumerate(shape) if size > 1]
+    assert place.where == "; ".join(at)
+    assert sum(line.count("#") for line in place.picture) == 1
+
+
 def test_a_shape_that_does_not_fit_is_a_result(layer, inputs):
     steps = layer.trace(*inputs, LENGTHS)
     cases = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.same.layouts import GRADIENT, kind
+from mha.parity.same.layouts import GRADIENT, OF_KEYS, OF_VALUES, POOLED, kind
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error
 from mha.parity.why.pictures import picture, words
@@ -20,26 +20,26 @@ def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarra
 
 def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
-    if wrong.ndim == 4:
-        padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
-        axes = ["samples", "heads", "queries" if wrong.shape[2] == asked.sizes.Q else "keys", ""]
-        if kind(name) == "pairs":
-            axes[2:] = ["queries", "keys"]
-            b, h = (int(i) for i in worst[:2])
-            labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
-            return words(wrong, padding, axes), picture(wrong[b, h], padding[b, h], labels, "keys")
-        B, H, T, _ = wrong.shape
-        labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
-        grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
-        return words(wrong, padding, axes), picture(grid, gray, labels, axes[2])
     short = name.removeprefix(GRADIENT)
-    if wrong.ndim == 3:
+    if short in ("output", "queries", "keys", "values"):
         rows = "keys" if short in ("keys", "values") else "queries"
         padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
         labels = [f"sample {b}" for b in range(len(wrong))]
         where = words(wrong, padding, ["samples", rows, "features"])
         return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
-    return of_weight(asked, short, wrong)
+    if kind(name) == "whole":
+        return of_weight(asked, short, wrong)
+    padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
+    if kind(name) == "pairs":
+        b, h = (int(i) for i in worst[:2])
+        labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
+        where = words(wrong, padding, ["samples", "heads", "queries", "keys"])
+        return where, picture(wrong[b, h], padding[b, h], labels, "keys")
+    B, H, T, _ = wrong.shape
+    rows = "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
+    labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
+    grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
+    return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
 
 
 def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
@@ -69,7 +69,7 @@ def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 3:
         seen = np.asarray(visible.any((1, 2) if name in ("keys", "values") else (1, 3)))
         return seen[..., None]  # (B, T, 1)
-    if name in ("pooled", "head_gated", "merged"):
+    if name in POOLED:
         return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
     counts = asked.matters(name)
     return counts if counts.shape[1] == shape[1] else np.repeat(counts, shape[1] // counts.shape[1], 1)
