@@ -14,9 +14,9 @@ from mha.engine import cutting
 from mha.engine.reach import all_used, known_used, lengths_hide, longest, narrowed, reach, span, used
 
 from .. import layer as lesson
-from ..hiding import blank, visible_keys
+from ..hiding import blank
 from .operations import OPERATIONS
-from .pooling import AttentionPooling, DotProductAttention, needs_pairs, only_ordered, pooling
+from .pooling import AttentionPooling, DotProductAttention, attn_mask, needs_pairs, only_ordered, pooling
 
 TYPES = torch.Tensor, nn.Parameter
 
@@ -162,7 +162,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         ordered = call.plan.ordered
-        visible = None if ordered else visible_keys(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
+        visible = None if ordered else attn_mask(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
         scale = self.attention.scale
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)

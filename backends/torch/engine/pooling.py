@@ -99,9 +99,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         if not self.has_kernel(queries.shape[2], values.shape[2], call):
             return super().pool_block(queries, keys, values, num_heads, call)
         ordered, B, times = only_ordered(call), queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
-        visible = None if ordered else visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
-        if call.score_bias is not None:
-            visible = torch.where(visible, four_axes(call.score_bias), -math.inf)  # (B or 1, H or 1, Q, K)
+        visible = None if ordered else attn_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
             visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
@@ -162,6 +160,14 @@ def only_ordered(call):
     if not from_first(call):
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
     return reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
+
+
+def attn_mask(queries, keys, call):
+    """What the framework's kernel takes of a call: booleans of the visible keys, or a bias that hides the others."""
+    visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+    if call.score_bias is None:
+        return visible
+    return torch.where(visible, four_axes(call.score_bias), -math.inf)  # (B or 1, H or 1, Q or 1, K)
 
 
 def needs_pairs(call):
