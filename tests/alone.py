@@ -1,4 +1,4 @@
-"""Each option of a layer and each argument of a call by itself, in layers of equal widths without groups.
+"""Each option of a layer and each argument of a call by itself, in a layer of equal widths without groups.
 
 Most models are such layers, and backends have their quickest paths for them. The tables here have an entry for every
 field of `Config` and every argument of a call; `test_alone.py` fails where one is missing.
@@ -52,6 +52,17 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "training": (True, False),
     "return_weights": (False,),  # every case is called with True too
 }
+# Two that hide at once, of which a quick path may take one for all.
+TOGETHER: tuple[dict[str, Any], ...] = (
+    {"causal": True, "valid_lens": [K, 3, 5]},
+    {"causal": True, "mask": (B, 1, 1, K)},
+    {"causal": True, "score_bias": (B, 1, 1, K)},
+    {"causal": True, "window": (1, None)},
+    {"valid_lens": [4, 4, 4], "mask": (B, 1, 1, K)},
+    {"valid_lens": [K, 3, 5], "score_bias": (B, 1, 1, K)},
+    {"valid_lens": [K, 3, 5], "window": (1, None)},
+    {"mask": (B, 1, 1, K), "score_bias": (1, H, 1, K)},
+)
 # What makes an option count that alone says nothing.
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
     "qk_norm_eps": ({"qk_norm": "rms"},),
@@ -139,15 +150,18 @@ class Alone:
         ]
 
 
+def _case(given):
+    """The case of these options and arguments, by name."""
+    words = [f"{name} {_words(X)}" for name, X in given.items()]
+    options, arguments = ({name: X for name, X in given.items() if name in own} for own in (OPTIONS, ARGUMENTS))
+    return Alone(", ".join(words), options, arguments)
+
+
 def _cases():
     for name, values in (OPTIONS | ARGUMENTS).items():
         for value in values:
-            given = ({}, {name: value}) if name in ARGUMENTS else ({name: value}, {})
-            for beside in BESIDE.get(name, ({},)):
-                options = given[0] | {one: X for one, X in beside.items() if one in OPTIONS}
-                arguments = given[1] | {one: X for one, X in beside.items() if one in ARGUMENTS}
-                words = [f"{one} {_words(X)}" for one, X in (beside | {name: value}).items()]
-                yield Alone(", ".join(words), options, arguments)
+            yield from (_case(beside | {name: value}) for beside in BESIDE.get(name, ({},)))
+    yield from map(_case, TOGETHER)
 
 
 def _words(X):

@@ -73,8 +73,6 @@ GROUPS = {
             "reach(call)[1] == 0 and")},
         "a window to the right is taken for a causal order": {"torch": (r"reach\(call\) == \(None, 0\) and",
             "reach(call)[0] is None and reach(call)[1] is not None and")},
-        "the kernel needs no pairs for a window": {"torch": (r"not \(reach\(call\) == \(None, None\) or",
-            "not (reach(call)[1] is None or")},
         "lengths beside a causal order are forgotten": {"torch": (
             r"== \(None, 0\) and call\.valid_lens is None and", "== (None, 0) and")},
         "pairs beside a causal order are forgotten": {"torch": (r"valid_lens is None and not call\.pairs\(\)\n",

@@ -68,9 +68,10 @@ SEVERAL = [name for name, values in alone.ARGUMENTS.items() if len(values) > 1]
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG) for name in SEVERAL])
 def test_one_layer_with_one_value_after_another(backend, name):
     """What is decided for one value, and remembered, does not count for another one."""
-    layers = {}
     cases = [case for case in alone.CASES.values() if name in case.arguments]
-    for case in [*cases, *reversed(cases)]:
-        attention = layers.setdefault(str(case.options), case.layer(backend))
-        found, expected = attention(*case.poisoned, **case.call), case.expected[0]
-        assert parity.error(found, expected) <= parity.bound("float64", expected, expected), case.name
+    for order in (cases, cases[::-1]):
+        layers = {}
+        for case in order:
+            attention = layers.setdefault(str(case.options), case.layer(backend))
+            found, expected = attention(*case.poisoned, **case.call), case.expected[0]
+            assert parity.error(found, expected) <= parity.bound("float64", expected, expected), case.name
