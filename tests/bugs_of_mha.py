@@ -137,6 +137,7 @@ GROUPS = {
     "comparisons": ("mha/parity/same mha/parity/why", "compare", {
         "what is hidden counts": ('visible if name in PAIRS and name != "weights" else', ""),
         "hidden weights do not count": (' and name != "weights" else', " else"),
+        "of a pair, the output alone is compared": (r"if theirs\[1\] is None", "if True"),
         "gradients are measured as outputs": ("gradient=True, scale=scale", "scale=1e9"),
         "the index is not in their own layout": (r"np\.unravel_index\(places\[at\], X\.shape\)", "at"),
         "heads come after rows in every layout": (r'"\(B, H, T, d\)": \(\(B, H, T, d\), lambda X: X\)',

@@ -70,6 +70,16 @@ def test_the_ratio_is_that_of_the_rule(layer, inputs):
     assert place.picture == ("          queries 0-4", "sample 0  .....", "sample 1  ..#..")
 
 
+def test_a_pair_is_the_output_and_the_weights(layer, inputs):
+    output, weights = layer(*inputs, LENGTHS, return_weights=True)
+    assert [row.name for row in parity.compare(layer, (output, weights), *inputs, LENGTHS).rows] == [
+        "weights",
+        "output",
+    ]
+    assert [row.name for row in parity.compare(layer, (output, None), *inputs, LENGTHS).rows] == ["output"]
+    assert parity.compare(layer, (output, 2 * weights), *inputs, LENGTHS).first.name == "weights"
+
+
 def test_newer_arguments_of_a_call(layer, inputs):
     random = np.random.default_rng(4)
     call = {"score_bias": random.normal(size=(1, H, Q, K)).astype("float32"), "causal": True, "offset": [1, 2]}
@@ -234,6 +244,8 @@ WRONG = {
     "a function": (lambda X: len, TypeError, "theirs is a builtin_function_or_method, which can be called, expected"),
     "a list": (lambda X: X.tolist(), TypeError, f"theirs is a list, expected an array of {adapters.NAMES}"),
     "None": (lambda X: {"output": None}, TypeError, r"theirs\['output'\] is a NoneType, expected an array"),
+    "a triple": (lambda X: (X, None, None), ValueError, "theirs is a tuple of 3, expected the pair"),
+    "no output": (lambda X: (None, X), TypeError, r"theirs\['output'\] is a NoneType, expected an array"),
     "integers": (lambda X: X.astype(int), TypeError, "theirs has dtype int64, expected float32"),
     "one twice": (lambda X: {"queries": X, "gradient.queries": X}, ValueError, "theirs has gradient.queries twice"),
 }  # fmt: skip

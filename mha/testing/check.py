@@ -147,8 +147,6 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
-        if isinstance(theirs, tuple):
-            theirs = {name: X for name, X in zip(("output", "weights"), theirs, strict=True) if X is not None}
         cotangent = tried.cotangent if it.cotangent else None
         return compare(tried.attention, theirs, *tried.inputs, **tried.call, cotangent=cotangent, layout=layout)
 

@@ -187,6 +187,10 @@ def as_numpy(X: Any) -> Any:
 def named(asked: Problem, theirs: Any) -> Named:
     """Copy their arrays into NumPy's, by the names of the report and in its order."""
     known = asked.names()
+    if isinstance(theirs, tuple):
+        if len(theirs) != 2:
+            raise ValueError(f"theirs is a tuple of {len(theirs)}, expected the pair (output, weights)")
+        theirs = {"output": theirs[0]} | ({} if theirs[1] is None else {"weights": theirs[1]})
     if not isinstance(theirs, Mapping):
         return {"output": floats("theirs", theirs)}
     if not theirs:

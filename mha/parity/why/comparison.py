@@ -38,8 +38,9 @@ def compare(
 
     Args:
         attention: the layer, on any backend, whose weights the other implementation should have.
-        theirs: its output (B, Q, D), or a mapping of any of: the steps of `attention.trace` by their names; gradients
-            as `attention.gradients` names them, or as "gradient.queries", "gradient.W_q.kernel", kernels (in, out).
+        theirs: its output (B, Q, D), or the pair (output, weights), where weights may be None; or a mapping of any of:
+            the steps of `attention.trace` by their names; gradients as `attention.gradients` names them, or as
+            "gradient.queries", "gradient.W_q.kernel", kernels (in, out).
             Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
             (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K).
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
