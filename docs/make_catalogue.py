@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mha.parity import CATALOGUE
+from mha.parity.mistakes import of_precision
 from mha.parity.why import precision
 
 PAGE = Path(__file__).parent / "parity.md"
@@ -12,7 +13,7 @@ HEADER = "| mistake | what it does |\n|---|---|\n"
 def table():
     """The known mistakes as a table."""
     known = [(mistake.name, mistake.what) for mistake in CATALOGUE]
-    known += [(rounding.name, rounding.what) for rounding in precision.ROUNDINGS]
+    known += [(rounding.name, rounding.what) for rounding in of_precision.ROUNDINGS]
     known += [("dropout left on", precision.DROPOUT), ("weights of another layer", "all, or those of one projection")]
     return HEADER + "".join(f"| {name} | {what.replace('*', chr(92) + '*')} |\n" for name, what in known)
 

@@ -26,11 +26,10 @@ import planted
 import planted_in_lessons
 
 from mha import MultiHeadAttention, dispatch, parity
-from mha.parity.mistakes import of_weights
+from mha.parity.mistakes import of_precision, of_weights
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.pipeline.plan import Plan, plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import precision
 
 PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"
@@ -149,7 +148,7 @@ def rows() -> list[Row]:
         shown = planted.planted_in(form) or planted.planted_in(form, None)
         if shown is not None:  # the features cannot be split into every number of heads
             found.append(Row(form.mistake.name, form.how, form.change, shown[0]))
-    for rounding in precision.ROUNDINGS:
+    for rounding in of_precision.ROUNDINGS:
         dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
         for how, change in rounding.forms.items():
             if how != "everywhere":  # a lesson has no one place where every result could be rounded

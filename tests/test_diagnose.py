@@ -12,11 +12,11 @@ from calls import own
 import mha
 from mha import parity
 from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import PROJECTIONS
 from mha.parity.pipeline import parts, pieces
 from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
-from mha.parity.why import precision
 
 # What changes no output: with dot-product pooling, the bias of keys shifts all scores of a query alike, and a rotation
 # of both by one more changes no distance.
@@ -173,7 +173,7 @@ def test_weights_of_another_layer():
     assert not parity.diagnose(layer, theirs, *inputs, **arguments).known
 
 
-@pytest.mark.parametrize("rounding", precision.ROUNDINGS, ids=lambda rounding: rounding.name)
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
 def test_lower_precision_is_told_by_its_errors(rounding):
     dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
     layer, inputs, arguments = planted.CALLS[0].made(dtype)

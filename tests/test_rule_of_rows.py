@@ -11,11 +11,11 @@ from ports import Port
 import mha
 from mha import parity
 from mha.config import numpy_dtype
+from mha.parity.mistakes import of_precision
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 from mha.parity.same.rules import ratio_of, row_bounds
-from mha.parity.why import precision
 
 HALVES = ["float16", "bfloat16"]
 
@@ -81,7 +81,7 @@ def test_a_port_that_rounds_every_result_passes(dtype, D, H):
         for call in CALLS:
             layer, X = halves(dtype, D, H, seed, **options)
             asked = problem(layer, X, X, X, DEFAULTS | call, None)
-            plan = precision.everything(dtype)(plan_of(asked, dtype))
+            plan = of_precision.everything(dtype)(plan_of(asked, dtype))
             output = all_steps(plan, ["output"])["output"]
             assert parity.ratio(layer, output, X, X, X, **call) <= 1, call
 

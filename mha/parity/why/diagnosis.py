@@ -8,6 +8,7 @@ import numpy as np
 from mha.parity.mistakes.bench import Bench, State
 from mha.parity.mistakes.catalogue import CATALOGUE
 from mha.parity.mistakes.mistake import Mistake
+from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import of_another_layer
 from mha.parity.pipeline.parts import PART_OF, all_steps
 from mha.parity.pipeline.pieces import Array
@@ -65,7 +66,7 @@ def attempts(
     if far >= SURE and small_errors(problem, steps):
         explanations = inexact(problem, steps, ())
         if any(one.sure for one in explanations):
-            return explanations, len(precision.ROUNDINGS), False
+            return explanations, len(ROUNDINGS), False
     for pairs in (False, True):
         found, search = searched(problem, steps, mistakes, pairs)
         tried += search.tried

@@ -7,11 +7,10 @@ With dropout, attention weights are either 0 or too large by one factor.
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
-from mha.config import numpy_dtype
+from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.pipeline.pieces import Array, widen
 from mha.parity.pipeline.plan import Plan
 from mha.parity.same.problem import Problem
@@ -25,15 +24,6 @@ ENUMERATED = 12  # up to so many keys of a query, each set of dropped keys is tr
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounding:
-    """A mistake of rounding; forms: functions from a plan to one with the mistake."""
-
-    name: str
-    what: str
-    forms: Mapping[str, Callable[[Plan], Plan]]
-
-
-@dataclasses.dataclass(frozen=True)
 class Imprecision:
     """A mistake that was found by its errors; left: the share of the error that it leaves."""
 
@@ -44,68 +34,6 @@ class Imprecision:
     sure: bool
 
 
-def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
-    """Make a function that keeps so many bits after the leading one of float32, rounded to the nearest or cut off."""
-    drop = 23 - bits
-
-    def shortened(X: Array) -> Array:
-        whole = np.ascontiguousarray(X, np.float32).view(np.uint32)
-        half = np.uint32(1 << (drop - 1)) if nearest else np.uint32(0)
-        return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
-
-    return shortened
-
-
-def through(dtype: str) -> Callable[[Array], Array]:
-    """Make a function that rounds to a dtype."""
-    return lambda X: X.astype(numpy_dtype(dtype)).astype(X.dtype)
-
-
-def products(function: Callable[[Array], Array]) -> Callable[[Plan], Plan]:
-    """Round both sides of every matrix product."""
-    return lambda plan: replace(plan, into_product=function)
-
-
-def everything(dtype: str) -> Callable[[Plan], Plan]:
-    """Round both sides of every matrix product, and all results."""
-    return lambda plan: replace(plan, into_product=through(dtype), rounded=through(dtype), after=through(dtype))
-
-
-def softmax_in(dtype: str, inside: bool) -> Callable[[Plan], Plan]:
-    """Round scores and weights; inside: also every number between them."""
-    into = through(dtype)
-
-    def change(plan: Plan) -> Plan:
-        right = plan.softmax
-
-        def rough(plan: Plan, scores: Array, visible: Array) -> Array:
-            if not inside:
-                return into(right(plan, into(scores), visible))
-            low = np.where(visible, into(scores), -np.inf)
-            shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
-            sums = into(shares.sum(-1, keepdims=True))
-            return np.where(visible, into(shares / np.where(sums == 0, 1, sums)), 0).astype(scores.dtype)
-
-        return replace(plan, softmax=rough)
-
-    return change
-
-
-def in_forms(dtype: str) -> dict[str, Callable[[Plan], Plan]]:
-    """Make the forms of arithmetic in a dtype: of the products alone, or of all results."""
-    return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
-
-
-ROUNDINGS = (
-    Rounding("TF32 arithmetic", "matrix products keep 10 bits behind the leading one",
-             {"rounded": products(short(10, True)), "cut off": products(short(10, False))}),
-    Rounding("bfloat16 arithmetic", "numbers are rounded to bfloat16 on the way", in_forms("bfloat16")),
-    Rounding("float16 arithmetic", "numbers are rounded to float16 on the way", in_forms("float16")),
-    Rounding("float32 arithmetic", "numbers are rounded to float32 on the way", in_forms("float32")),
-    Rounding("softmax in half precision", "scores or weights are rounded to half precision",
-             {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
-              for dtype in ("float16", "bfloat16") for inside in (False, True)}),
-)  # fmt: skip
 Stepper = Callable[[Plan], Mapping[str, Array]]
 
 
@@ -119,7 +47,9 @@ def roundings(
     found = []
     for one in ROUNDINGS:
         for how, change in one.forms.items():
-            left, size = remaining(problem, theirs, exact, steps(change(plan)))
+            if (rough := change(plan)) is None:
+                continue
+            left, size = remaining(problem, theirs, exact, steps(rough))
             if left <= LEFT and size >= ENOUGH:
                 found.append(Imprecision(one.name, how, one.what, left, True))
     best = min((one.left for one in found), default=0.0)

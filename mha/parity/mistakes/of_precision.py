@@ -1,0 +1,78 @@
+"""Known mistakes of rounding, which no exact formula gives: they are imitated, and recognised by their errors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mha.config import numpy_dtype
+from mha.parity.mistakes.mistake import Change, Mistake
+from mha.parity.pipeline.parts import PARTS
+from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.plan import Plan
+
+ALL_PARTS = tuple(PARTS)
+
+
+def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
+    """Make a function that keeps so many bits after the leading one of float32, rounded to the nearest or cut off."""
+    drop = 23 - bits
+
+    def shortened(X: Array) -> Array:
+        whole = np.ascontiguousarray(X, np.float32).view(np.uint32)
+        half = np.uint32(1 << (drop - 1)) if nearest else np.uint32(0)
+        return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
+
+    return shortened
+
+
+def through(dtype: str) -> Callable[[Array], Array]:
+    """Make a function that rounds to a dtype."""
+    return lambda X: X.astype(numpy_dtype(dtype)).astype(X.dtype)
+
+
+def products(function: Callable[[Array], Array]) -> Change:
+    """Round both sides of every matrix product."""
+    return lambda plan: replace(plan, into_product=function)
+
+
+def everything(dtype: str) -> Change:
+    """Round both sides of every matrix product, and all results."""
+    return lambda plan: replace(plan, into_product=through(dtype), rounded=through(dtype), after=through(dtype))
+
+
+def softmax_in(dtype: str, inside: bool) -> Change:
+    """Round scores and weights; inside: also every number between them."""
+    into = through(dtype)
+
+    def change(plan: Plan) -> Plan:
+        right = plan.softmax
+
+        def rough(plan: Plan, scores: Array, visible: Array) -> Array:
+            if not inside:
+                return into(right(plan, into(scores), visible))
+            low = np.where(visible, into(scores), -np.inf)
+            shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
+            sums = into(shares.sum(-1, keepdims=True))
+            return np.where(visible, into(shares / np.where(sums == 0, 1, sums)), 0).astype(scores.dtype)
+
+        return replace(plan, softmax=rough)
+
+    return change
+
+
+def in_forms(dtype: str) -> dict[str, Change]:
+    """Make the forms of arithmetic in a dtype: of the products alone, or of all results."""
+    return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
+
+
+ROUNDINGS = (
+    Mistake("TF32 arithmetic", "matrix products keep 10 bits behind the leading one", ALL_PARTS,
+            {"rounded": products(short(10, True)), "cut off": products(short(10, False))}),
+    Mistake("bfloat16 arithmetic", "numbers are rounded to bfloat16 on the way", ALL_PARTS, in_forms("bfloat16")),
+    Mistake("float16 arithmetic", "numbers are rounded to float16 on the way", ALL_PARTS, in_forms("float16")),
+    Mistake("float32 arithmetic", "numbers are rounded to float32 on the way", ALL_PARTS, in_forms("float32")),
+    Mistake("softmax in half precision", "scores or weights are rounded to half precision", ("weights",),
+            {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
+             for dtype in ("float16", "bfloat16") for inside in (False, True)}),
+)  # fmt: skip
