@@ -1,7 +1,7 @@
 """Plant deliberate bugs and see the tests fail: `python tests/plant_bugs.py --backends torch,jax`.
 
 A bug is a function that takes the place of a right one (`bugs_by_seam.py`), or a pattern of text with its replacement
-(`bugs_of_backends.py`, `bugs_of_mha.py`). Each is planted in a copy of the checkout, where its tests run; a bug that no
+(the other `bugs_of_*.py`). Each is planted in a copy of the checkout, where its tests run; a bug that no
 test notices is an error. So is one that finds no place: all are looked for first, with `--check` no more than that.
 """
 
@@ -20,7 +20,9 @@ from typing import Annotated
 
 import bugs_by_seam
 import bugs_of_backends
+import bugs_of_devices
 import bugs_of_mha
+import bugs_of_showing
 import pytest
 import typer
 from rich.console import Console
@@ -35,6 +37,7 @@ LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-i
 
 
 SHARED = ("mha/call", "mha/engine")  # by all engines
+OF_MHA = bugs_of_mha.GROUPS | bugs_of_devices.GROUPS | bugs_of_showing.GROUPS
 OURS = ("mha", "bugs_by_seam", "seams")  # which a process has from ROOT, before it has a copy's
 
 
@@ -102,7 +105,7 @@ def bugs_of(backend: str) -> list[Bug]:
 def package_bugs() -> list[Bug]:
     """The bugs of mha itself, and those of what a backend knows of its framework's own layers and several devices."""
     found = []
-    for group, (rooms, tests, listed) in bugs_of_mha.GROUPS.items():
+    for group, (rooms, tests, listed) in OF_MHA.items():
         searched = tuple(room for one in rooms.split() for room in (one, *SHARED * (one == "mha")))
         found += [Bug(group, name, searched, pairs(flat), paths(tests)) for name, flat in listed.items()]
     return found
@@ -206,7 +209,7 @@ def main(
 
     caught = {bug: found[bug] for bug in planned}
     show("The first test that notices each bug", chosen, caught)
-    for group in bugs_of_mha.GROUPS:
+    for group in OF_MHA:
         show("The first test that notices each bug", [group], caught)
     unnoticed = [bug for bug, test in caught.items() if test is None]
     print(f"{len(caught) - len(unnoticed)} of {len(caught)} planted bugs noticed")
