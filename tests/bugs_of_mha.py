@@ -21,7 +21,7 @@ GROUPS = {
         "NaN is taken": (r"checks\.finite\(name, arrays\[name\]\)", "pass"),
         "the source's memory is shared": (r"(none\[weight\]\)\))\.copy\(\)", r"\1"),
         "a prefix may end anywhere": (r'prefix\.endswith\("\."\)', "True"),
-        "arrays may lie on each other": (r"if entry\.start != end:", "if False:"),
+        "arrays may lie on each other": (r"if place\.start != end:", "if False:"),
         "a file may go on after its arrays": ("if size != end:", "if size < end:"),
         "a name may come twice": ("if count > 1:", "if False:"),
         "any length of the header is believed": (r"if header_size > min\(LIMIT, size - 8\):", "if False:"),

@@ -19,7 +19,7 @@ from stored import SCHEMES, TOLD, WIDTHS, asked, heads, stored
 
 import mha
 from mha import dispatch, parity
-from mha.weights import safetensors_reader, schemes
+from mha.weights import readers, schemes
 from mha.weights.said import LackingError
 
 PREFIX = "encoder.layer.1.attention."
@@ -243,7 +243,7 @@ def test_what_computes_something_else_is_refused(path, rng):
     [
         (lambda X: np.where(X.max() == X, np.nan, X).astype(X.dtype), "holds NaN or infinity"),
         (lambda X: X.T, "outputs"),
-        (lambda X: X.astype("int32"), "has dtype I32, expected one of F64, F32, F16, BF16"),
+        (lambda X: X.astype("int32"), "has dtype int32, expected one of float64, float32, float16, bfloat16"),
         (lambda X: X.astype("float64"), "its arrays have dtypes"),
         (lambda X: X.ravel(), "axes"),
         (lambda X: X[:-1], "outputs"),
@@ -350,9 +350,9 @@ def test_an_absent_file_is_pythons_own_error(path):
 
 def test_a_file_that_is_cut_while_it_is_read(path, rng):
     checkpoint(path, rng, "bert")
-    with safetensors_reader.opened(path) as source:
+    with readers.opened(path) as source:
         name = f"{PREFIX}self.query.weight"
-        os.truncate(path, source.entries[name].start + 4)
+        os.truncate(path, source.places[name].start + 4)
         with pytest.raises(ValueError, match=f"was cut while it was read: {name} has 4 bytes, expected 660"):
             source.read(name)
 

@@ -30,7 +30,7 @@ def test_show_lists_arrays_and_layers(bert):
     result = run("weights", "show", str(path))
     assert result.exit_code == 0
     for name, X in arrays.items():
-        shape, dtype = re.escape(str(X.shape)), X.dtype.name if X.dtype == "float32" else "I64"
+        shape, dtype = re.escape(str(X.shape)), X.dtype.name if X.dtype == "float32" else "int64"
         norm = f"{np.linalg.norm(X.astype('float64')):.6g}" if X.dtype == "float32" else ""
         assert re.search(rf"^{re.escape(name)} +{shape} +{dtype} +{norm} *$", result.stdout, re.MULTILINE), name
     assert "metadata: format='pt'" in result.stdout

@@ -40,7 +40,7 @@ def rewrite(path, change):
         (lambda t, m: t.update({"W_o.scale": np.ones(3, "float32")}), "weights has W_o.scale"),
         (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"][1:]}), "weights['W_o.kernel'] has shape (17, 11)"),
         (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("float64")}), "has dtype float64"),
-        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel has dtype I32"),
+        (lambda t, m: t.update({"W_o.kernel": t["W_o.kernel"].astype("int32")}), "W_o.kernel has dtype int32"),
         (
             lambda t, m: t["W_o.kernel"].fill(np.nan),
             "is damaged: W_o.kernel holds NaN or infinity, expected finite weights",

@@ -18,8 +18,8 @@ from mha.config import Config, shapes
 from mha.names import SchemeName
 from mha.positions import Rotary
 from mha.tables import plain_table
-from mha.weights import model_config, safetensors_reader, schemes
-from mha.weights.safetensors_reader import Tensors
+from mha.weights import model_config, readers, schemes
+from mha.weights.readers import Source
 
 
 def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file of any model.")]) -> None:
@@ -40,12 +40,12 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
     with _opened(file) as source:
         for name in terminal.track("Reading", list(source.entries)):
             entry = source.entries[name]
-            norm = _norm(source.read(name)) if entry.dtype in safetensors_reader.FLOATS else ""
-            table.add_row(name, str(entry.shape), safetensors_reader.FLOATS.get(entry.dtype, entry.dtype), norm)
+            norm = _norm(source.read(name)) if entry.dtype in readers.FLOATS else ""
+            table.add_row(name, str(entry.shape), entry.dtype, norm)
         layers = _layers(source)
     recorded = [f"{name}={reprlib.repr(value)}" for name, value in source.metadata.items()]
     console = terminal.console()
-    console.print(f"{file}: {source.size:,} bytes, {len(source.entries)} arrays")
+    console.print(f"{file}: {sum(path.stat().st_size for path in source.paths):,} bytes, {len(source.entries)} arrays")
     console.print(f"metadata: {', '.join(recorded) or 'none'}")
     console.print(table, "", layers, sep="\n")
 
@@ -121,10 +121,10 @@ def convert(
 
 
 @contextlib.contextmanager
-def _opened(name: str) -> Iterator[Tensors]:
+def _opened(name: str) -> Iterator[Source]:
     """An open safetensors file; a problem with the file ends the command."""
     try:
-        with safetensors_reader.opened(name) as source:
+        with readers.opened(name) as source:
             yield source
     except FileNotFoundError:
         terminal.fail(f"there is no file {name}")
@@ -156,7 +156,7 @@ def _norm(array: np.ndarray) -> str:
     return f"{largest * math.sqrt(squares):.6g}"
 
 
-def _layers(source: Tensors) -> Table | str:
+def _layers(source: Source) -> Table | str:
     """The attention layers in a file."""
     if weights.is_own(source):
         config, _ = weights.take(source, "mha", "")
@@ -169,7 +169,7 @@ def _layers(source: Tensors) -> Table | str:
     for scheme, prefix in found:
         heads = schemes.shown_heads(sizes, scheme, prefix)
         try:
-            recorded = model_config.options(model_config.beside(source.file.name, scheme), scheme, prefix)
+            recorded = model_config.options(model_config.beside(source.path, scheme), scheme, prefix)
             heads = recorded.pop("num_heads", heads)
             beside = ", ".join(f"{name}={_option(value)}" for name, value in recorded.items() if value is not None)
         except ValueError as error:  # the file itself can be shown

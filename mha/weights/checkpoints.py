@@ -11,8 +11,8 @@ from mha import checks
 from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
-from mha.weights import model_config, own_format, safetensors_reader, said, schemes
-from mha.weights.safetensors_reader import Tensors
+from mha.weights import model_config, own_format, readers, said, schemes
+from mha.weights.readers import Source
 from mha.weights.sizes import NORMED
 
 SAYABLE = tuple(name for name in MODERN if name != "num_key_value_heads")
@@ -28,7 +28,7 @@ def load(
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """Read the configuration and canonical weights of a layer in a file; arguments and errors as for `mha.load`."""
     given = sayable(options or {})
-    with safetensors_reader.opened(path) as source:
+    with readers.opened(path) as source:
         return take(source, *choose(source, scheme, prefix), num_heads, given)
 
 
@@ -40,7 +40,7 @@ def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return options
 
 
-def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
+def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
     """The scheme and prefix of the chosen layer of an open file; arguments and errors as for `mha.load`."""
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
@@ -57,7 +57,7 @@ def choose(source: Tensors, scheme: str = "auto", prefix: str | None = None) -> 
 
 
 def take(
-    source: Tensors,
+    source: Source,
     scheme: SchemeName,
     prefix: str,
     num_heads: int | None = None,
@@ -84,7 +84,7 @@ def take(
                 f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"
             )
         return config, arrays
-    path = model_config.beside(source.file.name, scheme)
+    path = model_config.beside(source.path, scheme)
     recorded = model_config.options(path, scheme, prefix)
     if num_heads is not None and "num_heads" in recorded and checks.size(heads, num_heads) != recorded["num_heads"]:
         raise ValueError(

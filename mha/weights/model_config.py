@@ -16,7 +16,7 @@ from typing import Any
 from mha import checks
 from mha.names import SchemeName
 from mha.positions import Rotary, llama3_frequencies
-from mha.weights import files, safetensors_reader
+from mha.weights import files, json_text
 from mha.weights.scheme_table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
@@ -90,7 +90,7 @@ def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any
     try:
         if len(data) > LIMIT:
             raise ValueError(f"it has more than {LIMIT} bytes")
-        model = safetensors_reader.parse(data.decode())
+        model = json_text.parse(data.decode())
         return _params(model) if scheme == "meta" else _options(model, scheme, prefix)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error

@@ -3,15 +3,18 @@
 import json
 import os
 import reprlib
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import TypeGuard
 
 import numpy as np
 
 from mha import checks
 from mha.config import MODERN, Config, shapes, special
 from mha.positions import Rotary
-from mha.weights import files, safetensors_reader
-from mha.weights.safetensors_reader import Tensors
+from mha.weights import files, json_text
+from mha.weights.readers.safetensors_file import SafetensorsFile
+from mha.weights.readers.source import Source
 
 LAYOUTS = "1", "2"  # layout 2 has options of today's models, which older versions of mha do not know
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
@@ -36,12 +39,12 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
     files.write(path, data)
 
 
-def is_own(source: Tensors) -> bool:
+def is_own(source: Source) -> TypeGuard[SafetensorsFile]:
     """True if a file's metadata says that `save` wrote it."""
-    return source.metadata.get("format") == "mha"
+    return isinstance(source, SafetensorsFile) and source.metadata.get("format") == "mha"
 
 
-def read(source: Tensors) -> tuple[Config, dict[str, np.ndarray]]:
+def read(source: SafetensorsFile) -> tuple[Config, dict[str, np.ndarray]]:
     """Read configuration and weights from an open file that `save` wrote, and check them against each other.
 
     The numbers are read only after the header is checked, so that a wrong file takes no memory.
@@ -68,7 +71,7 @@ def read(source: Tensors) -> tuple[Config, dict[str, np.ndarray]]:
     return config, arrays
 
 
-def _config(metadata: dict[str, str]) -> Config:
+def _config(metadata: Mapping[str, str]) -> Config:
     """The configuration in a file's metadata."""
     match metadata:
         case {"layout": layout, "config": text} if layout in LAYOUTS:
@@ -92,7 +95,7 @@ def config_text(config: Config) -> str:
 def parse_config(text: str) -> Config:
     """The configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
-        recorded = safetensors_reader.parse(text)
+        recorded = json_text.parse(text)
         if recorded.get("rotary") is not None:
             recorded["rotary"] = Rotary(**recorded["rotary"])
         return Config(**recorded)

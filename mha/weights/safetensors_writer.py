@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from mha import checks
-from mha.weights.safetensors_reader import ALL
+from mha.weights.readers.safetensors_file import DTYPES
 
-_CODES = {name: code for code, name in ALL.items()}
+_CODES = {name: code for code, name in DTYPES.items()}
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.weights import safetensors_reader, schemes
+from mha.weights import readers, schemes
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minilm.py"
@@ -150,7 +150,7 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     made, module, causal = model(name)
     made.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    with safetensors_reader.opened(path) as source:
+    with readers.opened(path) as source:
         _, (_, prefix) = schemes.recognise(source.entries)  # the file's names, which need not be the module's
     X, theirs = record(made, module)
     layers = {backend: mha.load(path, prefix=prefix, num_heads=3, backend=backend) for backend in (backend, "numpy")}

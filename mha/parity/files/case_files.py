@@ -29,8 +29,8 @@ from mha.parity.cases.suite import Arrays, Result, one_line
 from mha.parity.cases.usual import Case
 from mha.parity.same.layouts import STEPS, Sizes, traced
 from mha.parity.same.rules import bound, error, gradient_scale, in_dtype
-from mha.weights import files, own_format, safetensors_reader, safetensors_writer
-from mha.weights.safetensors_reader import ALL, Tensors
+from mha.weights import files, json_text, own_format, safetensors_writer
+from mha.weights.readers import ALL, safetensors_file
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -141,7 +141,7 @@ def read(path: str | os.PathLike[str]) -> CaseFile:
         FileError (an OSError and a ValueError): if it is no regular file or may not be read.
         ValueError: if it is no case file, is damaged, or contradicts itself; the message names the path.
     """
-    with safetensors_reader.opened(path) as source:
+    with safetensors_file.opened(path) as source:
         return _case(source)
 
 
@@ -175,7 +175,7 @@ def _results(attention: MultiHeadAttention, inputs: Arrays, call: dict[str, Any]
     return found, {"output": traced}, {"output": attention(*arrays, **call)}
 
 
-def _case(source: Tensors) -> CaseFile:
+def _case(source: safetensors_file.SafetensorsFile) -> CaseFile:
     """Read the case in an open file; the descriptions are checked before the numbers are read."""
     if (form := source.metadata.get("format")) != FORMAT:
         raise ValueError(f"is no case file: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
@@ -216,10 +216,10 @@ def _case(source: Tensors) -> CaseFile:
     return CaseFile(name, config, weights, inputs, call, {key: source.read(key) for key in expected}, bounds)
 
 
-def _call(source: Tensors) -> dict[str, Any]:
+def _call(source: safetensors_file.SafetensorsFile) -> dict[str, Any]:
     """Read the arguments of the call that are no arrays."""
     try:
-        call = safetensors_reader.parse(source.metadata["call"])
+        call = json_text.parse(source.metadata["call"])
         names = {"causal"} if "call/offset" in source.entries else {"causal", "offset"}
         if set(call) != names:
             raise ValueError(f"it has {', '.join(sorted(call)) or 'nothing'}, expected {' and '.join(sorted(names))}")
@@ -231,7 +231,7 @@ def _call(source: Tensors) -> dict[str, Any]:
     return call
 
 
-def _described(source: Tensors, config: Config, call: dict[str, Any]) -> Shapes:
+def _described(source: safetensors_file.SafetensorsFile, config: Config, call: dict[str, Any]) -> Shapes:
     """Return the shapes of the expected results, in order; raises ValueError if any array is described otherwise."""
     entries = source.entries
     try:
@@ -292,7 +292,7 @@ def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K
 def _bounds(text: str, expected: Shapes) -> dict[str, float]:
     """Read the bounds of the expected results."""
     try:
-        bounds = safetensors_reader.parse(text)
+        bounds = json_text.parse(text)
         if alone := bounds.keys() ^ expected.keys():
             raise ValueError(f"of {', '.join(sorted(alone))} there are results or bounds alone")
         return {name: checks.number(f"the bound of {name}", bounds[name], 0) for name in expected}

@@ -17,7 +17,7 @@ from mha.names import SchemeChoice, SchemeName
 from mha.parity.why.two_layers import LayersReport, compared, same, shown
 from mha.positions import Rotary
 from mha.tables import counted, lines, number, plain_table, text
-from mha.weights import safetensors_reader, said, schemes
+from mha.weights import readers, said, schemes
 
 Name = str | os.PathLike[str]  # of a file
 Layer = tuple[SchemeName, str]  # scheme and prefix
@@ -37,7 +37,7 @@ class File:
 
     def layers(self) -> list[Layer]:
         """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
-        with safetensors_reader.opened(self.path) as source:
+        with readers.opened(self.path) as source:
             found = [layer for layer in schemes.recognise(source.entries) if self.scheme in ("auto", layer[0])]
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
@@ -45,7 +45,7 @@ class File:
     def chosen(self, prefixes: list[str | None] | list[str]) -> list[Layer]:
         """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
-        with safetensors_reader.opened(self.path) as source, said.named(names):
+        with readers.opened(self.path) as source, said.named(names):
             return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
 
 
@@ -217,7 +217,7 @@ def taken(
     while True:
         options = {name: X for name, X in known.items() if name != "num_heads"}
         try:
-            with safetensors_reader.opened(path) as source:
+            with readers.opened(path) as source:
                 config, arrays = weights.take(source, *layer, known.get("num_heads"), options)
             return restore(config, arrays, "numpy"), known
         except TypeError as error:

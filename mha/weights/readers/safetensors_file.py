@@ -7,32 +7,31 @@ into NumPy.
 Source: the format's description in the documentation of safetensors.
 """
 
-import collections
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from mha.config import numpy_dtype
-from mha.weights import files
+from mha.weights import files, json_text
+from mha.weights.readers.source import FLOATS, Entry, Source
 
 LIMIT = 100_000_000  # bytes of a header, as in the safetensors package
 MOST_AXES = 32  # as in NumPy 1
 
-# The dtypes of weights, by their names in a file; and all dtypes of case files.
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-ALL = FLOATS | {"I64": "int64", "BOOL": "bool"}
-# Bytes of one number. Arrays of other dtypes, such as new ones, may be in the file, too.
-_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+# NumPy's names of dtypes, by their names in a file. Arrays of other dtypes, such as new ones, may be in the file, too.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
+_BYTES = {code: numpy_dtype(name).itemsize for code, name in DTYPES.items()} | {"F8_E4M3": 1, "F8_E5M2": 1}
 # Other kinds of files that people try to read, by their first bytes.
 _OTHERS = {
     b"\x80": "it begins as a pickle does, which may run code and is never opened; save the weights as safetensors",
@@ -44,58 +43,31 @@ _OTHERS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """The description of an array in a header.
+class Place:
+    """Where the numbers of an array lie: in bytes from the start of the file."""
 
-    dtype: its name in the format.
-    shape: of the array.
-    start, stop: the place of its numbers, in bytes from the start of the file.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
     start: int
     stop: int
 
-    def claimed(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
-        """A stand-in of this shape and dtype, which takes the memory of one number."""
-        if 0 in self.shape:
-            raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
-        return np.broadcast_to(np.zeros((), self.numpy_dtype(name, known)), self.shape)
-
-    def numpy_dtype(self, name: str, known: Mapping[str, str] = FLOATS) -> np.dtype:
-        """NumPy's dtype of the array; ValueError, with the array's name, if it is not one of the known dtypes."""
-        if self.dtype not in known:
-            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(known)}")
-        return numpy_dtype(known[self.dtype])
-
 
 @dataclasses.dataclass(frozen=True)
-class Tensors:
+class SafetensorsFile(Source):
     """An open file whose header is right: its arrays fill the file, and do not overlap.
 
-    size: of the file, in bytes.
     header_size: of the header, in bytes.
-    metadata: the texts by name in the header.
-    entries: its arrays by name, as the header lists them.
+    places: where each array of `entries` lies.
     """
 
     file: BinaryIO
-    size: int
     header_size: int
-    metadata: dict[str, str]
-    entries: dict[str, Entry]
+    places: Mapping[str, Place]
 
-    def read(self, name: str, known: Mapping[str, str] = FLOATS) -> np.ndarray:
-        """Read the array of this name; it is read-only.
-
-        Raises ValueError if its dtype is unknown, if the file has become shorter since it was opened, or if memory is
-        short.
-        """
-        entry = self.entries[name]
+    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+        """Read the array of this name; it is read-only. See `Source.read`."""
+        entry, place = self.entries[name], self.places[name]
         dtype = entry.numpy_dtype(name, known)
-        length = entry.stop - entry.start
-        self.file.seek(entry.start)
+        length = place.stop - place.start
+        self.file.seek(place.start)
         try:
             data = self.file.read(length)
         except MemoryError as error:
@@ -106,7 +78,7 @@ class Tensors:
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Tensors]:
+def opened(path: str | os.PathLike[str]) -> Iterator[SafetensorsFile]:
     """Open a safetensors file; a ValueError that is raised while it is open gets the path before its text.
 
     Raises:
@@ -116,32 +88,13 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Tensors]:
     """
     with files.open_file(path) as file:
         try:
-            yield _tensors(file)
+            yield parsed(Path(path), file)
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)} {error}") from error
 
 
-def parse(text: str) -> dict[str, Any]:
-    """Parse a JSON object; a name that comes twice is an error, where Python would take the last one."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for name, count in collections.Counter(name for name, _ in pairs).items():
-            if count > 1:
-                raise ValueError(f"the name {name!r} comes {count} times")
-            if not name.isprintable():  # an error that quotes it could not be printed either
-                raise ValueError(f"the name {name!r} is not printable")
-        return dict(pairs)
-
-    try:
-        parsed = json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ValueError("the JSON nests too deep") from error
-    if not isinstance(parsed, dict):
-        raise ValueError(f"expected a JSON object, not {reprlib.repr(parsed)}")
-    return parsed
-
-
-def _tensors(file: BinaryIO) -> Tensors:
+def parsed(path: Path, file: BinaryIO) -> SafetensorsFile:
+    """Read the header of an open file; ValueError if it is not as the format says."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     if len(start) < 8:
@@ -153,28 +106,30 @@ def _tensors(file: BinaryIO) -> Tensors:
         problem = next((other for beginning, other in _OTHERS.items() if start.startswith(beginning)), problem)
         raise ValueError(f"is not a safetensors file: {problem}")
     try:
-        header = parse(file.read(header_size).decode())
+        header = json_text.parse(file.read(header_size).decode())
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError(f"its metadata is {reprlib.repr(metadata)}, expected texts by name")
     except ValueError as error:
         raise ValueError(f"is not a safetensors file: its header is wrong: {error}") from error
     end = 8 + header_size
-    entries = {name: _entry(name, described, end) for name, described in header.items()}
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start != end:
+    found = {name: _entry(name, described, end) for name, described in header.items()}
+    places = {name: place for name, (_, place) in found.items()}
+    for name, place in sorted(places.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if place.start != end:
             raise ValueError(
-                f"is not a safetensors file: {name} begins at byte {entry.start}, expected {end}, where the array "
+                f"is not a safetensors file: {name} begins at byte {place.start}, expected {end}, where the array "
                 "before it ends"
             )
-        end = entry.stop
+        end = place.stop
     if size != end:
         raise ValueError(f"has {size} bytes, expected {end} as its header says")
-    return Tensors(file, size, header_size, metadata, entries)
+    entries = {name: entry for name, (entry, _) in found.items()}
+    return SafetensorsFile(path, entries, metadata, file, header_size, places)
 
 
-def _entry(name: str, described: Any, begin: int) -> Entry:
-    """The checked description of an array; begin: the byte after the header."""
+def _entry(name: str, described: Any, begin: int) -> tuple[Entry, Place]:
+    """The checked description of an array, and its place; begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
             numbers = (*shape, start, stop)
@@ -185,7 +140,8 @@ def _entry(name: str, described: Any, begin: int) -> Entry:
                         f"is not a safetensors file: {name} has {stop - start} bytes, which does not fit dtype {dtype} "
                         f"and shape {reprlib.repr(tuple(shape))}"
                     )
-                return Entry(dtype, tuple(shape), begin + start, begin + stop)
+                known = DTYPES.get(dtype, repr(dtype))
+                return Entry(known, tuple(shape)), Place(begin + start, begin + stop)
     raise ValueError(
         f"is not a safetensors file: {name} is described as {reprlib.repr(described)}, expected a dtype, a shape, and "
         "where its numbers begin and end"
