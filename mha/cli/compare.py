@@ -43,6 +43,9 @@ def compare(
     makes B's from A's. Then it compares the outputs for the same inputs, and names the known mistake that explains
     those of B. Without prefixes, all layers are compared, if both files have the same number of them.
 
+    Arrays that stand beside a layer's weights, such as T5's table of biases, are compared as arrays. The last line says
+    which other arrays were not compared.
+
     If a file does not say something, such as the number of heads, it is taken from the options, or else from the other
     file.
 

@@ -8,6 +8,7 @@ of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be 
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -38,7 +39,8 @@ class Scheme:
     about: a description in one line.
     places: the array of each canonical weight.
     biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
-    beside: patterns of other names that may stand beside the weights, and that the attention does not use.
+    beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
+    buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
     grouped: True if several heads of queries may share one head of keys and values.
     asks: options that some of its models have and others do not, while the names are the same.
     implied: options that its models have unless others are given; an option of norms only if there are norms.
@@ -50,11 +52,16 @@ class Scheme:
     places: dict[str, Place]
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
     grouped: bool = False
     asks: tuple[str, ...] = ()
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: bool = False
     config: str = ""
+
+    def pattern(self, name: str) -> str:
+        """The pattern of an array that stands beside the weights, by its name after the prefix; "" if it does not."""
+        return next((one for one in (*self.beside, *self.buffers) if re.fullmatch(one, name)), "")
 
 
 def _each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
@@ -110,14 +117,14 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "flax": Scheme(
         "flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention",
         _each(("query", "key", "value", "out"), "kernel", "iHd") | _norms("query_ln.scale", "key_ln.scale"),
-        beside=(r"rngs\..*",),  # the random numbers of dropout
+        buffers=(r"rngs\..*",),  # the random numbers of dropout
         grouped=True,
         implied={"qk_norm": "layer"},
     ),
     "bert": Scheme(
         "BERT, RoBERTa, ELECTRA",
         _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
-        beside=(r"output\.LayerNorm\.(weight|bias|gamma|beta)",),  # after the attention
+        beside=(r"output\.LayerNorm\.(weight|gamma)", r"output\.LayerNorm\.(bias|beta)"),  # after the attention
         config=HUGGING_FACE,
     ),
     "distilbert": Scheme(
@@ -139,7 +146,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "gpt2": Scheme(
         "GPT-2",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
-        beside=("bias", "masked_bias"),  # the causal order, written down
+        buffers=("bias", "masked_bias"),  # the causal order, written down
         config=HUGGING_FACE,
     ),
     "llama": Scheme(
@@ -147,7 +154,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
-        beside=(r"rotary_emb\.inv_freq",),
+        buffers=(r"rotary_emb\.inv_freq",),
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,
@@ -155,7 +162,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "meta": Scheme(
         "LLaMA and Mistral as their authors store them",
         _each(("wq", "wk", "wv", "wo"), "weight", "oi"),
-        beside=(r"inner_attention\.rope\.freqs",),
+        buffers=(r"inner_attention\.rope\.freqs",),
         grouped=True,
         asks=("rotary",),
         interleaved=True,
@@ -164,7 +171,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "neox": Scheme(
         "GPT-NeoX, Pythia, Falcon, BLOOM",
         _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
-        beside=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
+        buffers=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,

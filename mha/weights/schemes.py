@@ -5,7 +5,6 @@ option. The schemes themselves are in `scheme_table.py`.
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -84,8 +83,7 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     description = SCHEMES[scheme]
     places = {prefix + place.name for place in description.places.values()}
     own = [name for name in names if name.startswith(prefix)]
-    beside = re.compile("|".join(description.beside) or r"(?!)")
-    foreign = [name for name in own if name not in places and not beside.fullmatch(name[len(prefix) :])]
+    foreign = [name for name in own if name not in places and not description.pattern(name[len(prefix) :])]
     if foreign:
         raise ValueError(
             f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "

@@ -3,105 +3,25 @@
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import Console, ConsoleOptions, RenderResult
 
 from mha import weights
 from mha.config import Config
 from mha.layer import MultiHeadAttention, restore
-from mha.names import SchemeChoice, SchemeName
-from mha.parity.why.two_layers import LayersReport, compared, same, shown
+from mha.names import SchemeChoice
+from mha.parity.files.beside import Names, rows_beside
+from mha.parity.files.files_report import FilesReport, Pair
+from mha.parity.files.one_file import File, Layer, Name
+from mha.parity.same.weight_rows import same
+from mha.parity.why.two_layers import LayersReport, compared, shown
 from mha.positions import Rotary
-from mha.tables import counted, lines, number, plain_table, text
 from mha.weights import readers, said, schemes
 
-Name = str | os.PathLike[str]  # of a file
-Layer = tuple[SchemeName, str]  # scheme and prefix
-Pair = tuple[Layer, Layer]
 Lacking = dict[str, Any]  # arguments that a file does not say, with their values
 SAYABLE = ("num_heads", "rotary", "qk_norm")  # options that a file may not say
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """A file, and the scheme and prefix to look for in it; side: "a" or "b", as in the names of the arguments."""
-
-    side: str
-    path: Name
-    scheme: SchemeChoice
-    prefix: str | None
-
-    def layers(self) -> list[Layer]:
-        """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
-        with readers.opened(self.path) as source:
-            found = [layer for layer in schemes.recognise(source.entries) if self.scheme in ("auto", layer[0])]
-        parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
-        return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
-
-    def chosen(self, prefixes: list[str | None] | list[str]) -> list[Layer]:
-        """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
-        names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
-        with readers.opened(self.path) as source, said.named(names):
-            return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class FilesReport:
-    """A comparison of the layers of two files, A and B: true if all are the same, printed as a table.
-
-    paths: of the files. layers: of each pair, (scheme, prefix) in A and in B. reports: the `LayersReport` of each; the
-    first that differs has the reason. notes: further lines.
-    """
-
-    paths: tuple[str, str]
-    layers: tuple[Pair, ...]
-    reports: tuple[LayersReport, ...]
-    notes: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return all(self.reports)
-
-    @property
-    def verdict(self) -> str:
-        """The result in a sentence."""
-        if len(self.reports) == 1:
-            return self.reports[0].verdict
-        wrong = [report for report in self.reports if not report]
-        if not wrong:
-            return f"all {len(self.reports)} layers are the same"
-        return f"{len(wrong)} of {len(self.reports)} layers differ; the first: {wrong[0].verdict}"
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        one = len(self.layers) == 1
-        for name, path, layer in zip("AB", self.paths, self.layers[0], strict=True):
-            where = described(layer) if one else counted(len(self.layers), "layer")
-            yield from lines(f"{name}: {path}, {where}", options)
-        for note in self.notes:
-            yield from lines(note, options)
-        if one:
-            yield self.reports[0]
-            return
-        table = plain_table("in A", "in B", "ratio of outputs", "result")
-        for (first, second), report in zip(self.layers, self.reports, strict=True):
-            ratio = "" if report.outputs is None else number(report.outputs.rows[-1].ratio)
-            table.add_row(first[1], second[1], ratio, ("" if report else "DIFFERS: ") + report.verdict)
-        yield table
-        for pair, report in zip(self.layers, self.reports, strict=True):
-            if not report:
-                yield from lines("", options)
-                yield from lines(f"the first that differs: {described(pair[0])}; {described(pair[1])} in B", options)
-                yield report
-                break
-        yield from lines(self.verdict, options)
 
 
 def compare_files(
@@ -140,13 +60,17 @@ def compare_files(
     files = File("a", a, scheme_a, prefix_a), File("b", b, scheme_b, prefix_b)
     pairs = matched(*files)
     reports: list[LayersReport] = []
+    seen: set[Names] = set()  # of arrays beside weights
     unsaid: dict[tuple[str, str], Any] = {}  # in which file, which argument, and its value
     for pair in track(pairs):
         (first, lacks), (second, lacks_too) = both((a, pair[0]), (b, pair[1]), given)
         for file, lacking in (("A", lacks), ("B", lacks_too)):
             unsaid |= {(file, name): value for name, value in lacking.items()}
         look = functools.partial(elsewhere, files[0], pair[0], first.config, second.weights)
-        reports.append(compared(first, second, look) if all(reports) else compared(first, second, explain=False))
+        report = compared(first, second, look) if all(reports) else compared(first, second, explain=False)
+        rows = rows_beside(*files, *pair)
+        reports.append(dataclasses.replace(report, beside=tuple(rows.values())))
+        seen |= rows.keys()
     for name in given:
         if all(name != lacking for _, lacking in unsaid):
             unneeded = said.setting(**{name: given[name]})
@@ -156,16 +80,14 @@ def compare_files(
         for (file, name), value in unsaid.items()
         if name not in given
     )
-    return FilesReport((os.fspath(a), os.fspath(b)), tuple(pairs), tuple(reports), tuple(notes))
+    others = (
+        files[0].others((first for first, _ in pairs), (name for name, _ in seen)),
+        files[1].others((second for _, second in pairs), (name for _, name in seen)),
+    )
+    return FilesReport((os.fspath(a), os.fspath(b)), tuple(pairs), tuple(reports), tuple(notes), others)
 
 
 # Pieces of the above
-
-
-def described(layer: Layer) -> str:
-    """Put a layer in words."""
-    scheme, prefix = layer
-    return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
 
 
 def matched(a: File, b: File) -> list[Pair]:

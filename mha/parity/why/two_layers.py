@@ -10,8 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
-from mha.parity.same.relations import Change, Relation, matrix, related, relation
-from mha.parity.same.rules import UNIT, bound, error, fraction, in_dtype, largest
+from mha.parity.same.relations import Relation
+from mha.parity.same.rules import UNIT, bound, error, in_dtype
+from mha.parity.same.weight_rows import WeightRow, same, weight_row
 from mha.parity.why.comparison import compare
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.report import Report, Row, said
@@ -24,64 +25,26 @@ LARGE = 10**8  # numbers in the weights: no diagnosis then, as each mistake that
 SIZES = ("query_size", "key_size", "value_size", "num_hiddens")
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightRow:
-    """One weight of two layers, A and B.
-
-    name: the canonical name. shapes: of A's and of B's, None if it is missing. dtypes: of A's and of B's.
-    relation: how B's comes from A's weights; None if in no known way.
-    difference: the largest, divided by A's largest number; infinite if the shapes differ.
-    """
-
-    name: str
-    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-    dtypes: tuple[FloatName, FloatName]
-    relation: Relation | None
-    difference: float
-
-    @property
-    def same(self) -> bool:
-        """Whether the two are the same but for rounding, each in its place."""
-        return self.relation is not None and not self.relation.how
-
-    @property
-    def verdict(self) -> str:
-        """The result in words."""
-        if self.relation is None or self.relation.how:
-            return "DIFFERS"
-        if self.relation.rounded:
-            return f"the same to {self.relation.rounded}"
-        return "the same bits" if self.dtypes[0] == self.dtypes[1] else "the same numbers"
-
-    @property
-    def note(self) -> str:
-        """The reason in words."""
-        for layer, shape in zip("AB", self.shapes, strict=True):
-            if shape is None:
-                return f"zeros, and not in {layer}" if self.same else f"not in {layer}"
-        if self.relation is None:
-            return "" if self.shapes[0] == self.shapes[1] else "of another shape"
-        rounded = f", to {self.relation.rounded}" if self.relation.how and self.relation.rounded else ""
-        return self.relation.how + rounded
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class LayersReport:
     """A comparison of two layers, A and B: true if they are the same, printed as a table, its rows as data.
 
     options: those that differ, as (name, A's, B's). rows: a `WeightRow` for each weight of A or B.
     outputs: the `Report` of B's steps compared with A's, on the same inputs; None if no inputs fit both.
+    beside: a `WeightRow` for each array of their files that stands beside the weights, such as T5's table of biases.
 
     Two layers are the same if their outputs are, and each weight of B comes from A's in a known way: a checkpoint may
-    keep its columns in another order, and say so by another option.
+    keep its columns in another order, and say so by another option. Arrays beside them are the same as they are.
     """
 
     options: tuple[tuple[str, Any, Any], ...]
     rows: tuple[WeightRow, ...]
     outputs: Report | None
+    beside: tuple[WeightRow, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.agree and all(row.relation is not None and row.relation.kept for row in self.rows)
+        kept = all(row.relation is not None and row.relation.kept for row in self.rows)
+        return self.agree and kept and all(row.same for row in self.beside)
 
     @property
     def agree(self) -> bool:
@@ -103,7 +66,7 @@ class LayersReport:
     def verdict(self) -> str:
         """The result in a sentence."""
         reasons: dict[str, list[str]] = {}
-        for row in self.rows:
+        for row in (*self.rows, *self.beside):
             if not row.same:
                 reason = row.note or f"differs by {number(row.difference)} in no known way"
                 reasons.setdefault(reason, []).append(row.name)
@@ -134,7 +97,7 @@ class LayersReport:
         for name, first, second in self.options:
             yield from lines(f"{name}: {shown(first)} in A, {shown(second)} in B", options)
         table = plain_table("weight", "shape", "result", "difference", "B's is")
-        for row in self.rows:
+        for row in (*self.rows, *self.beside):
             shapes = dict.fromkeys("none" if shape is None else str(shape) for shape in row.shapes)
             difference = "" if row.difference == np.inf else number(row.difference)
             table.add_row(row.name, " and ".join(shapes), row.verdict, difference, row.note)
@@ -147,6 +110,9 @@ class LayersReport:
         if self.outputs is None:
             yield from lines("outputs: none, since no inputs fit both", options)
             return
+        if self.beside:
+            names = ", ".join(row.name for row in self.beside)
+            yield from lines(f"no part of attention, so that outputs are computed without: {names}", options)
         measured = f"outputs on the same inputs, in {self.outputs.dtype}: ratio {number(self.outputs.rows[-1].ratio)}"
         yield from lines(f"{measured}, {'the same' if self.agree else 'DIFFERS'}", options)
         if self.outputs.first is not None and not self.agree:
@@ -187,7 +153,7 @@ def compared(
     """Compare two layers; others: finds other layers that have B's weights; explain: whether to look for reasons."""
     ours, theirs = a.weights, b.weights
     names = sorted(ours.keys() | theirs.keys(), key=[*ours, *theirs].index)
-    rows = [row(name, ours, theirs, a.config, b.config) for name in names]
+    rows = [weight_row(name, ours, theirs, a.config, b.config) for name in names]
     unexplained = [one.name for one in rows if one.relation is None and None not in one.shapes]
     found = others(unexplained) if unexplained else {}
     for at, one in enumerate(rows):
@@ -200,30 +166,6 @@ def compared(
         return report
     explain = explain and report.alike
     return dataclasses.replace(report, outputs=outputs(a, b, report.rounded or "float64", found, explain))
-
-
-def same(name: str, ours: np.ndarray | None, theirs: np.ndarray) -> bool:
-    """Whether a weight is given, and the same but for rounding."""
-    if ours is None or ours.shape != theirs.shape:
-        return False
-    return related(matrix(name, ours), matrix(name, theirs), Change()) is not None
-
-
-def row(
-    name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], config: Config, other: Config
-) -> WeightRow:
-    """Make the row of a weight; a layer without a bias may have one of zeros."""
-    shapes = (ours[name].shape if name in ours else None, theirs[name].shape if name in theirs else None)
-    dtypes = (config.dtype, other.dtype)
-    if None in shapes:
-        zeros = name.endswith(".bias") and not {**ours, **theirs}[name].any()
-        return WeightRow(name, shapes, dtypes, Relation("") if zeros else None, 0.0 if zeros else np.inf)
-    found = relation(name, ours, theirs[name], config)
-    if found == Relation(""):
-        return WeightRow(name, shapes, dtypes, found, 0.0)
-    far = error(theirs[name], ours[name])
-    difference = np.inf if far == np.inf else fraction(far, largest(ours[name].astype(np.float64)))
-    return WeightRow(name, shapes, dtypes, found, difference)
 
 
 def outputs(
