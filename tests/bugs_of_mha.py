@@ -202,11 +202,27 @@ GROUPS = {
             'getattr(case, name) for name in ("options",'),
         "rows without keys are always left out": ("if not empty_rows:", "if True:"),
         "large scores are as large as they come": (r"if case\.scale > 1:", "if False:"),
-        "masks forget the causal order": (r"if name not in FLOATS\}", 'if name not in (*FLOATS, "causal")}'),
         "a layer of PyTorch sees causal order turned": (r"\.tril\(\)", ".triu()"),
         "a layer of Keras does not see padding": (r"pairs & padding\[.*\]  #", "pairs  #"),
         "a layer of Flax sees no causal order": (r"padding\[:, None, None\], pairs, order\)",
             "padding[:, None, None], pairs)"),
+    }),
+    "arguments of tests elsewhere": ("mha/testing", "testing_arguments", {
+        "every function with **kwargs was written for this suite": (
+            'if takes is None and rest and "attention" in signature.parameters:', "if takes is None and rest:"),
+        "no function was written for this suite": (
+            'if takes is None and rest and "attention" in signature.parameters:', "if False:"),
+        "what kwargs take is not handed over": (r" or one in \(takes or \(\)\)\)", ")"),
+        "arguments that nobody takes may be named": ("if not rest and", "if False and"),
+        "a mask by another name is passed over": ("        if other:", "        if False:"),
+        "a switch is a mask": (r" and not isinstance\(parameter\.default, bool\)", ""),
+        "nobody need say what kwargs take": ("        if rest:", "        if False:"),
+        "what mha calls itself may take something": ("if takes is not None and ", "if False and "),
+        "names of arguments are not looked at": (r'checks\.choice\("takes", name, .*\) for', "name for"),
+        "masks forget the causal order": (r"if name in \(\*missing, (.*)\)\}",
+            r'if name in (*missing, \1) and name != "causal"}'),
+        "a mask of each sample keeps its three axes": (r"other_shape = .*", "other_shape = False"),
+        "a mask hides what has an argument, too": (r"if name in \(\*missing, .*\)\}", "}"),
     }),
     "the rest of mha": ("mha mha/weights", "checks initial_weights mxnet_import seeds readable", {
         "all layers draw from one seed": (r"_count \+= 1", "pass"),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.call import FLOATS, OF_PAIRS, ROWS
+from mha.call import OF_PAIRS, ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
@@ -160,9 +160,10 @@ def trial(
     return Trial(attention, inputs, cotangent, call)
 
 
-def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> dict[str, Any]:
-    """The call of a trial; what the implementation does not take, a mask (B, 1 or H, Q, K) hides, if it takes masks.
+def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
+    """The trial in which a mask (B, 1 or H, Q, K) hides what the implementation has no argument for, if it takes masks.
 
+    An implementation without `valid_lens` gets each mask in this shape, so that it needs to know no other.
     by_itself: True = an implementation that takes no `causal` hides what follows by itself.
     """
     call, hiding = tried.call, ("valid_lens", "causal", "offset")
@@ -170,13 +171,14 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> dict[str, 
     config, by_itself = tried.attention.config, by_itself and "causal" not in takes
     # No mask can replace an offset that something else goes by, too.
     moves = "offset" in missing and (config.rotary is not None or config.window is not None or by_itself)
-    if by_itself and "mask" not in takes:
-        return {name: X for name, X in call.items() if name != "causal"}
-    if not missing or moves or "mask" not in takes:
-        return call
-    seen = asked(tried.attention, tried.inputs, {name: X for name, X in call.items() if name not in FLOATS}).visible
+    other_shape = "mask" in call and "valid_lens" not in takes
+    if "mask" not in takes or moves or not (missing or other_shape):
+        return tried
+    hidden = {name: X for name, X in call.items() if name in (*missing, "mask", "offset")}
+    seen = asked(tried.attention, tried.inputs, hidden).visible
     mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
-    return {name: X for name, X in call.items() if name not in hiding} | {"mask": mask}
+    stays = {name: X for name, X in call.items() if name not in missing}
+    return dataclasses.replace(tried, call=stays | {"mask": mask})
 
 
 def asked(attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Problem:
@@ -203,6 +205,13 @@ def without_empty_rows(
     if not asked(attention, inputs, call).visible.any(3).all():
         raise NotImplementedError("a query sees no key")
     return call
+
+
+def arguments(names: Any) -> tuple[str, ...]:
+    """The names of arguments of a call, checked; TypeError or ValueError if one is none."""
+    if not isinstance(names, Collection):
+        raise TypeError(f"takes is {checks.brief(names)}, expected names of {', '.join(ROWS)}")
+    return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in _listed(names))
 
 
 def _listed(names: Any) -> list[Any]:

@@ -18,7 +18,7 @@ from mha.parity.same.problem import Problem
 from mha.parity.unseen.sight import Sight, Unseen
 from mha.parity.unseen.views import sight
 from mha.tables import counted, number, text
-from mha.testing.cases import Trial, as_mask, asked, chosen, options_of, trial
+from mha.testing.cases import Trial, arguments, as_mask, asked, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read
 
 LISTED = 4  # so many cases of a long list are named
@@ -68,6 +68,7 @@ def assert_parity(
     causal: bool = False,
     empty_rows: bool | None = None,
     layout: str | None = None,
+    takes: Collection[str] | None = None,
 ) -> Outcome:
     """Assert that an implementation computes the same as `mha.MultiHeadAttention`, in every case of a suite.
 
@@ -76,11 +77,11 @@ def assert_parity(
             A function is called with arrays of the backend, by the names of its parameters. Its inputs are `queries`,
             `keys` and `values`, or else its three parameters without defaults; if there is only one such parameter, it
             gets one array for all three. It gets those arguments of a call that a
-            case has, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
-            `offset`, the mask (B, 1, Q, K) hides what these hide. If it has a parameter `attention`, it gets the
-            `mha.MultiHeadAttention` whose weights it should use; if it has `cotangent`, the gradient by the output
-            from which its gradients start. It returns the output, the pair (output, weights), or a mapping of any
-            steps and gradients, as `mha.parity.compare` takes them.
+            case has and that it names, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
+            `offset`, the mask (B, 1 or H, Q, K) hides what these hide. If it has a parameter `attention`, it gets the
+            `mha.MultiHeadAttention` whose weights it should use, and its `**kwargs` get every argument; if it has
+            `cotangent`, the gradient by the output from which its gradients start. It returns the output, the pair
+            (output, weights), or a mapping of any steps and gradients, as `mha.parity.compare` takes them.
             A layer that `mha.from_native` reads, or a layer of a subclass, is called in its framework's manner: output,
             weights and gradients are compared with what its own weights should give. Any other layer is called like a
             function, and needs `attention`.
@@ -97,6 +98,8 @@ def assert_parity(
         empty_rows: True = queries that see no key must give 0; False = such cases are left out. None = True, but False
             for the frameworks' own layers, which give something else.
         layout: as for `mha.parity.compare`.
+        takes: names of the arguments of a call that its `**kwargs` take; () = none. None = all if it asks for
+            `attention`; otherwise only those that it names, and it must name one that hides keys.
 
     Returns:
         The `Outcome`, with the reports, and the cases that were left out because they need an argument that the
@@ -111,7 +114,7 @@ def assert_parity(
     layout_name(layout)
     if attention is not None:
         options_of(attention)
-    it = read(implementation, backend, attention is not None)
+    it = read(implementation, backend, attention is not None, takes if takes is None else arguments(takes))
     dispatch.load(it.backend)
     of = it.attention if attention is None else attention
     layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
@@ -120,7 +123,7 @@ def assert_parity(
     for case, dtype in chosen(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal)):
         label = f"{dtype}, {case.name}"
         try:
-            trials[label] = trial(case, dtype, it.backend, layer, it.alone, rows)
+            trials[label] = as_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
             reports[label] = compared(it, trials[label], layout, causal)
         except NotImplementedError as reason:
             left_out[label] = str(reason) or "NotImplementedError"
@@ -137,11 +140,12 @@ def assert_parity(
 
 
 def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
-    """The report of one case; by_itself: as of `as_mask`.
+    """The report of one case; by_itself: True = what takes neither `causal` nor `mask` hides what follows by itself.
 
     Raises NotImplementedError if the implementation does not take an argument of the case, and any error of its own.
     """
-    call = as_mask(tried, it.takes, by_itself)
+    hidden = ("causal",) if by_itself and not {"causal", "mask"}.intersection(it.takes) else ()
+    call = {name: X for name, X in tried.call.items() if name not in hidden}
     if missing := [name for name in ROWS if name in call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):

@@ -47,26 +47,30 @@ class Implementation:
     empty_rows: bool = True
 
 
-def read(given: Any, backend: str | None, weights_known: bool) -> Implementation:
-    """Find out how to call an implementation; weights_known: True if the layer that it should equal was given, too.
+def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str, ...] | None) -> Implementation:
+    """Find out how to call an implementation.
 
+    weights_known: True if the layer that it should equal was given, too; takes: as of `by_name`.
     Raises TypeError or ValueError if there is no way to call it, or if a layer is of another backend.
     """
+    found = native.kind_of(given)
+    if takes is not None and (isinstance(given, MultiHeadAttention) or (found and found[0])):
+        raise ValueError(f"takes is {takes}, expected None: mha knows how to call a {_kind(given)}")
     if isinstance(given, MultiHeadAttention):
         return _ours(given, _same(backend, given.backend))
-    if found := native.kind_of(given):
+    if found:
         kind, own = found
         own = _same(backend, own)
         config, weights = native.taken(given)
         attention = restore(config, weights, own)
-        return _of_framework(given, attention) if kind else _of_book(given, attention)
+        return _of_framework(given, attention) if kind else _of_book(given, attention, takes)
     if not callable(given):
         raise TypeError(
             f"implementation is {checks.brief(given)}, expected a function, or an attention layer: an "
             f"mha.MultiHeadAttention or one of {', '.join(native.KINDS)}"
         )
     if not is_layer(given):
-        return by_name(given, given, dispatch.backend_name(backend), weights_known)
+        return by_name(given, given, dispatch.backend_name(backend), weights_known, takes)
     if not weights_known:
         inside = native.inside(given)
         hint = f"it contains one at {inside[0]}: pass implementation{inside[0]}, or " if inside else "pass "
@@ -75,7 +79,7 @@ def read(given: Any, backend: str | None, weights_known: bool) -> Implementation
             "with its weights, such as mha.from_native(state_dict, ...)"
         )
     own = _same(backend, dispatch.backend_of(given) or dispatch.backend_name(backend))
-    return dataclasses.replace(by_name(given, method(given), own, True), name=_kind(given))
+    return dataclasses.replace(by_name(given, method(given), own, True, takes), name=_kind(given))
 
 
 def is_layer(given: Any) -> bool:
@@ -93,10 +97,14 @@ def method(layer: Any) -> Any:
     return next(getattr(layer, name) for name in ("forward", "call", "__call__") if hasattr(layer, name))
 
 
-def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool) -> Implementation:
+def by_name(
+    given: Any, function: Any, backend: BackendName, weights_known: bool, takes: tuple[str, ...] | None
+) -> Implementation:
     """An implementation that is called by the names of its parameters; function: has these parameters.
 
-    Raises TypeError if these are neither three inputs nor one, besides the known arguments.
+    takes: the arguments of a call that its `**kwargs` take, None = all if it has a parameter `attention`, or else none.
+    Raises TypeError if the parameters are neither three inputs nor one, besides the known arguments, and TypeError or
+    ValueError if these cannot be known.
     """
     name = getattr(given, "__qualname__", None) or _kind(given)
     try:
@@ -110,7 +118,8 @@ def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool
             f"implementation {name}{signature} has no parameter `attention`, the layer whose weights it should have: "
             "add one; or pass attention=, a layer that has its weights"
         )
-    rest = next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
+    rest = _rest(signature)
+    taken = _taken(name, signature, inputs, takes)
 
     def run(attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Any:
         offered = {"attention": attention, "cotangent": cotangent}
@@ -123,8 +132,51 @@ def by_name(given: Any, function: Any, backend: BackendName, weights_known: bool
         with evaluating(given):
             return given(*bound.args, **bound.kwargs)
 
-    takes = tuple(one for one in ROWS if rest or one in signature.parameters)
-    return Implementation(name, backend, run, None, takes, len(inputs) == 1, "cotangent" in asked)
+    return Implementation(name, backend, run, None, taken, len(inputs) == 1, "cotangent" in asked)
+
+
+def _rest(signature: inspect.Signature) -> str | None:
+    """The name of the parameter that takes all others by name, such as `kwargs`; None = there is none."""
+    return next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
+
+
+def _taken(
+    name: str, signature: inspect.Signature, inputs: list[str], takes: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """The arguments of a call that an implementation takes; takes: as of `by_name`.
+
+    Most modules of `transformers` accept any argument by name, and use few of them.
+    Raises ValueError if `takes` has what it cannot be given, TypeError if nobody says how it hides keys.
+    """
+    rest, named = _rest(signature), [one for one in ROWS if one in signature.parameters]
+    if takes is None and rest and "attention" in signature.parameters:
+        return tuple(ROWS)
+    if not rest and (refused := [one for one in takes or () if one not in named]):
+        raise ValueError(
+            f"takes has {', '.join(refused)}, but implementation {name}{signature} has neither a parameter of that "
+            "name nor **kwargs"
+        )
+    if takes is None and not set(HIDING).intersection(named):
+        given = ", ".join(inputs)
+        other = next((one.name for one in signature.parameters.values() if _is_mask(one)), None)
+        if other:
+            raise TypeError(
+                f"implementation {name} hides keys by `{other}`, which each library means in its own way: pass a "
+                f"function that makes it of mha's mask, booleans (B, 1 or H, Q, K), True = may attend: "
+                f"lambda {given}, mask=None: port({given}, {other}=...); or takes=(), to compare only calls that hide "
+                "nothing"
+            )
+        if rest:
+            raise TypeError(
+                f"implementation {name}{signature} does not say which arguments of a call its **{rest} take: "
+                f'takes=("mask",) if they take the mask, takes=() if they take none of {", ".join(ROWS)}'
+            )
+    return tuple(one for one in ROWS if one in named or one in (takes or ()))
+
+
+def _is_mask(parameter: inspect.Parameter) -> bool:
+    """True for a mask by another name than ours; False for a switch, such as `use_causal_mask=False`."""
+    return parameter.name.endswith("mask") and not isinstance(parameter.default, bool)
 
 
 def own(backend: BackendName, value: Any) -> Any:
@@ -186,9 +238,9 @@ def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
     return Implementation(_kind(given), backend, run, attention, HIDING, empty_rows=False)
 
 
-def _of_book(given: Any, attention: MultiHeadAttention) -> Implementation:
+def _of_book(given: Any, attention: MultiHeadAttention, takes: tuple[str, ...] | None) -> Implementation:
     """A layer of the book, as printed there or of `mha.d2l`, or the `layer` of an `mha.MultiHeadAttention`."""
-    named = by_name(given, method(given), attention.backend, True)
+    named = by_name(given, method(given), attention.backend, True, takes)
     return dataclasses.replace(named, name=_kind(given), attention=attention, empty_rows=hasattr(given, "config"))
 
 
