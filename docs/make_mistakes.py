@@ -116,7 +116,7 @@ class Row:
         layer, inputs, arguments = self.call.made(self.dtype)
         steps = planted_in_lessons.steps(backend, layer, inputs, arguments, *self.plans())
         whole, alone = (
-            parity.compare(layer, theirs, *inputs, **arguments, others=self.others)
+            parity.compare(layer, theirs, *inputs, **arguments, others=self.others, empty_rows=True)
             for theirs in (steps, steps["output"])
         )
         noticed = NOT if whole.first is None else f"`{whole.first.name}`"
@@ -176,7 +176,7 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
         layer, inputs, arguments = call.made()
         right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
         theirs = planted_in_lessons.steps(backend, layer, inputs, arguments, right)
-        if (row := parity.compare(layer, theirs, *inputs, **arguments).first) is not None:
+        if (row := parity.compare(layer, theirs, *inputs, **arguments, empty_rows=True).first) is not None:
             return row.name
     return None
 

@@ -92,7 +92,7 @@ BAD = {
     "integer mask": ("mask", lambda X: np.ones((Q, K), "int32"), TypeError, "mask has dtype int32, expected booleans,"),
     "numbers": ("mask", lambda X: [[1] * K] * Q, TypeError, "mask has dtype int64, expected booleans, True = may atte"),
     "transposed mask": ("mask", lambda X: np.ones((K, Q), bool), ValueError, "mask has shape (7, 5), expected (5, 7),"),
-    "mask of a batch": ("mask", lambda X: np.ones((B, K), bool), ValueError, "mask has shape (2, 7), expected (5, 7),"),
+    "mask of a batch": ("mask", lambda X: np.ones((B, K), bool), ValueError, "mask has shape *is mask[:, None]"),
     "mask of rank 1": ("mask", lambda X: np.ones((K,), bool), ValueError, "mask has shape (7,), expected (5, 7), (2,"),
     "mask of rank 5": ("mask", lambda X: np.ones((1, B, H, Q, K), bool), ValueError, "mask has shape (1, 2, 3, 5, 7),"),
     "heads in the batch": ("mask", lambda X: np.ones((B * H, Q, K), bool), ValueError, "mask has shape (6, 5, 7), exp"),

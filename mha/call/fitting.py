@@ -65,7 +65,8 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
     shapes = {axes: tuple(full[letter] for letter in axes) for axes in row.axes}
     if not any(shape_fits(value.shape, one, row.broadcasts) for one in shapes.values()):
         raise ValueError(
-            f"{name} has shape {shape(value)}, expected {_shapes_text(row, shapes)}{_turned(row, value, full)}"
+            f"{name} has shape {shape(value)}, expected {_shapes_text(row, shapes)}"
+            f"{_turned(row, value, full)}{_of_keys(name, row, value, full)}"
         )
     lies(name, value, place)
 
@@ -90,6 +91,12 @@ def _turned(row: Row, value: Any, full: dict[str, Any]) -> str:
     """A hint, if the axes of lengths are the other way round."""
     turned = row.hides and "BQ" in row.axes and shape_fits(value.shape, (full["Q"], full["B"]))
     return "; it looks transposed" if turned else ""
+
+
+def _of_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+    """A hint, if there is one number for each key of a sample, where one for each pair is expected."""
+    of_keys = "BQK" in row.axes and shape_fits(value.shape, (full["B"], full["K"]))
+    return f"; one for each key (batch, key-value pairs) is {name}[:, None]" if of_keys else ""
 
 
 def dense(arrays: Any, place: Any, name: str, value: Any, kind: str) -> None:

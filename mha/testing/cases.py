@@ -181,11 +181,13 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     return dataclasses.replace(tried, call=stays | {"mask": mask})
 
 
-def asked(attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Problem:
+def asked(
+    attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any], cotangent: Any = None
+) -> Problem:
     """The call in the form of `mha.parity`."""
     queries, keys, values = inputs
     defaults: dict[str, Any] = dict.fromkeys(ROWS) | {"causal": False, "offset": 0}
-    return problem(attention, queries, keys, values, defaults | call, None)
+    return problem(attention, queries, keys, values, defaults | call, cotangent)
 
 
 def without_empty_rows(

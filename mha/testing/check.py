@@ -12,11 +12,12 @@ from mha import checks, dispatch
 from mha.call import ROWS
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
-from mha.parity import Report, compare, one_line
+from mha.parity import Report, one_line
 from mha.parity.same.layouts import layout_name
 from mha.parity.same.problem import Problem
 from mha.parity.unseen.sight import Sight, Unseen
 from mha.parity.unseen.views import sight
+from mha.parity.why.comparison import report_of
 from mha.tables import counted, number, text
 from mha.testing.cases import Trial, arguments, as_mask, asked, chosen, options_of, trial
 from mha.testing.implementations import Implementation, own, read
@@ -152,7 +153,7 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
         cotangent = tried.cotangent if it.cotangent else None
-        return compare(tried.attention, theirs, *tried.inputs, **tried.call, cotangent=cotangent, layout=layout)
+        return report_of(asked(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout)
 
 
 def of_trial(tried: Trial) -> Problem:

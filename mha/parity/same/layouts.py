@@ -17,6 +17,8 @@ Kind = Literal["rows", "pairs", "whole"]
 LayoutName = Literal["(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)"]
 LAYOUTS: tuple[LayoutName, ...] = ("(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)")
 GRADIENT = "gradient."  # the name of every gradient begins so
+OF_INPUTS = ("queries", "keys", "values")
+INPUTS = "inputs"  # what is queries, keys and values at once
 # The steps of `trace` in order, all but the output.
 STEPS = (
     *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_q", "norm_k", "rotate_q", "rotate_k",
@@ -27,6 +29,7 @@ OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
 OF_VALUES = ("W_v", "split_v")
 POOLED = ("pooled", "head_gated", "merged")
 PAIRS = ("scores", "capped", "biased", "weights")
+FROM_SOFTMAX = ("weights", *POOLED, "output")  # a row of these that sees no key is a result, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,16 +126,19 @@ def plain(layout: str) -> str:
     return letters if letters in ("bhtd", "bthd", "b*htd") else layout
 
 
-def matters(name: str, visible: np.ndarray, groups: int) -> np.ndarray:
-    """Return which numbers of a step can reach the output, as booleans that broadcast; visible: (B, H, Q, K).
+def matters(name: str, pairs: np.ndarray, rows: np.ndarray, groups: int) -> np.ndarray:
+    """Return which numbers of a step count, as booleans that broadcast.
 
-    Queries that see no key, keys and values that no query sees, and scores of hidden pairs cannot: each implementation
-    may have there what it likes. Everything after the softmax matters.
+    pairs: the visible pairs of queries and keys that count, (B, H, Q, K); rows: the queries that count, (B, Q).
+    Queries that see no key, keys and values that no query sees, and scores of hidden pairs cannot reach the output:
+    each implementation may have there what it likes. From the softmax on, whole rows count.
     """
-    B, H, _, K = visible.shape
+    B, H, _, K = pairs.shape
     if name in OF_QUERIES:
-        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
+        return np.asarray(pairs.any(3))[..., None]  # (B, H, Q, 1)
     if name in (*OF_KEYS, *OF_VALUES):
-        seen = np.asarray(visible.any(2)).reshape(B, groups, H // groups, K)
+        seen = np.asarray(pairs.any(2)).reshape(B, groups, H // groups, K)
         return np.asarray(seen.any(2))[..., None]  # (B, G, K, 1)
-    return visible if name in PAIRS and name != "weights" else np.ones((), bool)
+    if name not in FROM_SOFTMAX:
+        return pairs
+    return rows[..., None] if name == "output" else rows[:, None, :, None]  # (B, Q, 1), (B, 1, Q, 1)

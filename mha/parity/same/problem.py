@@ -1,7 +1,6 @@
 """A layer and one call of it in NumPy, checked, with its results in float64 and in the layer's own dtype."""
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ from mha import arrays, checks, dispatch
 from mha.call import ROWS, Call, check, inputs
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
-from mha.parity.same.layouts import GRADIENT, Sizes, matters, traced
-from mha.parity.same.rules import bound, gradient_scale, in_dtype, ratio_of, row_bounds
+from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS, Sizes, matters, traced
+from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
 
 Named = dict[str, np.ndarray]
 
@@ -37,7 +36,8 @@ class Expected(NamedTuple):
 class Problem:
     """A layer on NumPy and the arguments of a call, checked.
 
-    queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones.
+    queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones; rows: the
+    queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do.
     """
 
     layer: MultiHeadAttention
@@ -46,6 +46,8 @@ class Problem:
     values: np.ndarray
     call: Call
     cotangent: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    empty_rows: bool = True
 
     @property
     def config(self) -> Config:
@@ -65,9 +67,26 @@ class Problem:
         full = sizes.B, self.config.num_heads, sizes.Q, sizes.K
         return np.broadcast_to(True if visible is None else visible, full)
 
+    @functools.cached_property
+    def one_input(self) -> bool:
+        """Whether queries, keys and values are the same numbers, as in self-attention."""
+        return np.array_equal(self.queries, self.keys) and np.array_equal(self.keys, self.values)
+
+    @functools.cached_property
+    def counted_rows(self) -> np.ndarray:
+        """Which queries count, (B, Q): those of `rows` that see a key, or all of them with `empty_rows`."""
+        sizes = self.sizes
+        seeing = np.ones((sizes.B, sizes.Q), bool) if self.empty_rows else np.asarray(self.visible.any((1, 3)))
+        return seeing if self.rows is None else seeing & self.rows
+
+    @functools.cached_property
+    def counted_pairs(self) -> np.ndarray:
+        """Which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
+        return self.visible & self.counted_rows[:, None, :, None]
+
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count, see `layouts.matters`."""
-        return matters(name, self.visible, self.config.num_key_value_heads)
+        return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
 
     @functools.cached_property
     def base(self) -> Named:
@@ -110,8 +129,14 @@ class Problem:
         dtype = self.config.dtype
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)
-            oracle, scale = self.oracle_gradients[short], gradient_scale(short, self.oracle_gradients)
-            return Expected(oracle, bound(dtype, oracle, self.base_gradients[short], gradient=True, scale=scale))
+            if short == INPUTS:
+                parts = [self.oracle_gradients[one] for one in OF_INPUTS]
+                base = np.sum([self.base_gradients[one] for one in OF_INPUTS], 0)
+                oracle, scale = np.sum(parts, 0), max(map(largest, parts))
+            else:
+                oracle, base = self.oracle_gradients[short], self.base_gradients[short]
+                scale = gradient_scale(short, self.oracle_gradients)
+            return Expected(oracle, bound(dtype, oracle, base, gradient=True, scale=scale))
         counts = self.matters(name)
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
         return Expected(
@@ -119,13 +144,22 @@ class Problem:
         )
 
     def gradients(self) -> list[str]:
-        """List the names of all gradients."""
-        inputs = "queries", "keys", "values", *self.call.differentiable()
+        """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
+        inputs = *OF_INPUTS, *[INPUTS] * self.one_input, *self.call.differentiable()
         return [GRADIENT + name for name in (*inputs, *self.layer.weights)]
 
     def names(self) -> list[str]:
         """List the names of all arrays that can be compared: the steps of `trace`, then the gradients."""
         return [*self.base, *self.gradients()]
+
+    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
+        found = []
+        for layer in (in_dtype(self.layer, "float64"), self.layer):
+            *inputs, call = self._arguments(layer)
+            arguments = call.arguments()
+            found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))
+        return found[0], found[1]
 
     def _arguments(self, layer: MultiHeadAttention) -> tuple[Any, ...]:
         """Inputs and the rest in a layer's dtype."""
@@ -146,7 +180,16 @@ class Problem:
             return module.gradients(layer.layer, *self._arguments(layer), cotangent)
 
 
-def problem(attention: Any, queries: Any, keys: Any, values: Any, call: Mapping[str, Any], cotangent: Any) -> Problem:
+def problem(
+    attention: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    call: Mapping[str, Any],
+    cotangent: Any = None,
+    rows: Any = None,
+    empty_rows: bool = True,
+) -> Problem:
     """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does."""
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
@@ -165,7 +208,37 @@ def problem(attention: Any, queries: Any, keys: Any, values: Any, call: Mapping[
             raise ValueError(
                 f"cotangent has shape {cotangent.shape} and dtype {cotangent.dtype}, expected {shape} and {dtype}"
             )
-    return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent)
+    rows = None if rows is None else rows_of(rows, queries.shape[:2])
+    if rows is not None:  # the loss is of these alone
+        ones = np.ones((*queries.shape[:2], attention.config.num_hiddens), queries.dtype)
+        cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
+    counting = rows, checks.flag("empty_rows", empty_rows)
+    return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
+
+
+def with_rows(asked: Problem) -> Problem:
+    """Return the problem; ValueError if none of its rows counts, so that anything would be the same."""
+    if asked.counted_rows.size and not asked.counted_rows.any():
+        which = "no query" if asked.rows is None else "no query of rows"
+        raise ValueError(f"{which} sees a key, so that no row counts; with empty_rows=True such rows count, too")
+    return asked
+
+
+def rows_of(rows: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return rows= as NumPy's booleans (B, Q); TypeError or ValueError if it is anything else, or all are False."""
+    expected = f"booleans of shape {shape}: (batch, queries), True = the row counts"
+    if isinstance(rows, (list, tuple)):
+        rows = checks.listed("rows", rows, "bool")
+    if dispatch.backend_of(rows) is None:
+        raise TypeError(f"rows is {checks.brief(rows)}, expected {expected}")
+    found = arrays.to_numpy(rows)
+    if found.dtype != bool:
+        raise TypeError(f"rows has dtype {checks.dtype_name(found.dtype)}, expected {expected}")
+    if found.shape != shape:
+        raise ValueError(f"rows has shape {found.shape}, expected {expected}")
+    if found.size and not found.any():
+        raise ValueError("rows is all False, expected True for the rows that count, one at least")
+    return np.array(found)
 
 
 def one_framework(queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
@@ -182,55 +255,3 @@ def one_framework(queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
 def as_numpy(X: Any) -> Any:
     """Turn an array of any framework into NumPy's; anything else stays as it is, and the checks refuse it."""
     return X if X is None or dispatch.backend_of(X) in (None, "numpy") else arrays.to_numpy(X)
-
-
-def named(asked: Problem, theirs: Any) -> Named:
-    """Copy their arrays into NumPy's, by the names of the report and in its order."""
-    known = asked.names()
-    if isinstance(theirs, tuple):
-        if len(theirs) != 2:
-            raise ValueError(f"theirs is a tuple of {len(theirs)}, expected the pair (output, weights)")
-        theirs = {"output": theirs[0]} | ({} if theirs[1] is None else {"weights": theirs[1]})
-    if not isinstance(theirs, Mapping):
-        return {"output": floats("theirs", theirs)}
-    if not theirs:
-        raise ValueError(f"theirs is empty, expected an array or a mapping of some of {', '.join(known)}")
-    found: Named = {}
-    for name, X in theirs.items():
-        full = name if name in known else f"{GRADIENT}{name}"
-        if full not in known:
-            raise ValueError(f"theirs has {unknown(name, known)}")
-        if full in found:
-            raise ValueError(f"theirs has {full} twice, as {name!r} too; leave one out")
-        found[full] = floats(f"theirs[{name!r}]", X)
-        weight = asked.layer.weights.get(full.removeprefix(GRADIENT))
-        if weight is not None and weight.any() and np.array_equal(weight, found[full]):
-            raise ValueError(f"theirs[{name!r}] is the weight itself, expected the gradient of the loss by it")
-    return {name: found[name] for name in known if name in found}
-
-
-def unknown(name: object, known: list[str]) -> str:
-    """Return the words about a name that no array has."""
-    near = difflib.get_close_matches(str(name), known, 1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{name!r}, expected some of {', '.join(known)}{meant}"
-
-
-def floats(name: str, X: Any) -> np.ndarray:
-    """Copy an array of floats of any framework into NumPy's."""
-    if callable(X) and dispatch.backend_of(X) is None:
-        raise TypeError(f"{name} is a {type(X).__name__}, which can be called, expected what it returns: an array")
-    dispatch.module_of(X, name)  # or it is no array
-    array = arrays.to_numpy(X)
-    if checks.dtype_name(array.dtype) not in checks.FLOATS:
-        raise TypeError(f"{name} has dtype {array.dtype}, expected {', '.join(checks.FLOATS)}")
-    return np.array(array)
-
-
-def checked_others(others: Any) -> dict[str, dict[str, np.ndarray]]:
-    """Return the weights of other layers by their names."""
-    if others is None:
-        return {}
-    if not isinstance(others, Mapping) or not all(isinstance(X, MultiHeadAttention) for X in others.values()):
-        raise TypeError(f"others is {checks.brief(others)}, expected a mapping of names to mha.MultiHeadAttention")
-    return {str(name): layer.weights for name, layer in others.items()}

@@ -103,11 +103,17 @@ def asked_with(
     *,
     layer: MultiHeadAttention | None = None,
     inputs: Sequence[Array] = (),
+    empty_rows: bool = False,
 ) -> Problem:
-    """The same call with other arguments by name, another layer, or other inputs."""
+    """The same call with other arguments by name, another layer, or other inputs; all rows count, or those that did.
+
+    empty_rows: True = rows of queries that see no key count, too.
+    """
     call = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(changed or {})
     queries, keys, values = inputs or (asked.queries, asked.keys, asked.values)
-    return problem(layer or asked.layer, queries, keys, values, call, None)
+    rows = None if asked.rows is None or asked.rows.shape != queries.shape[:2] else asked.rows
+    empty_rows = empty_rows or asked.empty_rows
+    return problem(layer or asked.layer, queries, keys, values, call, None, rows, empty_rows)
 
 
 def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
@@ -132,13 +138,8 @@ def other_weights(ending: str, asked: Problem) -> Problem | None:
 def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
     """The same call of other inputs; size: their standard deviation; different: queries, keys and values are."""
     B, Q, K = asked.sizes.B, asked.sizes.Q, asked.sizes.K
-    made = drawn(asked.config, B, Q, K, one_input(asked) and not different)
+    made = drawn(asked.config, B, Q, K, asked.one_input and not different)
     return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
-
-
-def one_input(asked: Problem) -> bool:
-    """Whether queries, keys and values of a call are the same numbers."""
-    return np.array_equal(asked.queries, asked.keys) and np.array_equal(asked.keys, asked.values)
 
 
 def other_arguments(asked: Problem) -> Problem | None:
@@ -173,7 +174,7 @@ def nothing_seen(asked: Problem) -> Problem | None:
         if (X := asked.call.arguments()[name]) is not None:
             changed = np.array(X)
             changed[at] = 0
-            return asked_with(asked, {name: changed})
+            return asked_with(asked, {name: changed}, empty_rows=True)
     return None
 
 
@@ -195,7 +196,7 @@ def further(asked: Problem) -> Problem | None:
 
 def longer(T: int, more: int, asked: Problem) -> Problem:
     """A call of T queries and T + more keys."""
-    made = drawn(asked.config, asked.sizes.B, T, T + more, not more and one_input(asked))
+    made = drawn(asked.config, asked.sizes.B, T, T + more, not more and asked.one_input)
     return asked_with(asked, arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
 
 
@@ -232,7 +233,7 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("other norms", partial(other_weights, "_norm.scale"))
     yield Probe("other biases", partial(other_weights, ".bias"))
     yield Probe("other lengths, masks, biases or gates", other_arguments)
-    yield Probe("queries that see no key", nothing_seen)
+    yield Probe("queries that see no key, with empty_rows=True", nothing_seen)
     yield Probe("NaN in padding", nan_in_padding)
     yield Probe("an offset", further)
     yield Probe("other numbers", partial(other_numbers, 1.0, False))

@@ -8,16 +8,19 @@ from typing import Any, Unpack
 import numpy as np
 
 from mha import arrays, checks, dispatch
-from mha.call import ROWS, Arguments, call_of, spelled
+from mha.call import Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
-from mha.parity.same.layouts import GRADIENT, choices, kind, layout_name, layouts
-from mha.parity.same.problem import Problem, checked_others, named, problem
-from mha.parity.same.rules import bound, error, in_dtype, of_rows, ratio_of, row_bounds
+from mha.parity.same.layouts import FROM_SOFTMAX, GRADIENT, INPUTS, OF_INPUTS, choices, kind, layout_name, layouts
+from mha.parity.same.problem import Expected, Problem, problem, with_rows
+from mha.parity.same.rules import bound, error, of_rows, row_bounds
+from mha.parity.same.theirs import checked_others, named
 from mha.parity.unseen.views import sight
 from mha.parity.why.diagnosis import explained
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.places import hints, located, outside
 from mha.parity.why.report import Place, Report, Row
+from mha.parity.why.shifted import unshifted
+from mha.tables import counted
 
 
 @spelled
@@ -32,6 +35,8 @@ def compare(
     cotangent: Any = None,
     layout: str | None = None,
     others: Mapping[str, MultiHeadAttention] | None = None,
+    rows: Any = None,
+    empty_rows: bool = False,
     **call: Unpack[Arguments],
 ) -> Report:
     """Compare another implementation with a layer: are they the same, and if not, where do they first differ, and why?
@@ -48,33 +53,21 @@ def compare(
         cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
         layout: "(B, H, T, d)" or "(B, T, H, d)", if the shapes fit both.
         others: other layers by name, such as those of the same checkpoint, whose weights may have been taken.
+        rows: the queries that count, booleans (B, Q), such as those that are no padding; None = all. The loss is of
+            these alone: elsewhere the cotangent is 0.
+        empty_rows: whether rows of queries that see no key count, which are 0 here before the bias of W_o.
 
     Returns:
         A `Report`: true if each array is within what rounding explains; it prints as a table. Numbers that cannot reach
-        the output do not count: rows of queries that see no key, keys that no query sees, scores of hidden pairs.
+        the rows that count do not count: keys that none of them sees, scores of hidden pairs.
 
     Raises:
         TypeError, ValueError: if an argument is not as above. Another shape of a step, NaN and infinity are no errors
             but rows of the report that differ.
     """
-    asked = problem(attention, queries, keys, values, call_of("compare", valid_lens, call)._asdict(), cotangent)
-    found = named(asked, theirs)
-    layout = layout_name(layout)
-    rows, taken = [], {}
-    for name in found:
-        row, turned = compared(asked, name, found[name], layout)
-        rows.append(row)
-        if turned is not None:
-            taken[name] = turned
-    known = checked_others(others)
-    if all(row.passed for row in rows):
-        alone = asked.alone()  # a report that is kept keeps no steps
-        nothing, look = (
-            partial(explained, alone, {}, tuple(rows), known),
-            partial(sight, [(lambda: alone, tuple(found))]),
-        )
-        return Report(tuple(rows), asked.config.dtype, nothing, look)
-    return Report(tuple(rows), asked.config.dtype, partial(explained, asked, taken, tuple(rows), known))
+    given = call_of("compare", valid_lens, call)._asdict()
+    asked = with_rows(problem(attention, queries, keys, values, given, cotangent, rows, empty_rows))
+    return report_of(asked, theirs, layout, others)
 
 
 @spelled
@@ -89,6 +82,8 @@ def diagnose(
     cotangent: Any = None,
     layout: str | None = None,
     others: Mapping[str, MultiHeadAttention] | None = None,
+    rows: Any = None,
+    empty_rows: bool = False,
     **call: Unpack[Arguments],
 ) -> Diagnosis:
     """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
@@ -96,7 +91,7 @@ def diagnose(
     The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients are
     not used. The `Diagnosis` prints as text, and says so if no known mistake gives the numbers.
     """
-    more: Any = {"cotangent": cotangent, "layout": layout, "others": others}
+    more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
     return compare(attention, theirs, queries, keys, values, valid_lens, **more, **call).diagnosis
 
 
@@ -108,6 +103,9 @@ def ratio(
     keys: Any,
     values: Any,
     valid_lens: Any = None,
+    *,
+    rows: Any = None,
+    empty_rows: bool = False,
     **call: Unpack[Arguments],
 ) -> float:
     """Measure another implementation's output: its error, divided by what rounding explains. The same if at most 1.
@@ -116,6 +114,7 @@ def ratio(
         attention: the layer, on any backend, whose weights the other implementation should have.
         output: that of the other implementation, without dropout, (B, Q, D) in the layer's dtype.
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer.
+        rows, empty_rows: which rows count, as for `parity.compare`.
 
     Returns:
         The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
@@ -131,18 +130,37 @@ def ratio(
     found = arrays.to_numpy(output)
     if checks.dtype_name(found.dtype) != dtype:
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
-    asked = call_of("ratio", valid_lens, call)
-    given = {"queries": queries, "keys": keys, "values": values, "causal": asked.causal} | asked.given()
-    given = {name: arrays.to_numpy(X) if hasattr(X, "dtype") else X for name, X in given.items()}
-    layer: Any = attention.to("numpy")
-    base = layer(**given)  # raises what is wrong
-    floats = [name for name in given if name not in ROWS or ROWS[name].holds == "floats"]
-    wide: Any = in_dtype(layer, "float64")
-    oracle = wide(**given | {name: np.asarray(given[name], np.float64) for name in floats})
+    given = call_of("ratio", valid_lens, call)._asdict()
+    asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # raises what is wrong
+    counts = asked.matters("output")
+    oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
     limit = bound(dtype, oracle, base)
     if limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
-    return ratio_of(found, oracle, limit, row_bounds(dtype, oracle, base))
+    if found.shape != oracle.shape:
+        return np.inf
+    return Expected(oracle, limit, row_bounds(dtype, oracle, base)).ratio(np.where(counts, found, 0))
+
+
+def report_of(
+    asked: Problem, theirs: Any, layout: str | None = None, others: Mapping[str, MultiHeadAttention] | None = None
+) -> Report:
+    """Compare arrays of another implementation with those of a problem; theirs, layout, others: as for `compare`."""
+    found = named(asked, theirs)
+    layout = layout_name(layout)
+    as_they_are, taken = [], {}
+    for name in found:
+        row, turned = compared(asked, name, found[name], layout)
+        as_they_are.append(row)
+        if turned is not None:
+            taken[name] = turned
+    unshifted_rows, taken = unshifted(asked, as_they_are, taken)
+    rows, known = tuple(unshifted_rows), checked_others(others)
+    if all(row.passed for row in rows):
+        alone = asked.alone()  # a report that is kept keeps no steps
+        nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
+        return Report(rows, asked.config.dtype, nothing, look)
+    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
@@ -161,6 +179,8 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     notes = [] if checks.dtype_name(X.dtype) == asked.config.dtype else [f"in {X.dtype}"]
     if limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
+    if name in FROM_SOFTMAX and (empty := nan_rows(asked, theirs)):
+        notes.append(f"NaN in {counted(empty, 'row')} of queries that see no key: with empty_rows=True they count")
     far, place = error(there, expected), None
     rows = 0.0 if right.rows is None else right.ratio(there)
     if limit < np.inf and max(far, rows * limit) > limit:
@@ -176,7 +196,21 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
         where = located(asked, name, wrong, at)
         place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
         notes += hints(there, expected, limit)
+        three = GRADIENT + INPUTS
+        if (
+            asked.one_input
+            and name in (GRADIENT + one for one in OF_INPUTS)
+            and asked.expected(three).ratio(there) <= 1
+        ):
+            notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
     return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
+
+
+def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
+    """Count the rows (of a sample, or of a head of it) that see no key and do not count, in which theirs has NaN."""
+    seeing = asked.visible.any((1, 3))
+    unseeing = ~(seeing | asked.counted_rows) & (True if asked.rows is None else asked.rows)  # (B, Q)
+    return int((np.isnan(theirs).any(-1) & (unseeing if theirs.ndim == 3 else unseeing[:, None])).sum())
 
 
 def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:

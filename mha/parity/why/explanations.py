@@ -48,8 +48,13 @@ class Diagnosis:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The names of all mistakes in explanations that are sure, best first."""
-        return tuple(dict.fromkeys(name for one in self.explanations if one.sure for name in one.mistakes))
+        """The names of the mistakes in the best explanation that is sure; () if none is."""
+        return next(iter(self.alternatives), ())
+
+    @property
+    def alternatives(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the mistakes in each explanation that is sure, the best first."""
+        return tuple(dict.fromkeys(one.mistakes for one in self.explanations if one.sure))
 
     def __str__(self) -> str:
         return text(self)

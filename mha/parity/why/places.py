@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.same.layouts import GRADIENT, OF_KEYS, OF_VALUES, POOLED, kind
+from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS, OF_KEYS, OF_VALUES, POOLED, kind
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error
 from mha.parity.why.pictures import picture, words
@@ -21,8 +21,8 @@ def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarra
 def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
     short = name.removeprefix(GRADIENT)
-    if short in ("output", "queries", "keys", "values"):
-        rows = "keys" if short in ("keys", "values") else "queries"
+    if short in ("output", *OF_INPUTS, INPUTS):
+        rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
         padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
         labels = [f"sample {b}" for b in range(len(wrong))]
         where = words(wrong, padding, ["samples", rows, "features"])
@@ -62,13 +62,15 @@ def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[
 
 
 def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what is no padding: visible pairs, queries that see a key, keys that are seen; it broadcasts."""
-    visible = asked.visible
+    """Return what is no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
+    visible = asked.counted_pairs
     if kind(name) == "pairs":
         return visible
     if len(shape) == 3:
-        seen = np.asarray(visible.any((1, 2) if name in ("keys", "values") else (1, 3)))
-        return seen[..., None]  # (B, T, 1)
+        of_queries, of_keys = np.asarray(visible.any((1, 3))), np.asarray(visible.any((1, 2)))
+        if name == INPUTS:
+            return (of_queries | of_keys)[..., None]  # (B, T, 1)
+        return (of_keys if name in ("keys", "values") else of_queries)[..., None]  # (B, T, 1)
     if name in POOLED:
         return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
     counts = asked.matters(name)

@@ -81,18 +81,18 @@ def dropout(problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, A
     """Find out whether attention weights were dropped: then the others are too large by one factor."""
     right, there = exact["weights"], theirs.get("weights")
     if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
-        clear = problem.visible & (right > 1e-3)
+        clear = problem.counted_pairs & (right > 1e-3)
         return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
     if (pooled := pooled_of(problem, theirs)) is None:
         return None
     groups = problem.config.num_heads // problem.config.num_key_value_heads
     values = np.repeat(exact["split_v"], groups, 1)
-    counts = np.where(np.isfinite(pooled).all(3), (problem.visible & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
+    counts = np.where(np.isfinite(pooled).all(3), (problem.counted_pairs & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
     places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
     rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
     parts = []
     for row in rows:
-        seen = problem.visible[row] & (right[row] > 1e-3)
+        seen = problem.counted_pairs[row] & (right[row] > 1e-3)
         parts.append(values[row[:2]][seen] * right[row][seen][:, None])  # (keys, dv)
     shares = [shares_of(part, pooled[row]) for part, row in zip(parts, rows, strict=True)]
     found = by_shares(problem, np.array(list(itertools.chain.from_iterable(shares))))
