@@ -9,9 +9,7 @@ import ast
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -29,16 +27,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
+from trials import ROOT, copied, tried
 
 from mha import dispatch
 
-ROOT = Path(__file__).parents[1]
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-
-
 SHARED = ("mha/call", "mha/engine")  # by all engines
 OF_MHA = bugs_of_mha.GROUPS | bugs_of_devices.GROUPS | bugs_of_showing.GROUPS
-OURS = ("mha", "bugs_by_seam", "seams")  # which a process has from ROOT, before it has a copy's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,47 +115,13 @@ def paths(names: str) -> tuple[str, ...]:
     return tuple(re.sub(r"(\w+)$", r"test_\1.py", f"tests/{name}") for name in names.split())
 
 
-class FirstFailure:
-    """A pytest plugin that remembers the first test that failed."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.name is None:
-            self.name = report.nodeid.rpartition("/")[2]
-
-
 def try_bug(bug: Bug, copy: Path) -> str | None:
-    """Plant a bug in the copy of the checkout and run its tests; the first that fails, or None if none does.
-
-    Of one process, which tries many bugs and imports its framework but once: what is ours is imported anew.
-    """
+    """Plant a bug in the copy of the checkout and run its tests; the first that fails, or None if none does."""
     changed = bug.planted(copy)
-    backend = bug.backend(changed)
-    before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
-    ours = [name for name, module in sys.modules.items() if name.partition(".")[0] in OURS or _is_in(copy, module)]
-    for name in ours:
-        del sys.modules[name]
-    sys.path[:] = dict.fromkeys([str(copy), str(copy / "tests"), *sys.path])
-    os.environ["PYTHONPATH"] = f"{copy}{os.pathsep}{copy / 'tests'}"
-    os.chdir(copy)
-    failure = FirstFailure()
-    options = ["-x", "-p", "no:cacheprovider", "-p", "no:terminal", "--long", "--backends", backend]
-    try:
-        for name, source in changed.items():
-            (copy / name).write_text(source, encoding="utf-8")
-        code = pytest.main([*options, *bug.tests], [failure])
-    finally:
-        for name, source in before.items():
-            (copy / name).write_text(source, encoding="utf-8")
-    if code != (pytest.ExitCode.TESTS_FAILED if failure.name else pytest.ExitCode.OK):
-        raise RuntimeError(f"pytest ended with {code!r} for the bug {bug.name!r} of {bug.of}")
-    return failure.name
-
-
-def _is_in(folder: Path, module: object) -> bool:
-    return str(getattr(module, "__file__", None)).startswith(f"{folder}{os.sep}")
+    trial = tried(changed, copy, bug.backend(changed), ["--long", *bug.tests])
+    if trial.code != (pytest.ExitCode.TESTS_FAILED if trial.failure else pytest.ExitCode.OK):
+        raise RuntimeError(f"pytest ended with {trial.code!r} for the bug {bug.name!r} of {bug.of}")
+    return trial.failure
 
 
 def show(title: str, columns: list[str], caught: dict[Bug, str | None]) -> None:
@@ -193,13 +153,10 @@ def main(
     if check:
         return
 
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # what is changed within a second would be taken for unchanged
     spawn = multiprocessing.get_context("spawn")
     lanes = {bug: bug.of if bug.of in chosen else "mha" for bug in planned}
     with tempfile.TemporaryDirectory() as folder:
-        copies = {lane: Path(folder).resolve() / lane for lane in lanes.values()}
-        for copy in copies.values():
-            shutil.copytree(ROOT, copy, symlinks=True, ignore=LEFT_OUT)
+        copies = {lane: copied(Path(folder) / lane) for lane in dict.fromkeys(lanes.values())}
         pools = {lane: concurrent.futures.ProcessPoolExecutor(1, spawn) for lane in copies}
         jobs = {pools[lane].submit(try_bug, bug, copies[lane]): bug for bug, lane in lanes.items()}
         done = concurrent.futures.as_completed(jobs)

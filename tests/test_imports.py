@@ -1,6 +1,5 @@
 """Imports: when, in which order, and the errors for a framework that is missing, broken or unknown."""
 
-import ast
 import graphlib
 import os
 import shutil
@@ -8,6 +7,7 @@ import tomllib
 from typing import get_args
 
 import adapters
+import imported
 import pages
 import pytest
 
@@ -112,32 +112,23 @@ def test_the_backends_are_found_beside_the_package(python, tmp_path, link):
 
 
 def modules():
-    """The modules of `mha` by name, without the backends, each with the names that it imports, wherever it does."""
-    found = {}
-    for path in (pages.ROOT / "mha").rglob("*.py"):
-        folders = path.relative_to(pages.ROOT).with_suffix("").parts
-        if "backends" not in folders:
-            nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-            names = [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
-            of_others = [
-                (node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names
-            ]
-            found[".".join(folders).removesuffix(".__init__")] = [*names, *map(".".join, of_others)]
-    return {name: {one if one in found else one.rpartition(".")[0] for one in names} for name, names in found.items()}
+    """The modules of `mha` by name, without the backends, each with those that it imports."""
+    named = {name: path for name, path in imported.sources().items() if path.is_relative_to(pages.ROOT / "mha")}
+    return imported.modules(named)
 
 
 def test_no_module_imports_itself_by_way_of_others():
     """An import within a function, or for type checkers alone, would only hide the circle."""
-    graph = {name: imported - {name} for name, imported in modules().items()}
+    graph = {name: names - {name} for name, names in modules().items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_the_rooms_of_parity_lie_one_above_the_other():
     rooms = {}
-    for name, imported in modules().items():
+    for name, names in modules().items():
         room, *inside = name.removeprefix("mha.parity.").split(".")
         if name.startswith("mha.parity.") and inside:
-            others = {one.split(".")[2] for one in imported if one.startswith("mha.parity.")}
+            others = {one.split(".")[2] for one in names if one.startswith("mha.parity.")}
             rooms.setdefault(room, set()).update(others - {room})
     assert len(rooms) > 3
     graphlib.TopologicalSorter(rooms).prepare()

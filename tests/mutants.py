@@ -1,0 +1,150 @@
+"""Draw mutants of `mha` and see the tests fail: `python tests/mutants.py mha/tables.py`, or `--since main`.
+
+A mutant is one small change of the code (`mutations.py`). Each is made in a copy of the checkout, where the tests that
+import the changed module run, the nearest first, up to the first that fails. What no test notices is shown; if that is
+more than one of twenty, it is an error. Mutants that change nothing a user can see are listed in `mutants_alike.py`.
+"""
+
+import ast
+import collections
+import hashlib
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import imported
+import pytest
+import typer
+from mutants_alike import ALIKE
+from mutations import Mutant, mutants
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+from trials import ROOT, Trial, copied, tried
+
+SHARE = 1 / 20  # of the mutants that may go unnoticed
+HANGS = 60  # seconds in which a single test has to end
+# Which modules import others by names that are put together.
+BY_NAME = {"mha.dispatch": "mha.backends.", "mha.weights.native": "mha.d2l."}
+OTHERS = ("numpy", "pytest", "safetensors", "rich", "typer")  # imported once, not by every trial
+
+
+def chosen(paths: Sequence[str], since: str) -> list[str]:
+    """The files of mha to change: those named, and those in the folders named; with a commit, what changed since."""
+    found = {str(path.relative_to(ROOT)) for path in imported.sources().values()}
+    if since:
+        command = ["git", "diff", "--name-only", since]
+        found &= {*subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()}
+    return sorted(file for file in found if file.startswith("mha/") and any(map(Path(file).is_relative_to, paths)))
+
+
+def drawn(files: Sequence[str], number: int, seed: int) -> list[Mutant]:
+    """Draw mutants of these files: by their names, so that most stay the same when other code changes."""
+    found = {}
+    for file in files:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for mutant in mutants(file, source):
+            if mutant.name not in ALIKE.get(file, {}):
+                found[hashlib.sha256(f"{seed} {file} {mutant.name}".encode()).digest()] = mutant
+    return [found[key] for key in sorted(found)[:number]]
+
+
+def importers(files: Sequence[str], pattern: str) -> dict[str, dict[str, int]]:
+    """The files of tests that match a pattern and reach each of these files, by the number of imports between.
+
+    If none reaches a file, such as what only a command starts, all of them count.
+    """
+    named = imported.sources()
+    graph = imported.modules(named, typed=False)
+    for name in graph.keys() & BY_NAME:
+        graph[name] |= {one for one in graph if one.startswith(BY_NAME[name])}
+    names = {str(path.relative_to(ROOT)): name for name, path in named.items()}
+    tests = {path: names[path] for path in names if Path(path).match("tests/test_*.py") and re.search(pattern, path)}
+    reached = {path: imported.distances(name, graph) for path, name in tests.items()}
+    found = {file: {path: to[names[file]] for path, to in reached.items() if names[file] in to} for file in files}
+    return {file: near or dict.fromkeys(tests, 0) for file, near in found.items()}
+
+
+def try_in_process(sender, changed: dict[str, str], copy: Path, tests: Sequence[str]) -> None:
+    """Try a change in this process, and send the `Trial`; none comes if the change ends the process."""
+    options = ["--timeout", str(HANGS), "--timeout-method", "thread", *tests]
+    sender.send(tried(changed, copy, "numpy", options))
+
+
+def trial_of(changed: dict[str, str], copy: Path, tests: Sequence[str]) -> Trial:
+    """Try a change in a process of its own, which may hang or end."""
+    before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(OTHERS))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=try_in_process, args=(sender, changed, copy, tests))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        return Trial(pytest.ExitCode.INTERNAL_ERROR)
+    finally:
+        process.join()
+        for name, source in before.items():
+            (copy / name).write_text(source, encoding="utf-8")
+
+
+def survivors(planned: Sequence[Mutant], copy: Path, pattern: str) -> list[Mutant]:
+    """Try mutants in a copy of the checkout, and return those that no test notices; pattern: of files of tests."""
+    console = Console(stderr=True, soft_wrap=True)
+    reached = importers([*dict.fromkeys(mutant.file for mutant in planned)], pattern)
+    tests = sorted({test for near in reached.values() for test in near})
+    console.print(f"{len(planned)} mutants of {len(reached)} files; first, {len(tests)} files of tests without any")
+    right = trial_of({}, copy, tests)
+    if right.code != pytest.ExitCode.OK:
+        raise typer.BadParameter(f"without a mutant, the tests fail: {right.failure or right.code}")
+    noticed: collections.Counter[tuple[str, str]] = collections.Counter()  # mutants of a file by a file of tests
+    found = []
+    for mutant in track(planned, "Trying", console=console):
+        file = mutant.file
+        source = mutant.planted((copy / file).read_text(encoding="utf-8"))
+        ast.parse(source, file)
+        order = {test: (-noticed[file, test], away, right.seconds[test]) for test, away in reached[file].items()}
+        trial = trial_of({file: source}, copy, sorted(order, key=order.__getitem__))
+        if trial.code == pytest.ExitCode.OK:
+            found.append(mutant)
+            console.print(escape(f"unnoticed by {len(order)} files of tests: {file}:{mutant.line} {mutant.name}"))
+        elif trial.failure:
+            noticed[file, f"tests/{trial.failure.partition('::')[0]}"] += 1
+    return found
+
+
+def main(
+    paths: Annotated[list[str] | None, typer.Argument(help="Files and folders of mha; all of it without any.")] = None,
+    since: Annotated[str, typer.Option(help="Of those, the files that changed since this commit.")] = "",
+    number: Annotated[int, typer.Option(help="How many mutants to draw.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
+    of_tests: Annotated[
+        str, typer.Option("--tests", help="Run only files of tests whose names match this regular expression.")
+    ] = "",
+) -> None:
+    """Draw mutants and run the tests that import what changes; exit code 1 if more than 1 of 20 goes unnoticed."""
+    planned = drawn(chosen(paths or ["mha"], since), number, seed)
+    if not planned:
+        raise typer.BadParameter(f"no mutant in {' '.join(paths or ['mha'])}; expected files of mha/ with code in them")
+    with tempfile.TemporaryDirectory() as folder:
+        unnoticed = survivors(planned, copied(Path(folder) / "checkout"), of_tests)
+    if unnoticed:
+        table = Table("file", "before", "after", title="Unnoticed")
+        for mutant in sorted(unnoticed, key=lambda one: (one.file, one.start)):
+            table.add_row(f"{mutant.file}:{mutant.line}", escape(mutant.before), escape(mutant.after))
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
+    allowed = int(SHARE * len(planned))
+    print(f"{len(planned) - len(unnoticed)} of {len(planned)} mutants noticed; {allowed} may go unnoticed")
+    raise typer.Exit(1 if len(unnoticed) > allowed else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
