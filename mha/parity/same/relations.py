@@ -49,25 +49,26 @@ class Change:
         return self.factor * X.astype(np.float64) + self.plus
 
 
-def relation(name: str, ours: Mapping[str, Array], theirs: Array, config: Config) -> Relation | None:
+def relation(name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Relation | None:
     """Find how B's weight comes from A's weights; None if in no known way.
 
     Args:
         name: the canonical name.
         ours: A's weights by name. The one of this name is tried first, then the others.
-        theirs: B's weight.
+        theirs: B's weights by name.
         config: A's, for the number of heads and their widths.
     """
-    if name in ours and ours[name].shape == theirs.shape:
-        if np.array_equal(ours[name], theirs):
+    there = theirs[name]
+    if name in ours and ours[name].shape == there.shape:
+        if np.array_equal(ours[name], there):
             return Relation("")
-        if not theirs.any():
+        if not there.any():
             return Relation("zeros", kept=False)
     sources = [other for other in ours if other.endswith(name.rpartition(".")[2])]
     for source in sorted(sources, key=lambda source: source != name):
-        if ours[source].ndim == theirs.ndim:
-            X, Y = matrix(name, ours[source]), matrix(name, theirs)
-            for how, change in changes(name, X, Y, config):
+        if ours[source].ndim == there.ndim:
+            X, Y = matrix(name, ours[source]), matrix(name, there)
+            for how, change in changes(name, X, Y, config, kernels(source, name, ours, theirs)):
                 if found := related(X, Y, change):
                     if source != name:
                         how = ", ".join(filter(None, [f"A's {source}", how]))
@@ -106,15 +107,30 @@ def fits(X: Array, dtype: FloatName) -> bool:
         return np.array_equal(X, X.astype(numpy_dtype(dtype)).astype(np.float64))
 
 
-def changes(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
-    """Give the changes that may make X into Y, each with its words; the first is none at all, without words."""
+def kernels(
+    source: str, name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array]
+) -> tuple[Array, Array] | None:
+    """Return the kernels of two biases, A's of `source` and B's of `name`, which show the order of their columns."""
+    first, second = ours.get(source.replace(".bias", ".kernel")), theirs.get(name.replace(".bias", ".kernel"))
+    if not source.endswith(".bias") or first is None or second is None or first.shape != second.shape:
+        return None
+    return first, second
+
+
+def changes(
+    name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None = None
+) -> Iterator[tuple[str, Change]]:
+    """Give the changes that may make X into Y, each with its words; the first is none at all, without words.
+
+    kernels: of two biases, if their columns may have been put in another order together.
+    """
     for transposed in (False, True) if len(X) > 1 else (False,):
         turned = X.T if transposed else X
         if turned.shape != Y.shape:
             continue
         first_words = "transposed" if transposed else ""
         yield first_words, Change(transposed)
-        for how, order in orders(name, turned, Y, config):
+        for how, order in orders(name, turned, Y, config, kernels):
             yield ", ".join(filter(None, [first_words, how])), Change(transposed, order)
     if X.shape == Y.shape:
         if name.endswith(".scale"):
@@ -127,7 +143,9 @@ def changes(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str
                 yield f"times {factor:g}", Change(factor=factor)
 
 
-def orders(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Array]]:
+def orders(
+    name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None
+) -> Iterator[tuple[str, Array]]:
     """Give the orders of X's columns that may make them Y's, each with its words: first those of other libraries."""
     role = name.partition(".")[0]
     queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o")
@@ -139,15 +157,21 @@ def orders(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str,
     yield "heads interleaved, (d, H) for (H, d)", places.reshape(heads, width).T.reshape(-1)
     yield "heads no more interleaved, (H, d) for (d, H)", places.reshape(width, heads).T.reshape(-1)
     if not values:
-        turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
-        for how, shape in (("neighbours for halves", (2, -1)), ("halves for neighbours", (-1, 2))):
-            head = np.append(np.arange(turning).reshape(shape).T, np.arange(turning, width))
-            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, head].reshape(-1)
-    if len(X) > 1:
-        order = sorted_alike(X, Y)
+        for how, neighbours in (("neighbours for halves", True), ("halves for neighbours", False)):
+            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, paired(config, neighbours)].reshape(-1)
+    if len(X) > 1 or kernels:
+        order = sorted_alike(*(kernels or (X, Y)))
         blocks = order.reshape(heads, width)  # (H, d)
         whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
         yield f"{'heads' if whole and heads > 1 else 'rows' if role == 'W_o' else 'columns'} in another order", order
+
+
+def paired(config: Config, neighbours: bool) -> Array:
+    """Return the order of a head's components that makes pairs neighbours where they were halves, or the other way."""
+    width = config.key_dim
+    turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
+    pairs = np.arange(turning).reshape((2, -1) if neighbours else (-1, 2)).T  # (turning / 2, 2) or (2, turning / 2)
+    return np.append(pairs, np.arange(turning, width))
 
 
 def sorted_alike(X: Array, Y: Array) -> Array:

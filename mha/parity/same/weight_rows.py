@@ -71,7 +71,7 @@ def weight_row(
     if None in shapes:
         zeros = name.endswith(".bias") and not {**ours, **theirs}[name].any()
         return WeightRow(name, shapes, dtypes, Relation("") if zeros else None, 0.0 if zeros else np.inf)
-    found = relation(name, ours, theirs[name], config)
+    found = relation(name, ours, theirs, config)
     return WeightRow(name, shapes, dtypes, found, distance(found, ours[name], theirs[name]))
 
 

@@ -13,6 +13,7 @@ from mha.names import FloatName
 from mha.parity.same.relations import Relation
 from mha.parity.same.rules import UNIT, bound, error, in_dtype
 from mha.parity.same.weight_rows import WeightRow, same, weight_row
+from mha.parity.why.changed_weights import of_weights, permuted
 from mha.parity.why.comparison import compare
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.report import Report, Row, said
@@ -165,17 +166,18 @@ def compared(
     if any(getattr(a.config, name) != getattr(b.config, name) for name in SIZES):
         return report
     explain = explain and report.alike
-    return dataclasses.replace(report, outputs=outputs(a, b, report.rounded or "float64", found, explain))
+    return dataclasses.replace(report, outputs=outputs(a, b, report, found, explain))
 
 
 def outputs(
     a: MultiHeadAttention,
     b: MultiHeadAttention,
-    dtype: FloatName,
+    of: LayersReport,
     others: Mapping[str, MultiHeadAttention],
     explain: bool,
 ) -> Report:
-    """Compare B's steps with A's, with a diagnosis by the steps, or else by the output alone."""
+    """Compare B's steps with A's, with a diagnosis by the steps, else by the output alone, else by the weights."""
+    dtype = of.rounded or "float64"
     numpy = (layer if layer.backend == "numpy" else layer.to("numpy") for layer in (a, b))
     first, second = (in_dtype(layer, dtype) for layer in numpy)
     inputs, call = call_of(a.config, b.config, dtype)
@@ -186,13 +188,17 @@ def outputs(
             return Report((Row("output", far, limit),), dtype, lambda: Diagnosis((), "", 0))
     theirs = {name: X for name, X in steps.items() if name in expected and X.shape == expected[name].shape}
     report = compare(first, theirs, *inputs, **call, others=others)
-    explain = explain and not report.rows[-1].passed
-    if explain and sum(X.size for X in first.weights.values()) > LARGE:
-        return Report(report.rows, dtype, lambda: Diagnosis((), "why: not looked for in so large a layer", 0))
-    diagnosis = report.diagnosis if explain else Diagnosis((), "", 0)
-    if explain and not diagnosis.known:
+    if not explain or report.rows[-1].passed:
+        return Report(report.rows, dtype, lambda: Diagnosis((), "", 0))
+    reason = of_weights(of.rows, first, second, inputs, call)
+    large = "why: not looked for in so large a layer"
+    quick = Diagnosis((reason,), "", 0) if reason else Diagnosis((), large, 0)
+    if (reason and permuted(of.rows)) or sum(X.size for X in first.weights.values()) > LARGE:
+        return Report(report.rows, dtype, lambda: quick)
+    diagnosis = report.diagnosis
+    if not diagnosis.known:
         alone = compare(first, theirs["output"], *inputs, **call, others=others).diagnosis
-        diagnosis = alone if alone.known else diagnosis
+        diagnosis = alone if alone.known else quick if reason else diagnosis
     return Report(report.rows, report.dtype, lambda: diagnosis)  # so that the report keeps no array
 
 
