@@ -80,6 +80,23 @@ def test_a_pair_is_the_output_and_the_weights(layer, inputs):
     assert parity.compare(layer, (output, 2 * weights), *inputs, LENGTHS).first.name == "weights"
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_each_bound_is_that_of_the_rule(layer, inputs, dtype):
+    attention = parity.in_dtype(layer, dtype)
+    arrays = [X.astype(attention.weights["W_q.kernel"].dtype) for X in inputs]
+    wide = [X.astype("float64") for X in arrays]
+    base = everything(attention, arrays)
+    oracle = everything(parity.in_dtype(attention, "float64"), wide)
+    gradients = {name.removeprefix("gradient."): X for name, X in oracle.items() if name.startswith("gradient.")}
+    for row in parity.compare(attention, base, *arrays, LENGTHS).rows:
+        name = row.name.removeprefix("gradient.")
+        if row.name.startswith("gradient."):
+            options = {"gradient": True, "scale": parity.gradient_scale(name, gradients)}
+            assert row.bound == parity.bound(dtype, oracle[row.name], base[row.name], **options), row.name
+        elif row.name in ("W_q", "output"):  # all of it counts
+            assert row.bound == parity.bound(dtype, oracle[row.name], base[row.name]), row.name
+
+
 def test_newer_arguments_of_a_call(layer, inputs):
     random = np.random.default_rng(4)
     call = {"score_bias": random.normal(size=(1, H, Q, K)).astype("float32"), "causal": True, "offset": [1, 2]}
