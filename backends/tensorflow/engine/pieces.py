@@ -64,7 +64,7 @@ def pool_pieces(pooling, queries, keys, values, call):
     queries = tf.reshape(queries, (groups * count, rows, size, d))  # (pieces, rows, size, d)
     flat = [tf.reshape(X, (B * G, K, width)) for X, width in ((keys, d), (values, dv))]  # (B*G, K, d or dv)
     chunks = [chunked(padded(X, more), groups, heads, chunk) for X in flat]
-    of_one = isinstance(call.offset, int) or call.offset.shape[0] == 1
+    of_one = isinstance(call.offset, int) or tuple(call.offset.shape) in ((), (1, 1))  # () where keys were cut off
     numbers = call._replace(
         **dict.fromkeys(OF_PAIRS), known=None, valid_lens=padded(call.valid_lens, more // G, late),
         offset=call.offset if of_one else padded(call.offset, more // G),
