@@ -218,6 +218,13 @@ GROUPS = {
         "padding is an error of rounding": (r"np\.where\(problem\.matters\(name\), X, 0\)", "X"),
         "all roundings look alike": (r"LEFT = 0\.6", "LEFT = 60"),
     }),
+    "numbers in no file": ("mha/weights", "defaults", {
+        "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),
+        "mT5 has as many heads as T5": (r'"mt5": _T5 \| \{"num_heads": 6\}', '"mt5": _T5 | {"num_heads": 8}'),
+        "windows of Qwen begin a layer earlier": (r'"max_window_layers": 28', '"max_window_layers": 27'),
+        "a boolean takes two bytes": (r'\| \{"F8_E4M3": 1', '| {"BOOL": 2, "F8_E4M3": 1'),
+        "narrow numbers come first": (r"-item\[1\]\.dtype\.itemsize", "item[1].dtype.itemsize"),
+    }),
     "limits": ("mha/parity/why mha/parity/same", "limits", {
         "a reason may leave a third of the error": (r"LEFT = 0\.25", "LEFT = 0.33"),
         "a reason may leave a fifth of the error": (r"LEFT = 0\.25", "LEFT = 0.2"),

@@ -3,6 +3,8 @@
 # fmt: off
 GROUPS = {
     "mha explain": ("mha/explain mha/cli mha", "explain cli_explain cli_demo", {
+        "a head of keys serves as many as there are": (r"times=H // G", "times=G"),
+        "the inputs of steps are zeros": (r"arrays\.normal\(0, 1, \(B, T", "arrays.normal(0, 0, (B, T"),
         "a line is one too far": (r"found\.lineno, function", "found.lineno + 1, function"),
         "the last statement of a name is taken": (r"ast\.walk\(function\) if", "reversed([*ast.walk(function)]) if"),
         "statements that keep a step are passed over": (r"return kept \| ", "return "),
@@ -58,6 +60,7 @@ GROUPS = {
         "no report is looked at": (r'        page\.worst\(report\["results"\]\)\n', ""),
     }),
     "mha bench": ("mha/bench", "bench", {
+        "keys of groups are as wide as one head": (r"self\.H \* \(self\.G or self\.H\)", "(self.G or 1)"),
         "the maximum of the rounds, not the median": (r"1e3 \* statistics\.median\(", "1e3 * max("),
         "the mean of the rounds, not the median": (r"1e3 \* statistics\.median", "1e3 * statistics.mean"),
         "the largest overhead, not the median": (r"1e6 \* statistics\.median\(", "1e6 * max("),
@@ -71,6 +74,8 @@ GROUPS = {
         "the layer without its option is compared": (r"return Results\(\)", "return step()"),
     }),
     "heads": ("mha/heads backends/numpy", "heads", {
+        "a loss of bfloat16 is no number": (r'\.kind not in "fiu" and .*:', '.kind not in "fiu":'),
+        "a loss with its gradient may be anything": (r"\n    _number\(value\)", ""),
         "columns of a kernel lie feature by feature": (r"np\.arange\(block \* width, \(block \+ 1\) \* width\)",
             "np.arange(width) * (max(blocks) + 1) + block"),
         "the heads that are named are kept": (r"if head not in gone\]", "if head in gone]"),

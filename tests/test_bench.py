@@ -24,7 +24,7 @@ from mha.parity.run import processes
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
 ALL = Shape("all", 2, 29, 22, 2, keys="all")
-GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 4, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
+GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 6, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
 
 
 # What is measured
@@ -75,6 +75,9 @@ def test_floor_by_hand():
     assert Shape("", B=5, T=7, D=6, H=2, keys="ragged").multiply_adds() == sum(by_sample)
     # W_k and W_v of one head of two.
     assert Shape("", B=2, T=4, D=6, H=2, G=1).multiply_adds() == (8 + 3 + 3 + 8) * 36 + 2 * 144
+    # And of two heads of six: 12 * 4 each.
+    grouped = Shape("", B=2, T=4, D=12, H=6, G=2)
+    assert grouped.multiply_adds() == (8 + 8) * 144 + (6 + 6) * 48 + 2 * 288
     # Of the 10 pairs in order, 4 are of a query and its own key, 3 of it and the one before.
     for window, pairs in {(0, None): 4, (1, 0): 4 + 3, (3, 0): 10, (None, 0): 10}.items():
         shape = Shape("", B=2, T=4, D=6, H=2, causal=True, window=window)

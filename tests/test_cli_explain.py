@@ -47,11 +47,15 @@ def test_every_step_is_shown():
 
 
 def test_sizes_are_those_that_were_asked_for():
-    sizes = ["--batch", "3", "--queries", "2", "--keys", "7", "--hiddens", "24", "--heads", "4", "--kv-heads", "2"]
+    sizes = ["--batch", "3", "--queries", "2", "--keys", "7", "--hiddens", "24", "--heads", "6", "--kv-heads", "2"]
     text = shown(*sizes, "--lens", "1, 9,4")
-    assert re.search(r"repeat_k +\(B\*H, K, d\) +\(12, 7, 6\)", text)
+    assert re.search(r"repeat_k +\(B\*H, K, d\) +\(18, 7, 4\)", text)
     assert re.search(r"visible +\(B, 1, 1, K\) +\(3, 1, 1, 7\)", text)
-    assert "Heads of keys and values: G = 2. Each of them serves 2 heads of queries." in text
+    assert "Heads of keys and values: G = 2. Each of them serves 3 heads of queries." in text
+    for language in LANGUAGES:
+        told = catalogue(language)["explain"]["groups"].format(G=2, times=3)
+        assert told.count("2") == told.count("3") == 1
+        assert joined(told) in joined(shown(*sizes, "--lang", language))
     assert "Valid lengths: 1, 9, 4." in text
     assert "Valid lengths:" not in shown(*sizes)
     assert "visible_keys(" not in shown(*sizes)

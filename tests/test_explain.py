@@ -11,8 +11,8 @@ from mha import dispatch, explain
 from mha.languages import LANGUAGES, catalogue
 
 # All sizes differ, so that a swapped axis fails.
-SIZES = {"B": 2, "Q": 3, "K": 5, "H": 4, "G": 2, "D": 11, "Dq": 13, "Dk": 17, "Dv": 19, "d": 6, "dv": 7}
-WIDTHS = {"query_size": 13, "key_size": 17, "value_size": 19, "key_dim": 6, "value_dim": 7}
+SIZES = {"B": 2, "Q": 3, "K": 5, "H": 6, "G": 2, "D": 11, "Dq": 13, "Dk": 17, "Dv": 19, "d": 8, "dv": 7}
+WIDTHS = {"query_size": 13, "key_size": 17, "value_size": 19, "key_dim": 8, "value_dim": 7}
 OPTIONS = {"num_key_value_heads": 2, "rotary": mha.Rotary(), "qk_norm": "rms", "softcap": 3.0, "window": (4, None)}
 # What the line of a step must hold: the names of the lesson, and what each framework calls the same.
 HOLDS = {
@@ -35,10 +35,10 @@ FUNCTIONS = {
 @pytest.fixture(scope="module")
 def explained(backend):
     """A call with every option: its steps by name, and what the lesson's `trace` gives."""
-    attention = mha.MultiHeadAttention(11, 4, seed=1, readable=True, backend=backend, **WIDTHS, **OPTIONS)
+    attention = mha.MultiHeadAttention(11, 6, seed=1, readable=True, backend=backend, **WIDTHS, **OPTIONS)
     rng = np.random.default_rng(5)
     inputs = [rng.normal(size=(2, T, width)).astype("float32") for T, width in ((3, 13), (5, 17), (5, 19))]
-    score_bias, gates = rng.normal(size=(3, 5)).astype("float32"), np.array([1, 0.5, 0, 2], "float32")
+    score_bias, gates = rng.normal(size=(3, 5)).astype("float32"), np.array([1, 0.5, 0, 2, -1, 3], "float32")
     call = {"valid_lens": [4, 2], "score_bias": score_bias, "head_gates": gates}
     steps = {step.name: step for step in explain.call(attention, *inputs, **call)}
     return steps, attention.trace(*inputs, **call)
@@ -69,7 +69,7 @@ def test_letters_and_numbers_are_the_shape(explained):
 
 def test_the_split_in_three_stages(explained):
     steps, _ = explained
-    for one, T, heads, width in (("q", 3, 4, 6), ("k", 5, 2, 6), ("v", 5, 2, 7)):
+    for one, T, heads, width in (("q", 3, 6, 8), ("k", 5, 2, 8), ("v", 5, 2, 7)):
         parts = steps[f"W_{one}"].value.reshape(2, T, heads, width)  # (B, T, H, d)
         assert np.array_equal(steps[f"reshape_{one}"].value, parts)
         apart = np.stack([parts[:, :, head] for head in range(heads)], 1)  # (B, H, T, d)
@@ -77,17 +77,17 @@ def test_the_split_in_three_stages(explained):
         assert np.array_equal(steps[f"split_{one}"].value, np.concatenate(list(apart)))  # (B*H, T, d)
     for one in ("repeat_k", "repeat_v"):
         shared = steps[{"repeat_k": "rotate_k", "repeat_v": "split_v"}[one]].value
-        assert np.array_equal(steps[one].value, shared[[0, 0, 1, 1, 2, 2, 3, 3]])
+        assert np.array_equal(steps[one].value, shared[[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]])
     gated = steps["head_gated"].value  # (B*H, Q, dv)
-    assert np.array_equal(steps["reshape_pooled"].value, np.stack([gated[:4], gated[4:]]))
-    assert np.array_equal(steps["permute_pooled"].value[1, 2, 3], gated[7, 2])
+    assert np.array_equal(steps["reshape_pooled"].value, np.stack([gated[:6], gated[6:]]))
+    assert np.array_equal(steps["permute_pooled"].value[1, 2, 3], gated[9, 2])
 
 
 def test_what_is_hidden(explained):
     steps, _ = explained
     seen = np.array([[[j < length and i - 4 <= j for j in range(5)] for i in range(3)] for length in (4, 2)])
     assert np.array_equal(steps["visible"].value[:, 0], seen)
-    assert np.array_equal(steps["visible_heads"].value, seen[[0] * 4 + [1] * 4])
+    assert np.array_equal(steps["visible_heads"].value, seen[[0] * 6 + [1] * 6])
     assert np.array_equal(steps["weights"].value == 0, ~steps["visible_heads"].value)
 
 
@@ -159,6 +159,8 @@ def test_a_plain_call_has_the_steps_of_the_lesson_alone():
         "input", "project", "reshape", "permute", "merge", "dot", "weights", "pooled", "reshape_pooled",
         "permute_pooled", "merged", "output",
     ]  # fmt: skip
+    for seed, step in enumerate(steps[:3]):
+        assert np.array_equal(step.value, mha.normal(0, 1, step.shape, seed=seed, backend="numpy"))
     hidden = explain.steps("numpy", causal=True)
     assert next(step.letters for step in hidden if step.name == "visible") == "(1, 1, Q, K)"
 

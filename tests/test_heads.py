@@ -167,6 +167,16 @@ def test_how_samples_are_cut_into_batches_does_not_matter(rng, method):
 
 
 @pytest.mark.backends("numpy")
+def test_a_loss_may_be_a_number_of_bfloat16(rng):
+    attention = make("numpy", dtype="bfloat16")
+    inputs = [X.astype(attention.weights["W_q.kernel"].dtype) for X in draw(rng, "float32")]
+    found = mha.heads.importance(attention, [inputs], lambda output, _: output.sum(), "ablation")
+    assert found.tolist() == [
+        pytest.approx(float(mha.heads.importance(attention, [inputs], lambda output, _: float(output.sum()))[head]))
+        for head in range(attention.config.num_heads)
+    ]
+
+
 @pytest.mark.parametrize(
     ("batches", "loss", "method", "kind", "text"),
     [
@@ -183,6 +193,7 @@ def test_how_samples_are_cut_into_batches_does_not_matter(rng, method):
         ("own", lambda output, _: "much", "ablation", TypeError, "loss gave 'much' .str., expected one number"),
         ("own", lambda output, _: (1, 2, 3), "gradient", TypeError, "loss gave 3 things, expected one number"),
         ("own", lambda output, _: output.sum(), "gradient", ValueError, "functions of numpy, and return the pair"),
+        ("own", lambda output, _: (np.inf, output), "gradient", ValueError, "loss gave inf, expected a finite number"),
     ],
 )  # fmt: skip
 def test_what_importance_refuses(rng, batches, loss, method, kind, text):

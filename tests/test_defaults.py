@@ -1,0 +1,89 @@
+"""Numbers that stand in no file: what kinds of models do by default, and how many bytes a number of a dtype has."""
+
+import json
+
+import numpy as np
+import pytest
+
+import mha
+from mha.weights import model_config, readers
+from mha.weights.safetensors_writer import to_bytes
+
+# The defaults of transformers' configurations: a config.json may leave out what is as they say.
+GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.0625}
+GEMMA3 = GEMMA | {"qk_norm": "rms", "qk_norm_eps": 1e-6, model_config.FOLDED: True}
+PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
+WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
+DEFAULTS = [
+    ("llama", "llama", {}, PLAIN),
+    ("llama", "mistral", {}, PLAIN | {"window": WINDOW}),
+    ("llama", "qwen2", {}, PLAIN),
+    ("llama", "qwen2", {"use_sliding_window": True, "layer": 27}, PLAIN),
+    ("llama", "qwen2", {"use_sliding_window": True, "layer": 28}, PLAIN | {"window": WINDOW}),
+    ("llama", "qwen3", {}, PLAIN | {"key_dim": 128, "rotary": mha.Rotary(128), "qk_norm": "rms", "qk_norm_eps": 1e-6}),
+    ("llama", "gemma", {"num_attention_heads": ...},
+     {"num_heads": 16, "num_key_value_heads": 16, "key_dim": 256, "rotary": mha.Rotary(256), "window": None}),
+    ("llama", "gemma2", {"num_attention_heads": ..., "layer": 2},
+     GEMMA | {"rotary": mha.Rotary(256), "window": WINDOW, "softcap": 50.0}),
+    ("llama", "gemma2", {"num_attention_heads": ..., "layer": 3},
+     GEMMA | {"rotary": mha.Rotary(256), "window": None, "softcap": 50.0}),
+    ("llama", "gemma3_text", {"num_attention_heads": ..., "layer": 4},
+     GEMMA3 | {"rotary": mha.Rotary(256), "window": WINDOW}),
+    ("llama", "gemma3_text", {"num_attention_heads": ..., "layer": 5}, GEMMA3 | {"rotary": GLOBAL, "window": None}),
+    ("neox", "gpt_neox", {}, PLAIN | {"rotary": mha.Rotary(2)}),
+    ("neox", "falcon", {}, PLAIN | {"num_key_value_heads": 1}),
+    ("neox", "falcon", {"new_decoder_architecture": True}, PLAIN | {"num_key_value_heads": 6}),
+    ("neox", "falcon", {"multi_query": False}, PLAIN | {"num_key_value_heads": 6}),
+    ("neox", "bloom", {}, PLAIN | {"rotary": None}),
+    ("t5", "t5", {}, {"num_heads": 8, "key_dim": 64, "scale": 1.0}),
+    ("t5", "mt5", {}, {"num_heads": 6, "key_dim": 64, "scale": 1.0}),
+    ("t5", "umt5", {}, {"num_heads": 6, "key_dim": 64, "scale": 1.0}),
+    ("t5", "switch_transformers", {}, {"num_heads": 12, "key_dim": 64, "scale": 1.0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "kind", "said", "options"), DEFAULTS)
+def test_what_a_model_leaves_out_is_the_default_of_its_kind(tmp_path, scheme, kind, said, options):
+    model = {"model_type": kind, "num_attention_heads": 6, "hidden_size": 48} | said
+    layer = model.pop("layer", 0)
+    model = {name: value for name, value in model.items() if value is not ...}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    found = model_config.options(tmp_path / "config.json", scheme, f"model.layers.{layer}.self_attn.")
+    assert found == options
+
+
+# The names of dtypes in the format's description, with the bytes of a number.
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4}
+BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("code", BYTES)
+def test_an_array_has_so_many_bytes_as_its_dtype_says(tmp_path, code, more):
+    size = 15 * BYTES[code] + more
+    header = json.dumps({"X": {"dtype": code, "shape": [3, 5], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    if more:
+        with pytest.raises(
+            ValueError, match=rf"X has {size} bytes, which does not fit dtype {code} and shape \(3, 5\)$"
+        ):
+            readers.opened(path).__enter__()
+        return
+    with readers.opened(path) as source:
+        assert source.entries["X"].shape == (3, 5)
+
+
+def test_wide_numbers_come_first_so_that_all_are_aligned(tmp_path):
+    arrays = {f"{dtype} {n}": np.ones(n, dtype) for n in (3, 5) for dtype in ("bool", "float16", "float64", "float32")}
+    data = to_bytes(arrays, {})
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header.pop("__metadata__")
+    assert [name.split()[0] for name in header] == [*["float64"] * 2, *["float32"] * 2, *["float16"] * 2, *["bool"] * 2]
+    for name, entry in header.items():
+        start, stop = entry["data_offsets"]
+        assert (8 + length + start) % arrays[name].itemsize == 0
+        assert np.array_equal(
+            np.frombuffer(data[8 + length + start : 8 + length + stop], arrays[name].dtype), arrays[name]
+        )
