@@ -1,6 +1,6 @@
 """How often `mha.parity.diagnose` names a known mistake, with confidence, for one that is not in its catalogue.
 
-python tests/unknown_mistakes.py [NUMBER]
+python tests/unknown_mistakes.py [NUMBER] [FIRST SEED] [DTYPE]
 """
 
 import dataclasses
@@ -116,10 +116,11 @@ def named(seed, dtype="float32"):
     return [(bool(report), report.diagnosis.mistakes, kind) for report in reports]
 
 
-def main(number):
+def main(number=200, first=0, dtype="float32"):
     """Print how many of so many unknown mistakes are named wrongly."""
+    found = [named(seed, dtype) for seed in range(first, first + number)]
     for which, place in (("output alone", 0), ("all steps", 1)):
-        results = [named(seed)[place] for seed in range(number)]
+        results = [each[place] for each in found]
         shown = [result for result in results if not result[0]]
         wrong = [result for result in shown if result[1]]
         print(f"{which}: {len(wrong)} of {len(shown)} unknown mistakes were named")
@@ -128,4 +129,4 @@ def main(number):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    main(*[int(word) if word.isdigit() else word for word in sys.argv[1:]])

@@ -1,0 +1,91 @@
+"""A port as somebody wrote it, with the layer and the call in which it is compared."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ports import Port
+
+import mha
+from mha import parity
+from mha.config import numpy_dtype
+
+PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
+GROUPED = {"num_hiddens": 48, "num_heads": 6, "num_key_value_heads": 2, "bias": True}
+LLAMA = GROUPED | {"bias": False, "rotary": mha.Rotary(8)}
+GEMMA = GROUPED | {
+    "bias": False, "qk_norm": "rms", "softcap": 2.0, "scale": 0.4, "window": (4, 0), "rotary": mha.Rotary(8),
+}  # fmt: skip
+INTERLEAVED = LLAMA | {"rotary": mha.Rotary(8, interleaved=True)}
+PARTLY = PLAIN | {"num_hiddens": 48, "rotary": mha.Rotary(8)}  # 8 of 12 components
+CAUSAL, LENGTHS, BIASED = {"causal": True}, {"valid_lens": ...}, {"score_bias": ...}
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A port, and what is to be found about it.
+
+    id: what is special about it; port: a class of ports, or a function of a layer, queries, keys, values and the call,
+    which returns what `parity.compare` takes; layer: the layer's options; call: the other arguments of the call, ... =
+    random ones. seen: in what a mistake shows, "output" or "gradients"; "" = the port is right. mistake: the name that
+    the catalogue has for it, "" = none; second: that of another mistake beside it. argument: the argument of the call
+    that explains it as well, "" = none. compared: further arguments of `parity.compare`. dtype: of the layer; backend:
+    of the port's arrays; tokens: queries and keys; cross: True = keys and values are other inputs than queries; size:
+    of the inputs.
+    """
+
+    id: str
+    port: Any
+    layer: dict[str, Any] = dataclasses.field(default_factory=lambda: PLAIN)
+    call: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seen: str = ""
+    mistake: str = ""
+    second: str = ""
+    argument: str = ""
+    compared: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dtype: str = "float32"
+    backend: str = "numpy"
+    tokens: tuple[int, int] = (13, 13)
+    cross: bool = False
+    size: float = 1.0
+
+
+def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ...], dict[str, Any]]:
+    """The layer on NumPy with random biases and scales, the inputs, and the arguments of the call."""
+    rng = np.random.default_rng(7)
+    layer = mha.MultiHeadAttention(**written.layer, dtype=written.dtype, seed=0, backend="numpy")
+    dtype, (Q, K) = numpy_dtype(written.dtype), written.tokens
+    layer.weights = {
+        name: X if X.ndim == 2 else rng.normal("norm" in name, 0.5, X.shape).astype(dtype)
+        for name, X in layer.weights.items()
+    }
+    B, H = 3, layer.config.num_heads
+    queries, keys, values = ((written.size * rng.normal(size=(B, T, layer.config.num_hiddens))).astype(dtype)
+                             for T in (Q, K, K))  # fmt: skip
+    if not written.cross and Q == K:
+        keys = values = queries
+    drawn = {
+        "mask": rng.random((B, 1, Q, K)) < 0.6, "valid_lens": np.array([K, 5, 7]),
+        "score_bias": rng.normal(size=(1, H, Q, K)).astype(dtype), "head_gates": rng.normal(1, 0.5, H).astype(dtype),
+    }  # fmt: skip
+    drawn["mask"][..., 0] = True
+    call = {name: drawn[name] if X is ... else X for name, X in written.call.items()}
+    return layer, (queries, keys, values), call
+
+
+def run(written: Written, layer: mha.MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Any:
+    """What the port gives: the output, (output, weights), or arrays by name."""
+    port: Callable[..., Any] = written.port
+    if isinstance(port, type) and issubclass(port, Port):
+        return port(layer)(*inputs, **call)
+    return port(layer, *inputs, **call)
+
+
+def report_of(written: Written, whole: bool = True) -> parity.Report:
+    """The comparison of a port, whole or of the output alone."""
+    layer, inputs, call = made(written)
+    theirs = run(written, layer, inputs, call)
+    if not whole:
+        theirs = theirs[0] if isinstance(theirs, tuple) else theirs["output"] if isinstance(theirs, dict) else theirs
+    return parity.compare(layer, theirs, *inputs, **call, **written.compared)
