@@ -173,7 +173,8 @@ def test_pairs_that_lie_and_turn_another_way_are_the_same_layer(rotated):
 
 def test_options_are_for_what_neither_file_says(rotated, tmp_path):
     _, second, wrong = rotated
-    assert f"mha: {second} does not say everything: --num-heads is not given" in run("compare", second, wrong).stderr
+    said = f"mha: {second} (A) and {wrong} (B) do not say everything: --num-heads is not given"
+    assert said in run("compare", second, wrong).stderr
     arguments = ("compare", second, second)
     told = run(*arguments, "--num-heads", "4")
     assert "--rotary is not given" in told.stderr
@@ -241,16 +242,11 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
     assert shifted
     alone = parity.compare_files(ours[1], first, prefix_b="h.1.attn")  # 1 is what `ours` was made from too
     assert alone
-    result = run("compare", first, other, "--prefix-a", "h.6.attn", "--num-heads", "3")
+    result = run("compare", first, write({}, 3), "--prefix-a", "h.6.attn", "--num-heads", "3")
     assert result.exit_code == 2
     assert (
-        "12 attention layers are there, expected one; choose --from-b timm --prefix-b blocks.0.attn.;" in result.stderr
+        "3 attention layers are there, expected one; choose --from-b timm --prefix-b blocks.0.attn.;" in result.stderr
     )
-    result = run("compare", first, write({}, 3), "--num-heads", "3")
-    assert result.exit_code == 2
-    assert "has 12 and " in result.stderr
-    assert " has 3 attention layers, expected as many, to compare them all; choose one of each" in result.stderr
-    assert result.stderr.endswith("such as --prefix-a h.0.attn. --prefix-b blocks.0.attn.\n")
 
 
 # 5. What is wrong

@@ -24,7 +24,7 @@ def compare(
         str | None, typer.Option(metavar="PREFIX", help="The beginning of the names of the layer's arrays in A.")
     ] = None,
     prefix_b: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="The same for B; default: as in A, if B has such names.")
+        str | None, typer.Option(metavar="PREFIX", help="The same for B; default: that of the partner of A's layer.")
     ] = None,
     num_heads: Annotated[
         int | None, typer.Option(metavar="H", help="The number of heads, if a file does not say it.")
@@ -41,13 +41,17 @@ def compare(
     A and B are files of mha, or checkpoints of any known naming scheme. For each weight, the report says whether B's
     has the same bits as A's, is the same up to rounding, or differs, and which known change (such as a transpose)
     makes B's from A's. Then it compares the outputs for the same inputs, and names the known mistake that explains
-    those of B. Without prefixes, all layers are compared, if both files have the same number of them.
+    those of B.
+
+    Without prefixes, all layers are compared: pairs of equal prefixes, else of the same weights, else in the order of
+    their prefixes. Swapped layers differ; so do files of which one has a layer without a partner. A prefix chooses one
+    layer, and its partner in the other file.
 
     Arrays that stand beside a layer's weights, such as T5's table of biases, are compared as arrays. The last line says
     which other arrays were not compared.
 
-    If a file does not say something, such as the number of heads, it is taken from the options, or else from the other
-    file.
+    If a file does not say something, such as the number of heads or the window, it is taken from the options, or else
+    from the other file.
 
     \b
     Examples:

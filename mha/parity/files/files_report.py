@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from mha.parity.files.one_file import Layer
+from mha.parity.files.pairing import Move, Pair
 from mha.parity.why.two_layers import LayersReport
 from mha.tables import counted, few, lines, number, plain_table, text
 
-Pair = tuple[Layer, Layer]
+LISTED = 4  # so many layers in another place are listed
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -19,7 +20,8 @@ class FilesReport:
 
     paths: of the files. layers: of each pair, (scheme, prefix) in A and in B. reports: the `LayersReport` of each; the
     first that differs has the reason. notes: further lines. others: the names of all arrays in A, and in B, that were
-    not compared.
+    not compared. alone: the layers of A, and of B, that have no partner. moves: layers of B with the weights of one
+    layer of A and the name of another one.
     """
 
     paths: tuple[str, str]
@@ -27,19 +29,34 @@ class FilesReport:
     reports: tuple[LayersReport, ...]
     notes: tuple[str, ...]
     others: tuple[tuple[str, ...], tuple[str, ...]]
+    alone: tuple[tuple[Layer, ...], tuple[Layer, ...]] = ((), ())
+    moves: tuple[Move, ...] = ()
 
     def __bool__(self) -> bool:
-        return all(self.reports)
+        return all(self.reports) and not any(self.alone) and not self.moves
+
+    @property
+    def swapped(self) -> tuple[tuple[Layer, Layer], ...]:
+        """The pairs of A's layers of which B has each with the other's name."""
+        named = {(move.weights, move.named) for move in self.moves}
+        pairs = [(move.weights, move.named) for move in self.moves if (move.named, move.weights) in named]
+        return tuple(pair for at, pair in enumerate(pairs) if pair[::-1] not in pairs[:at])
 
     @property
     def verdict(self) -> str:
         """The result in a sentence."""
-        if len(self.reports) == 1:
-            return self.reports[0].verdict
         wrong = [report for report in self.reports if not report]
-        if not wrong:
-            return f"all {len(self.reports)} layers are the same"
-        return f"{len(wrong)} of {len(self.reports)} layers differ; the first: {wrong[0].verdict}"
+        if len(self.reports) == 1:
+            found = self.reports[0].verdict
+        elif wrong:
+            found = f"{len(wrong)} of {len(self.reports)} layers differ; the first: {wrong[0].verdict}"
+        else:
+            found = f"all {len(self.reports)} layers are the same"
+        moved = ["in another order"] if self.moves and not self.swapped else []
+        moved += [f"{first[1]} and {second[1]} are swapped" for first, second in self.swapped[:LISTED]]
+        lone = [f"{counted(len(some), 'layer')} of {name}" for name, some in zip("AB", self.alone, strict=True) if some]
+        more = [*moved, *([f"no partner for {' and '.join(lone)}"] if lone else [])]
+        return f"{found}; but {', '.join(more)}" if more else found
 
     def __str__(self) -> str:
         return text(self)
@@ -53,6 +70,14 @@ class FilesReport:
             yield from lines(f"{name}: {path}, {where}", options)
         for note in self.notes:
             yield from lines(note, options)
+        for name, alone in zip("AB", self.alone, strict=True):
+            if alone:
+                prefixes = ", ".join(few([prefix for _, prefix in alone]))
+                yield from lines(f"without a partner: {counted(len(alone), 'layer')} of {name} ({prefixes})", options)
+        for move in self.moves[:LISTED]:
+            yield from lines(f"{move.weights[1]} of A is {move.layer[1]} of B", options)
+        if len(self.moves) > LISTED:
+            yield from lines(f"and {len(self.moves) - LISTED} more in another place", options)
         yield from self.of_layers(options)
         if any(self.others):
             yield from lines(f"not compared: {not_compared(self.others)}", options)

@@ -3,13 +3,13 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from mha import weights
 from mha.names import SchemeChoice, SchemeName
-from mha.weights import readers, said, schemes
+from mha.weights import model_config, readers, said, schemes
 
 Name = str | os.PathLike[str]  # of a file
 Layer = tuple[SchemeName, str]  # scheme and prefix
@@ -31,7 +31,7 @@ class File:
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 
-    def chosen(self, prefixes: list[str | None] | list[str]) -> list[Layer]:
+    def chosen(self, prefixes: Sequence[str | None]) -> list[Layer]:
         """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
         with readers.opened(self.path) as source, said.named(names):
@@ -45,6 +45,12 @@ class File:
             names = {name.removeprefix(prefix): name for name in found}
             pattern = schemes.SCHEMES[scheme].pattern
             return {after: source.read(name, known) for after, name in names.items() if pattern(after)}
+
+    def silent(self, layer: Layer) -> bool:
+        """Whether the file says no options of a layer: it is not of mha, and no configuration of its model is there."""
+        with readers.opened(self.path) as source:
+            config = model_config.beside(source.path, layer[0])
+            return not weights.is_own(source) and not (config and config.exists())
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
         """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
