@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mha.parity import CATALOGUE
 from mha.parity.mistakes import of_precision
-from mha.parity.why import precision
+from mha.parity.search import precision
 
 PAGE = Path(__file__).parent / "parity.md"
 HEADER = "| mistake | what it does |\n|---|---|\n"

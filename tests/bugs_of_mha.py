@@ -229,15 +229,27 @@ GROUPS = {
         "what was not compared is not said": (r"if any\(self\.others\):", "if False:"),
         "names of one kind are all told": (r're\.sub\(r"\\d\+", "0", array\): array', "array: array"),
     }),
-    "diagnoses": ("mha/parity/why mha/parity/mistakes mha/parity/pipeline", "diagnose", {
+    "diagnoses": ("mha/parity/search mha/parity/mistakes mha/parity/pipeline", "diagnose", {
         "a part that changes is not computed again": (r" or any\(map\(self\.touches, .*\)\)", ""),
         "what is merely near is called the same": (r"self\.ratio <= 1 and self\.left <= LEFT", "True"),
         "one sample tells all": ("SAMPLES, ROUNDS = 3", "SAMPLES, ROUNDS = 1"),
         "no pairs are tried": ("if pairs and further", "if False and further"),
         "scores that a mistake hides count": (r"plan\.hiding is self\.plan\.hiding", "True"),
         "another number of heads is not regrouped": (r"X if X\.shape\[1\] == heads", "X if True"),
-        "padding is an error of rounding": (r"np\.where\(problem\.matters\(name\), X, 0\)", "X"),
+        "padding is an error of rounding": (r"np\.where\(counts\[name\], X - exact\[name\], 0\)", "X - exact[name]"),
         "all roundings look alike": (r"LEFT = 0\.6", "LEFT = 60"),
+        "a few queries tell all": (r"\.ratio > REFUTED", ".ratio > -1"),
+        "all queries are searched": (r"if Q <= FEW or", "if True or"),
+        "queries with errors are not looked at": (r"chosen \|= set\(", "set("),
+        "forms of mistakes that need all queries get few": (r"usual = plan\.rows == self\.rows or", "usual = True or"),
+        "what was not tried is passed over": (r"self\.untried\[2\]\n", "0\n"),
+        "time is never over": (r"return time\.thread_time\(\) >= self\.end", "return False"),
+        "progress is shown in pipes": (r"disable=not console\.is_terminal", ""),
+        "progress is never shown": (r"disable=not console\.is_terminal", "disable=True"),
+        "a kernel's product serves others": (r"self\.products\.get\(\(id\(X\), id\(kernel\)\)\)",
+            "next(iter(self.products.values()), None)"),
+        "products without rounding serve rounding": (r"if known is None or how != \(as_it_is, as_it_is\):",
+            "if known is None:"),
     }),
     "numbers in no file": ("mha/weights", "defaults", {
         "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),
@@ -246,7 +258,7 @@ GROUPS = {
         "a boolean takes two bytes": (r'\| \{"F8_E4M3": 1', '| {"BOOL": 2, "F8_E4M3": 1'),
         "narrow numbers come first": (r"-item\[1\]\.dtype\.itemsize", "item[1].dtype.itemsize"),
     }),
-    "limits": ("mha/parity/why mha/parity/same", "limits", {
+    "limits": ("mha/parity/search mha/parity/why mha/parity/same", "limits", {
         "a reason may leave a third of the error": (r"LEFT = 0\.25", "LEFT = 0.33"),
         "a reason may leave a fifth of the error": (r"LEFT = 0\.25", "LEFT = 0.2"),
         "more noise is left in half precision": (r"NOISE = 2\.0", "NOISE = 3.0"),

@@ -1,7 +1,10 @@
 """`mha.parity.diagnose`: known mistakes are named, alone and in pairs; unknown ones are said to be unknown."""
 
 import dataclasses
+import io
 import itertools
+import re
+import sys
 
 import numpy as np
 import planted
@@ -230,11 +233,102 @@ def test_what_is_the_same_needs_no_reason():
     assert (diagnosis.explanations, diagnosis.note) == ((), "nothing to explain: all that was given is the same")
 
 
-def test_a_call_that_is_too_large_for_pairs_says_so(monkeypatch):
-    monkeypatch.setattr(parity.why.search, "LONG", 0)
+def test_what_was_not_tried_for_want_of_time_is_counted(monkeypatch):
+    layer, inputs, arguments = planted.CALLS[4].made()
+    inputs = [X[:1] for X in inputs]
+    theirs = -layer(*inputs, **arguments)
+    everything = parity.diagnose(layer, theirs, *inputs, **arguments).tried
+    assert everything > 600
+    ticks = itertools.count()
+    monkeypatch.setattr(parity.search.effort.time, "thread_time", lambda: next(ticks) / 50)
+    note = parity.diagnose(layer, theirs, *inputs, **arguments).note
+    found = re.search(
+        r"none of (\d+) tries .* numbers; (\d+) pairs of mistakes were not tried, there was no time;", note
+    )
+    tried, missed = map(int, found.groups())
+    assert tried + missed == everything
+    assert 50 < tried < 7 * 50
+    monkeypatch.setattr(parity.search.effort, "SECONDS", 0)
+    note = parity.diagnose(layer, theirs, *inputs, **arguments).note
+    assert f" {len(FORMS)} forms of mistakes were not tried, there was no time;" in note
+
+
+def long_call(D=128, H=4, T=97):
+    """A layer, inputs, lengths, and the output of a port of it, with more queries than a search computes."""
+    layer = mha.MultiHeadAttention(D, H, bias=True, seed=0, backend="numpy")
+    layer.weights = {
+        name: X + (0.1 if name.endswith("bias") else 0) * np.arange(X.shape[-1], dtype="float32") / D
+        for name, X in layer.weights.items()
+    }
+    X = np.random.default_rng(2).normal(size=(2, T, D)).astype("float32")
+
+    def port(kernels, scale, lengths):
+        weights = layer.weights | kernels
+        heads = {
+            name: (X @ weights[f"W_{name}.kernel"] + weights[f"W_{name}.bias"])
+            .reshape(2, T, H, D // H)
+            .swapaxes(1, 2)  # (B, H, T, d)
+            for name in "qkv"
+        }
+        scores = heads["q"] @ heads["k"].swapaxes(2, 3) * np.float32(scale)
+        scores = np.where(np.arange(T) < np.array(lengths)[:, None, None, None], scores, -np.inf)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        merged = (shares / shares.sum(-1, keepdims=True) @ heads["v"]).swapaxes(1, 2).reshape(2, T, D)  # (B, Q, H*d)
+        return merged @ weights["W_o.kernel"] + weights["W_o.bias"]
+
+    return layer, X, port
+
+
+def test_a_long_call_is_searched_in_a_few_queries():
+    layer, X, port = long_call()
+    lengths, d = [97, 61], 32
+    transposed = {name: layer.weights[name].T for name in ("W_o.kernel", "W_v.kernel")}
+    noise = layer.weights["W_q.kernel"] * np.random.default_rng(3).normal(1, 0.3, (128, 128)).astype("float32")
+    known = {
+        (): port({"W_q.kernel": noise}, d**-0.5, lengths),
+        ("W_o.kernel is not transposed",): port({"W_o.kernel": transposed["W_o.kernel"]}, d**-0.5, lengths),
+        ("lengths are one too short",): port({}, d**-0.5, [96, 60]),
+        ("W_v.kernel is not transposed", "no scale"): port({"W_v.kernel": transposed["W_v.kernel"]}, 1, lengths),
+    }
+    for mistakes, theirs in known.items():
+        searched = parity.diagnose(layer, theirs, X, X, X, lengths)
+        assert searched.mistakes == mistakes, searched
+
+
+def test_a_search_computes_few_of_many_queries(monkeypatch):
+    layer, X, _ = long_call()
+    seen = []
+    right = parity.search.search.Search.__init__
+
+    def noted(self, problem, theirs, forms, focus, *rest):
+        seen.append(focus)
+        right(self, problem, theirs, forms, focus, *rest)
+
+    monkeypatch.setattr(parity.search.search.Search, "__init__", noted)
+    theirs = layer(X, X, X, [97, 0])
+    theirs[0, 53] += 1
+    assert not parity.diagnose(layer, theirs, X, X, X, [97, 0]).known
+    samples, rows = seen[0]
+    assert samples == [0]
+    assert {0, 53, 96} <= set(rows)
+    assert len(rows) <= 12
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     layer, inputs, arguments = planted.CALLS[0].made()
-    note = parity.diagnose(layer, -layer(*inputs, **arguments), *inputs, **arguments).note
-    assert "pairs of mistakes were not tried, the call is too large: give one sample of few queries" in note
+    monkeypatch.setattr(parity.search.effort, "QUIET", 0)
+    wrong = -layer(*inputs, **arguments)
+    parity.diagnose(layer, wrong, *inputs, **arguments)
+    assert capsys.readouterr() == ("", "")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    parity.diagnose(layer, wrong, *inputs, **arguments)
+    assert "Looking for reasons" in sys.stderr.getvalue()
 
 
 # Implementations that are written here, not made of the catalogue

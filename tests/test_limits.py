@@ -1,7 +1,6 @@
 """The limits by which `mha.parity` finds a reason, or takes weights for the same: each pinned from both sides."""
 
 import dataclasses
-import types
 
 import numpy as np
 import planted
@@ -9,15 +8,20 @@ import pytest
 
 import mha
 from mha import parity
+from mha.parity.mistakes.bench import ALL
 from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.mistake import Mistake
 from mha.parity.mistakes.of_precision import everything
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 from mha.parity.same.relations import Change, related
-from mha.parity.why import diagnosis, precision
-from mha.parity.why.verdicts import Verdict, confirmed
+from mha.parity.search import precision
+from mha.parity.search.focus import Focus
+from mha.parity.search.verdicts import Judge, Verdict
+from mha.parity.why import diagnosis
 
+EVERYTHING = Focus(ALL, ALL)
 FORM = next(form for form in FORMS if form.mistake.name == "W_q.kernel is not transposed")
 
 
@@ -56,7 +60,7 @@ def test_what_a_mistake_leaves_of_the_error_is_measured(share):
     layer.weights = layer.weights | {"W_q.kernel": kernel.T}
     wrong = layer(asked.queries, asked.keys, asked.values).astype("float64")
     theirs = wrong + share / (1 + share) * (right - wrong)
-    found = confirmed(asked, {"output": theirs}, (FORM,))
+    found = Judge(asked, {"output": theirs}, EVERYTHING).judged((FORM,))
     assert found.left == pytest.approx(share, rel=1e-3)  # of the rounding of one of the two
     assert found.ratio > 1
 
@@ -68,11 +72,11 @@ def test_noise_in_half_precision_is_measured_by_that_of_numpy(dtype, share):
     oracle, base = asked.oracle["output"], asked.base["output"].astype("float64")
     unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
     noise = rms(base - oracle) + 2 * unit * rms(oracle)
-    found = confirmed(asked, {"output": oracle + share * noise}, ())
+    found = Judge(asked, {"output": oracle + share * noise}, EVERYTHING).judged(())
     assert found.noise == pytest.approx(share)
     assert found.noise > 2 or found._replace(left=0.0).same
     _, asked = small(dtype="float32")
-    assert confirmed(asked, {"output": asked.oracle["output"] + 1e-6}, ()).noise == 0
+    assert Judge(asked, {"output": asked.oracle["output"] + 1e-6}, EVERYTHING).judged(()).noise == 0
 
 
 @pytest.mark.parametrize(("far", "sure"), [(3.6, ()), (4.4, (("bfloat16 arithmetic",),))])
@@ -111,13 +115,15 @@ def imitated(monkeypatch, lefts, numbers=24):
     errors = np.zeros(exact["output"].size)
     errors[:numbers] = np.where(np.arange(numbers) % 3, 1e-2, -2e-2)
     errors = errors.reshape(exact["output"].shape)
-    listed = [types.SimpleNamespace(name=f"{left}", what="", forms={"": lambda plan, L=left: L}) for left in lefts]
+    listed = [Mistake(f"{left}", "", (), {"": lambda plan: plan}) for left in lefts]
     monkeypatch.setattr(precision, "ROUNDINGS", listed)
 
-    def steps(left):
+    def imitation(self, state, names):
+        left = float(state[0].mistake.name) if state else 1.0
         return {"output": exact["output"] + (1 - left) * errors}
 
-    found = precision.roundings(asked, {"output": exact["output"] + errors}, exact, None, steps)
+    monkeypatch.setattr(precision.Bench, "all_of", imitation)
+    found = precision.roundings(asked, {"output": exact["output"] + errors}, (), EVERYTHING)
     assert [one.left for one in found] == [pytest.approx(float(one.name), abs=1e-9) for one in found]
     return [one.name for one in found]
 

@@ -3,21 +3,25 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mha.parity.mistakes.mistake import Form, Mistake
-from mha.parity.pipeline.parts import PART_OF, PARTS, compute
+from mha.parity.mistakes.mistake import Form
+from mha.parity.pipeline.parts import PART_OF, PARTS, ROLES, compute
 from mha.parity.pipeline.pieces import Array, Steps
 from mha.parity.pipeline.plan import Plan, plan_of, same
 from mha.parity.same.problem import Problem
 
 State = tuple[Form, ...]
+ALL = slice(None)
 
 
 class Bench:
-    """The pipeline of some samples in one dtype, with mistakes; a part that several of them share is computed once."""
+    """The pipeline of some samples and queries in one dtype, with mistakes; what several of them share is made once.
 
-    def __init__(self, problem: Problem, dtype: Any, samples: Any, rows: slice = slice(None)) -> None:
-        self.plan = plan_of(problem, dtype, samples, rows)
-        self.parts: dict[tuple[str, State], tuple[Steps, Array]] = {}
+    samples: a slice, or a list of integers; rows: the queries, a slice or a tuple of integers.
+    """
+
+    def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL) -> None:
+        self.plan, self.samples, self.rows = plan_of(problem, dtype, samples, rows), samples, rows
+        self.parts: dict[tuple[str, bool, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
 
     def planned(self, state: State) -> Plan | None:
@@ -32,18 +36,28 @@ class Bench:
 
     def forget(self) -> None:
         """Keep only what has no mistakes."""
-        self.parts = {key: made for key, made in self.parts.items() if not key[1]}
+        self.parts = {key: made for key, made in self.parts.items() if not key[2]}
         self.plans = {(): self.plan}
 
-    def possible(self, mistakes: Sequence[Mistake]) -> list[Form]:
+    def possible(self, forms: Sequence[Form]) -> list[Form]:
         """List the forms of mistakes that change the plan."""
-        made = (Form(at, one, how, change) for at, one in enumerate(mistakes) for how, change in one.forms.items())
-        return [form for form in made if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
+        return [form for form in forms if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
+
+    def whole(self, state: State) -> bool:
+        """Whether these mistakes need queries beyond those that are to be computed."""
+        plan = self.planned(state)
+        return plan is not None and plan.rows != self.rows
+
+    def work(self, state: State) -> tuple[bool, int]:
+        """Compare the work for mistakes: whether all queries are needed, and how many projections several change."""
+        several = [role for role in ROLES if sum(form.mistake.touches(role) for form in state) > 1]
+        return any(self.whole((form,)) for form in state), len(several)
 
     def steps(self, state: State, name: str) -> Array | None:
         """Return a step with these mistakes, None if there is no such step or they are impossible here."""
         plan = self.planned(state)
-        return None if plan is None else self.part(state, plan, PART_OF[name])[0].get(name)
+        X = None if plan is None else self.part(state, plan, PART_OF[name])[0].get(name)
+        return X if X is None or plan is None or plan.rows == self.rows else self.of_rows(name, X)
 
     def all_of(self, state: State, names: Iterable[str]) -> Steps | None:
         """Return several steps by name; None if one of them is missing."""
@@ -58,15 +72,34 @@ class Bench:
         plan = self.planned(state) if PART_OF[name] == "scores" else None
         if plan is None or plan.hiding is self.plan.hiding or plan.heads != self.plan.heads:
             return right
-        return right & plan.visible()
+        seen = plan.visible()
+        return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))
+
+    def cut(self, name: str, X: Array) -> Array:
+        """Take the samples and queries to compute from a step of the whole call, or an array that broadcasts to it."""
+        if X.ndim == 0:
+            return X
+        X = self.plan.of_samples(X)
+        return X if X.shape[1 if X.ndim == 3 else 2] == 1 else self.of_rows(name, X)
+
+    def of_bounds(self, rows: Array | None) -> Array | None:
+        """Take the samples and queries to compute from the bounds of rows (B, Q); None stays None."""
+        return None if rows is None else rows[self.samples][:, self.rows]
+
+    def of_rows(self, name: str, X: Array) -> Array:
+        """Take the queries to compute from a step (B, Q, D) or (B, H, Q, any) that has all."""
+        if PART_OF[name] in ROLES or self.rows == ALL:
+            return X
+        return X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows]
 
     def part(self, state: State, plan: Plan, part: str) -> tuple[Steps, Array]:
         """Compute one part: its steps, and its result."""
-        key = part, tuple(form for form in state if form.mistake.touches(part))
+        usual = plan.rows == self.rows or part in ROLES
+        key = part, usual, tuple(form for form in state if form.mistake.touches(part))
         if key in self.parts:
             return self.parts[key]
         before = {name: self.part(state, plan, name)[1] for name in PARTS[part]}
         made = compute(part, plan, before)
-        if len(key[1]) <= 1:
+        if len(key[2]) <= usual:
             self.parts[key] = made
         return made

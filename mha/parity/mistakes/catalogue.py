@@ -1,6 +1,6 @@
 """The catalogue of all mistakes that have exact forms, in the order in which they are tried."""
 
-from mha.parity.mistakes.mistake import Form
+from mha.parity.mistakes.mistake import forms_of
 from mha.parity.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
 from mha.parity.mistakes.of_hiding import OF_HIDING, OF_WINDOWS
 from mha.parity.mistakes.of_norms import OF_NORMS
@@ -15,8 +15,4 @@ CATALOGUE = (
 )  # fmt: skip
 
 
-FORMS = tuple(
-    Form(place, mistake, how, change)
-    for place, mistake in enumerate(CATALOGUE)
-    for how, change in mistake.forms.items()
-)
+FORMS = forms_of(CATALOGUE)

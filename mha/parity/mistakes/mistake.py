@@ -1,7 +1,7 @@
 """A mistake has a name, its effect, and functions that put it into a plan; and what several of these do."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mha.parity.pipeline.parts import PARTS
@@ -64,3 +64,12 @@ class Form:
     mistake: Mistake
     how: str
     change: Change
+
+
+def forms_of(mistakes: Sequence[Mistake]) -> tuple[Form, ...]:
+    """List every form of these mistakes."""
+    return tuple(
+        Form(place, mistake, how, change)
+        for place, mistake in enumerate(mistakes)
+        for how, change in mistake.forms.items()
+    )

@@ -52,9 +52,8 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
 
 def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
     """Compute queries, keys or values from the projection up to the heads that are scored or pooled."""
-    X = plan.of_samples(getattr(plan, ROLES[role]))
     heads = plan.heads if role == "q" else plan.groups
-    projected = plan.project(f"W_{role}", X)  # (B, T, H*d)
+    projected = plan.projected(f"W_{role}", getattr(plan, ROLES[role]))  # (B, T, H*d)
     X = plan.split(projected, heads)  # (B, H, T, d)
     whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
     steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}

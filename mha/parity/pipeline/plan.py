@@ -22,6 +22,8 @@ from mha.parity.pipeline.pieces import (
 )
 from mha.parity.same.problem import Problem
 
+REMEMBERED = 2**28  # bytes of products, about
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -34,7 +36,8 @@ class Plan:
     those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
     have one. split, merge, share, scores, bend, softmax: the functions of these names above; after: applied to the
     weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
-    product; rounded: applied to every result.
+    product; rounded: applied to every result; products: those of inputs and kernels that were computed already, of
+    this plan and of those that are made from it.
     """
 
     config: Config
@@ -71,6 +74,7 @@ class Plan:
     blanked: bool = True
     into_product: Callable[[Array], Array] = as_it_is
     rounded: Callable[[Array], Array] = as_it_is
+    products: dict[tuple[int, int], tuple[Array, Array, Array]] = dataclasses.field(default_factory=dict)
 
     @property
     def key_places(self) -> Array:
@@ -98,9 +102,22 @@ class Plan:
 
     def project(self, name: str, X: Array) -> Array:
         """Return X @ kernel + bias."""
-        projected = self.product(X, self.weights[f"{name}.kernel"])
+        return self.biased(name, self.product(X, self.weights[f"{name}.kernel"]))
+
+    def biased(self, name: str, X: Array) -> Array:
+        """Return X + bias."""
         bias = self.weights.get(f"{name}.bias")
-        return projected if bias is None else self.rounded(projected + bias)
+        return X if bias is None else self.rounded(X + bias)
+
+    def projected(self, name: str, X: Array) -> Array:
+        """Return the projection of inputs (B, T, any) in the samples to compute; a product is computed once."""
+        kernel, how = self.weights[f"{name}.kernel"], (self.into_product, self.rounded)
+        known = self.products.get((id(X), id(kernel)))
+        if known is None or how != (as_it_is, as_it_is):
+            known = X, kernel, self.product(self.of_samples(X), kernel)  # the arrays, so that their ids stay theirs
+            if how == (as_it_is, as_it_is) and sum(X.nbytes for *_, X in self.products.values()) < REMEMBERED:
+                self.products[id(X), id(kernel)] = known
+        return self.biased(name, known[2])
 
     def visible(self) -> Array:
         """Return which query sees which key, (B, H, Q, K), in the samples to compute."""
@@ -137,7 +154,12 @@ def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slic
 
 def same(one: Plan, other: Plan) -> bool:
     """Whether two plans are the same, field by field: then the change between them is no mistake here."""
-    return all(_equal(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(Plan))
+    return all(
+        one.products is other.products
+        if field.name == "products"
+        else _equal(getattr(one, field.name), getattr(other, field.name))
+        for field in dataclasses.fields(Plan)
+    )
 
 
 def _equal(X: Any, Y: Any) -> bool:

@@ -53,15 +53,9 @@ class View:
             return 0.0
         X, limit, rows = self.asked.expected(name)
         counts = np.broadcast_to(self.asked.matters(name), X.shape)
-        X, counts = (self.cut(name, Y[self.samples]) for Y in (X, counts))
+        X, counts = (self.bench.of_rows(name, Y[self.samples]) for Y in (X, counts))
         rows = rows if rows is None else rows[self.samples][:, self.rows]  # (B, Q)
         return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
-
-    def cut(self, name: str, X: np.ndarray) -> np.ndarray:
-        """Take the queries to compute from a step (B, Q, D) or (B, H, T, d)."""
-        if PART_OF[name] in ("q", "k", "v"):
-            return X
-        return X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows]
 
 
 class Judged(NamedTuple):

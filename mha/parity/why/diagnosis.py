@@ -5,25 +5,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mha.parity.mistakes.bench import Bench, State
+from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.catalogue import CATALOGUE
-from mha.parity.mistakes.mistake import Mistake
+from mha.parity.mistakes.mistake import Mistake, forms_of
 from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import of_another_layer
-from mha.parity.pipeline.parts import PART_OF, all_steps
+from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
-from mha.parity.same.rules import error, fraction, largest
-from mha.parity.why import precision
+from mha.parity.same.rules import largest
+from mha.parity.search import precision
+from mha.parity.search.focus import Focus, counted
+from mha.parity.search.searches import Searches
+from mha.parity.search.verdicts import Verdict, apart
 from mha.parity.why.explanations import Diagnosis, Explanation
 from mha.parity.why.report import Row, said
-from mha.parity.why.search import CONFIRMED, Search
-from mha.parity.why.verdicts import Verdict, apart, confirmed, errors
 from mha.tables import few
 
 # To be sure, the right answer is so many bounds away, or so little of the error is left.
 SURE, LITTLE = 4.0, 0.1
-SAMPLES, ROUNDS = 3, 6  # of a search, at most
 
 
 def explained(
@@ -40,93 +40,43 @@ def explained(
         return Diagnosis((), f"why: unknown, {reason}; first to differ: {said(first)}", 0)
     far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
     with np.errstate(all="ignore"):
-        explanations, tried, skipped = attempts(problem, steps, mistakes, far)
+        explanations, tried, missed = attempts(problem, steps, mistakes, far)
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
     sure = [one for one in explanations if one.sure]
-    if skipped:
-        reason = "pairs of mistakes were not tried, the call is too large: give one sample of few queries"
-    else:
-        reason = f"none of {tried} tries among known mistakes gives these numbers"
+    reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 
 def attempts(
     problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], far: float
-) -> tuple[list[Explanation], int, bool]:
+) -> tuple[list[Explanation], int, str]:
     """Find explanations of the arrays: first what is quickly tried, last what takes longest.
 
     far: the ratio of the right answer. If theirs has no finite number, nothing is sure. Returns also the number of
-    tries, and whether pairs would have taken too long.
+    tries, and what was not tried, in words.
     """
     some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
     far = far if some else 0.0
     explanations: list[Explanation] = []
-    tried = 0
+    searches = Searches(problem, steps, forms_of(mistakes))
     if far >= SURE and small_errors(problem, steps):
-        explanations = inexact(problem, steps, ())
+        explanations = inexact(problem, steps, (), searches.first)
         if any(one.sure for one in explanations):
-            return explanations, len(ROUNDINGS), False
+            return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
-        found, search = searched(problem, steps, mistakes, pairs)
-        tried += search.tried
+        found = searches.run(pairs)
         exact = [made(state, verdict, far) for state, verdict in found if verdict.ratio <= 1]
         explanations = merged([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
-            explanations += inexact(problem, steps, nearest[0])
+            explanations += inexact(problem, steps, nearest[0], searches.first)
         if far >= SURE and not pairs and not any(one.sure for one in explanations):
-            explanations += dropped(problem, steps)
+            found_dropout = precision.dropout(problem, steps)
+            explanations += [of_errors((), found_dropout)] if found_dropout else []
         if any(one.sure for one in explanations):
             break
-    return explanations, tried, search.skipped
-
-
-def searched(
-    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], pairs: bool
-) -> tuple[list[tuple[State, Verdict]], Search]:
-    """Search for mistakes, and confirm what comes near in all samples; pairs: whether to try two mistakes at a time.
-
-    If nothing near is the same, search again with lower limits, or with one sample more. Returns the search, too.
-    """
-    order = worst_first(problem, steps)
-    samples = order[:1]
-    found: list[tuple[State, Verdict]] = []
-    search = Search(problem, steps, mistakes, samples)
-    for _ in range(ROUNDS):
-        states = search.run(pairs)
-        if not states and search.reached == len(steps):
-            break
-        if search.reached < len(steps):  # perhaps a mistake alone changes nothing in these samples
-            wider = Search(problem, steps, mistakes, order[: len(samples) + 1], search.tried)
-            if len(samples) == SAMPLES or len(wider.forms) <= len(search.forms):
-                break
-            search, samples = wider, wider.samples
-            continue
-        judged = [(state, confirmed(problem, steps, state)) for state in states[:CONFIRMED]]
-        found += judged
-        if same := [state for state, verdict in judged if verdict.same]:
-            known = {state for state, _ in found}
-            alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
-            return [*found, *((state, confirmed(problem, steps, state)) for state in alike)], search
-        if not search.tightened(states[0]):
-            seen = [one.sample for _, one in sorted(judged, key=lambda one: one[1].left) if one.sample not in samples]
-            if not seen or len(samples) == SAMPLES:
-                break
-            order = [*samples, seen[0], *(sample for sample in order if sample not in (*samples, seen[0]))]
-            samples = order[: len(samples) + 1]
-            search = Search(problem, steps, mistakes, samples, search.tried)
-    return found, search
-
-
-def worst_first(problem: Problem, steps: Mapping[str, Array]) -> list[int]:
-    """Order the samples by their error, the largest first, in the last array that exceeds its bound."""
-    order = list(range(len(problem.queries)))
-    for name, X in steps.items():
-        expected, there = problem.expected(name), counted(problem, name, X)
-        if expected.ratio(there) > 1:
-            order = np.argsort(-errors(there, expected.X), kind="stable").tolist()
-    return order
+    return explanations, searches.tried, searches.missed
 
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
@@ -135,39 +85,16 @@ def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
 
 
-def counted(problem: Problem, name: str, X: Array) -> Array:
-    """Return an array in float64, 0 where it does not matter."""
-    return np.where(problem.matters(name), X, 0).astype(np.float64)
+def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
+    """Find explanations by rounding, together with these mistakes; focus: a few queries that refute most."""
+    return merged([of_errors(state, one) for one in precision.roundings(problem, steps, state, focus)])
 
 
-def inexact(problem: Problem, steps: Mapping[str, Array], state: State) -> list[Explanation]:
-    """Find explanations by rounding, together with these mistakes."""
-    oracle, base = (Bench(problem, dtype, slice(None)) for dtype in ("float64", problem.config.dtype))
-    plan = base.planned(state)
-    if plan is None or (exact := oracle.all_of(state, steps)) is None:
-        return []
-    found = precision.roundings(problem, steps, exact, plan, lambda plan: all_steps(plan, steps))
-    return merged([of_errors(problem, steps, exact, state, one) for one in found])
-
-
-def dropped(problem: Problem, steps: Mapping[str, Array]) -> list[Explanation]:
-    """Return the explanation by dropout, if it is one."""
-    exact = Bench(problem, "float64", slice(None)).all_of((), (*steps, "weights", "split_v"))
-    found = exact and precision.dropout(problem, steps, exact)
-    return [of_errors(problem, steps, exact, (), found)] if exact and found else []
-
-
-def of_errors(
-    problem: Problem, steps: Mapping[str, Array], exact: Mapping[str, Array], state: State, found: precision.Imprecision
-) -> Explanation:
+def of_errors(state: State, found: precision.Imprecision) -> Explanation:
     """Make an explanation of an imprecision, together with these mistakes."""
     before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
     names, how, what = zip(*before, (found.name, found.how, found.what), strict=True)
-    ratios = [
-        fraction(error(*(counted(problem, name, Y) for Y in (X, exact[name]))), problem.expected(name).limit)
-        for name, X in steps.items()
-    ]
-    return Explanation(names, how, what, max(ratios), found.left, found.sure)
+    return Explanation(names, how, what, found.ratio, found.left, found.sure)
 
 
 def merged(explanations: Sequence[Explanation]) -> list[Explanation]:

@@ -6,17 +6,20 @@ With dropout, attention weights are either 0 or too large by one factor.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mha.parity.mistakes.bench import ALL, Bench, State
+from mha.parity.mistakes.mistake import Form, forms_of
 from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.pipeline.pieces import Array, widen
-from mha.parity.pipeline.plan import Plan
 from mha.parity.same.problem import Problem
-from mha.parity.same.rules import error
+from mha.parity.same.rules import error, fraction
+from mha.parity.search.focus import Focus, counted
 
 LEFT = 0.6  # the share of the error that an imitation of rounding may leave
+ROUGHLY = 0.8  # likewise, in a few queries
 ENOUGH = 24  # so few numbers with errors would prove nothing
 ROWS = 200  # rows of heads in which dropout is looked for
 DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
@@ -25,68 +28,93 @@ ENUMERATED = 12  # up to so many keys of a query, each set of dropped keys is tr
 
 @dataclasses.dataclass(frozen=True)
 class Imprecision:
-    """A mistake that was found by its errors; left: the share of the error that it leaves."""
+    """A mistake that was found by its errors.
+
+    ratio: the largest error, by the bound; left: the share of the error that it leaves.
+    """
 
     name: str
     how: str
     what: str
+    ratio: float
     left: float
     sure: bool
 
 
-Stepper = Callable[[Plan], Mapping[str, Array]]
+def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus) -> list[Imprecision]:
+    """Find the roundings whose errors, together with these mistakes, are most of theirs.
 
-
-def roundings(
-    problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], plan: Plan, steps: Stepper
-) -> list[Imprecision]:
-    """Find the roundings whose errors are most of theirs.
-
-    theirs, exact: arrays by name, and the same in float64; plan: in the layer's dtype; steps: computes a plan.
+    theirs: arrays by name; focus: a few queries; only what is near in them is computed in all.
     """
-    found = []
-    for one in ROUNDINGS:
-        for how, change in one.forms.items():
-            if (rough := change(plan)) is None:
-                continue
-            left, size = remaining(problem, theirs, exact, steps(rough))
-            if left <= LEFT and size >= ENOUGH:
-                found.append(Imprecision(one.name, how, one.what, left, True))
+    forms: Sequence[Form] = forms_of(ROUNDINGS)
+    if focus.rows != ALL:
+        forms = [form for form, left, *_ in imitations(problem, theirs, state, focus, forms) if left <= ROUGHLY]
+    found = [
+        Imprecision(form.mistake.name, form.how, form.mistake.what, ratio, left, True)
+        for form, left, ratio, size in imitations(problem, theirs, state, Focus(ALL, ALL), forms)
+        if left <= LEFT and size >= ENOUGH
+    ]
     best = min((one.left for one in found), default=0.0)
     # Only the best imitations count: others imitate a part of the same rounding.
     return sorted((one for one in found if one.left <= max(1.25 * best, 0.05)), key=lambda one: one.left)
 
 
-def remaining(
-    problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array], imitated: Mapping[str, Array]
-) -> tuple[float, int]:
-    """Return the share of the errors that an imitation leaves in the worst array that differs, and their number."""
-    worst, size = 0.0, 0
-    for name, X in theirs.items():
-        expected = problem.expected(name)
-        counts = np.broadcast_to(problem.matters(name), X.shape)
-        far, same = ((Y[name].astype(np.float64) - exact[name])[counts] for Y in (theirs, imitated))
-        if not np.isfinite(far).all() or not np.isfinite(same).all():
-            return np.inf, 0
-        if expected.ratio(np.where(problem.matters(name), X, 0)) > 1:
-            worst = max(worst, float(np.sqrt(((far - same) ** 2).mean() / (far**2).mean())))
-            size += int((far != 0).sum())
-    return worst, size
+def imitations(
+    problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus, forms: Sequence[Form]
+) -> Iterator[tuple[Form, float, float, int]]:
+    """Imitate each form of rounding in some samples and queries.
+
+    Gives the form, the share of the errors that it leaves in the worst array that differs, the largest error by the
+    bound, and the number of errors.
+    """
+    if not forms:
+        return
+    oracle, base = (Bench(problem, dtype, *focus) for dtype in ("float64", problem.config.dtype))
+    if (exact := oracle.all_of(state, theirs)) is None:
+        return
+    there = {name: oracle.cut(name, X).astype(np.float64) for name, X in theirs.items()}
+    counts = {name: np.broadcast_to(oracle.cut(name, problem.matters(name)), X.shape) for name, X in there.items()}
+    far = {name: np.where(counts[name], X - exact[name], 0) for name, X in there.items()}
+    ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
+    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
+    for form in forms:
+        if (imitated := base.all_of((*state, form), theirs)) is not None:
+            same = {name: np.where(counts[name], X - exact[name], 0) for name, X in imitated.items()}
+            left = max(remaining(far[name], same[name]) for name in wrong)
+            yield form, left, ratio, sum(int((far[name] != 0).sum()) for name in wrong)
+        base.forget()
+
+
+def remaining(far: Array, same: Array) -> float:
+    """Return the share of the errors that an imitation leaves: 0 if there are none, infinite if any is not finite."""
+    if not (np.isfinite(far).all() and np.isfinite(same).all()):
+        return np.inf
+    return fraction(float(np.sqrt(((far - same) ** 2).mean())), float(np.sqrt((far**2).mean())))
 
 
 # Dropout
 
 
-def dropout(problem: Problem, theirs: Mapping[str, Array], exact: Mapping[str, Array]) -> Imprecision | None:
+def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
     """Find out whether attention weights were dropped: then the others are too large by one factor."""
-    right, there = exact["weights"], theirs.get("weights")
+    found = dropped(problem, theirs)
+    far = [
+        fraction(error(counted(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
+        for name, X in theirs.items()
+    ]
+    return found and dataclasses.replace(found, ratio=max(far))
+
+
+def dropped(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
+    """Find dropout, by weights or by pooled heads."""
+    right, there = problem.oracle["weights"], theirs.get("weights")
     if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
         clear = problem.counted_pairs & (right > 1e-3)
         return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
     if (pooled := pooled_of(problem, theirs)) is None:
         return None
     groups = problem.config.num_heads // problem.config.num_key_value_heads
-    values = np.repeat(exact["split_v"], groups, 1)
+    values = np.repeat(problem.oracle["split_v"], groups, 1)
     counts = np.where(np.isfinite(pooled).all(3), (problem.counted_pairs & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
     places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
     rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
@@ -110,7 +138,7 @@ def by_shares(problem: Problem, shares: Array) -> Imprecision | None:
     p = 1 - 1 / factor
     if factor < 1.01 or regular < 0.97 or abs(len(dropped) / len(shares) - p) > 6 * np.sqrt(p * (1 - p) / len(shares)):
         return None
-    return Imprecision("dropout left on", f"p about {p:.2g}", DROPOUT, 1 - regular, True)
+    return Imprecision("dropout left on", f"p about {p:.2g}", DROPOUT, np.inf, 1 - regular, True)
 
 
 def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
@@ -125,7 +153,7 @@ def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
     mean, width = float(np.mean(spreads)), pooled[0].size
     if not 0.005 < mean < 2 or np.std(spreads) > 2 * mean * np.sqrt(2 / width):
         return None
-    return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, 1.0, False)
+    return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, np.inf, 1.0, False)
 
 
 def shares_of(parts: Array, pooled: Array) -> list[float]:
@@ -155,10 +183,13 @@ def pooled_of(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
     merged = theirs.get("merged")
     if merged is None:
         kernel, output = weights["W_o.kernel"].astype(np.float64), theirs.get("output")
-        if output is None or kernel.shape[0] > kernel.shape[1] or np.linalg.cond(kernel) > 1e4:
+        if output is None or kernel.shape[0] > kernel.shape[1]:
+            return None
+        products = kernel @ kernel.T  # (H*dv, H*dv)
+        if not np.linalg.cond(products, 1) < 1e9:
             return None
         bias = weights.get("W_o.bias", np.zeros(1)).astype(np.float64)
-        flat = np.linalg.lstsq(kernel.T, (output - bias).reshape(-1, kernel.shape[1]).T, rcond=None)[0].T
+        flat = np.linalg.solve(products, kernel @ (output - bias).reshape(-1, kernel.shape[1]).T).T  # (B*Q, H*dv)
         merged = flat.reshape(*output.shape[:2], config.num_heads, -1).transpose(0, 2, 1, 3)  # (B, H, Q, dv)
     merged = merged.astype(np.float64)
     if problem.call.head_gates is None:

@@ -7,65 +7,76 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mha.parity.mistakes.bench import Bench, State
-from mha.parity.mistakes.mistake import Form, Mistake
+from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error, fraction, largest, ratio_of
+from mha.parity.search.effort import Effort
+from mha.parity.search.focus import Focus
 
 NEAR = 0.02  # mistakes in float32 are near if they leave at most this share of the largest number
 NEAR_IN_HALF = 0.3
 MOST = 6  # mistakes at once, if steps show one after the other
 BRANCHES = 8  # sets of mistakes that are followed at once
 CONFIRMED = 12  # near sets of mistakes that are computed in all samples
-LONG = 1.5e11  # multiplications for pairs, at most
 
 
 class Search:
-    """The search for mistakes that give their numbers, in a few samples.
+    """The search for mistakes that give their numbers, in a few samples and queries.
 
-    theirs: their arrays by name, as they are compared, in the order of `trace`; samples: those to compute; tried: how
-    many mistakes were tried before.
+    theirs: their arrays by name, as they are compared, in the order of `trace`; focus: what to compute; effort: the
+    time that is left; before: the search with a narrower focus, if there was one: what it refuted is not tried again.
     """
 
     def __init__(
         self,
         problem: Problem,
         theirs: Mapping[str, Array],
-        mistakes: Sequence[Mistake],
-        samples: list[int],
-        tried: int = 0,
+        forms: Sequence[Form],
+        focus: Focus,
+        effort: Effort,
+        before: "Search | None" = None,
     ) -> None:
-        self.problem, self.dtype, self.theirs, self.samples = problem, problem.config.dtype, theirs, samples
-        kind = np.float64 if self.dtype == "float64" else np.float32
-        self.small = {name: X[samples].astype(kind) for name, X in theirs.items()}
-        self.counts = {name: self.of_small(problem.matters(name)) for name in theirs}
+        self.problem, self.theirs, self.focus, self.effort = problem, theirs, focus, effort
+        kind = np.float64 if problem.config.dtype == "float64" else np.float32
+        self.bench = Bench(problem, kind, *focus)
+        self.small = {name: self.bench.cut(name, X).astype(kind) for name, X in theirs.items()}
+        self.counts = {name: self.bench.cut(name, problem.matters(name)) for name in theirs}
         self.limits = {name: self.limit(name) for name in theirs}
-        self.bench, self.tried, self.skipped = Bench(problem, kind, samples), tried, False
-        self.forms = self.applicable(mistakes)
-
-    def of_small(self, X: Array) -> Array:
-        """Take the samples of the search from an array (B, ...), or one that broadcasts."""
-        return X[self.samples] if X.ndim and len(X) > 1 else X
+        seen = [] if before is None else [state for state in before.known if state and before.progress(state) == 0]
+        self.known: dict[State, list[float]] = {state: [np.inf] for state in seen}
+        self.tried, self.untried = len(self.known), {1: 0, 2: 0}
+        self.forms: list[Form] = self.applicable(forms, () if before is None else before.forms)
 
     def limit(self, name: str) -> float:
         """Return how far mistakes may be from one array to count as near: much nearer than the right answer."""
         expected, bound, rows = self.problem.expected(name)
-        there, rows = np.where(self.counts[name], self.small[name], 0), None if rows is None else self.of_small(rows)
-        far = error(there, self.of_small(expected))
-        if ratio_of(there, self.of_small(expected), bound, rows) <= 1:
+        expected, rows = self.bench.cut(name, expected), self.bench.of_bounds(rows)
+        there = np.where(self.counts[name], self.small[name], 0)
+        far = error(there, expected)
+        if ratio_of(there, expected, bound, rows) <= 1:
             return 4 * bound
         if far <= bound:  # only the mean of a row differs
             return 0.75 * far
-        near = (NEAR_IN_HALF if "16" in self.dtype else NEAR) * largest(there)
+        near = (NEAR_IN_HALF if "16" in self.problem.config.dtype else NEAR) * largest(there)
         return min(near, max(far / 4, bound))
 
-    def applicable(self, mistakes: Sequence[Mistake]) -> list[Form]:
-        """List the forms of mistakes that are possible here and change something."""
-        return [form for form in self.bench.possible(mistakes) if self.changes(form)]
+    def applicable(self, forms: Sequence[Form], known: Sequence[Form]) -> list[Form]:
+        """List the forms of mistakes that are possible here and change something, as far as the time reaches.
+
+        known: those that change something already with a narrower focus.
+        """
+        self.unlooked = len(forms)
+        found = []
+        for form in self.effort.within(forms):
+            self.unlooked -= 1
+            if self.bench.possible([form]) and (form in known or self.changes(form)):
+                found.append(form)
+        return found
 
     def changes(self, form: Form) -> bool:
-        """Whether a mistake changes any of the given arrays, in the samples of the search."""
+        """Whether a mistake changes any of the given arrays, in the samples and queries of the search."""
         for name in self.small:
             if form.mistake.touches(PART_OF[name]):
                 right, wrong = self.bench.steps((), name), self.bench.steps((form,), name)
@@ -75,16 +86,19 @@ class Search:
 
     def distances(self, state: State) -> Iterator[float]:
         """Give for each array in order how far these mistakes are from it, as a share of the limit."""
-        for name, X in self.small.items():
-            found, counts = self.bench.steps(state, name), self.bench.counts(state, name, self.counts[name])
-            if found is None or found.shape != X.shape:
-                yield np.inf
-            else:
-                yield fraction(error(np.where(counts, found, 0), np.where(counts, X, 0)), self.limits[name])
+        far = self.known.setdefault(state, [])
+        for at, (name, X) in enumerate(self.small.items()):
+            if at == len(far):
+                found, counts = self.bench.steps(state, name), self.bench.counts(state, name, self.counts[name])
+                if found is None or found.shape != X.shape:
+                    far.append(np.inf)
+                else:
+                    far.append(error(np.where(counts, found, 0), np.where(counts, X, 0)))
+            yield fraction(far[at], self.limits[name])
 
     def progress(self, state: State) -> int:
         """Count the arrays, from the first on, that these mistakes give."""
-        self.tried += 1
+        self.tried += state not in self.known
         return sum(1 for _ in itertools.takewhile(lambda distance: distance <= 1, self.distances(state)))
 
     def run(self, pairs: bool) -> list[State]:
@@ -92,10 +106,9 @@ class Search:
         frontier: list[State] = [()]
         reached = self.progress(())
         while reached < len(self.small) and len(frontier[0]) < MOST:
-            further = self.furthest(extended(state, [(form,) for form in self.forms]) for state in frontier)
+            further = self.furthest(frontier, [(form,) for form in self.forms])
             if pairs and further[0] <= reached and len(frontier[0]) < MOST - 1:
-                two = self.pairs()
-                further = self.furthest(extended(state, two) for state in frontier)
+                further = self.furthest(frontier, self.pairs)
             if further[0] <= reached:
                 break
             reached, frontier = further
@@ -128,31 +141,29 @@ class Search:
         near = [next(forms for forms in self.classes if form in forms) for form in state]
         return [one for one in itertools.product(*near) if one[0].place != one[1].place][:CONFIRMED]
 
+    @functools.cached_property
     def pairs(self) -> list[State]:
-        """List pairs of mistakes that give different numbers; none if they would take too long."""
+        """The pairs of mistakes that give different numbers, those first that are soon computed."""
         pairs: list[State] = list(itertools.combinations([forms[0] for forms in self.classes], 2))
-        self.skipped = len(pairs) * work(self.problem) * len(self.samples) > LONG
-        return [] if self.skipped else pairs
+        return sorted(pairs, key=self.bench.work)
 
-    def furthest(self, states: Iterable[Iterable[State]]) -> tuple[int, list[State]]:
-        """Return how many arrays the best of these sets of mistakes give, and these sets."""
+    def furthest(self, states: Sequence[State], additions: Sequence[State]) -> tuple[int, list[State]]:
+        """Return how many arrays the best of these sets of mistakes give, each with any addition, and these sets."""
         best = 0
         found: list[State] = []
-        for state in dict.fromkeys(itertools.chain.from_iterable(states)):
+        further = dict.fromkeys(itertools.chain.from_iterable(extended(state, additions) for state in states))
+        for state in self.effort.within([state for state in further if state not in self.known]):
+            self.progress(state)
+        tried = [state for state in further if state in self.known]
+        if additions:
+            self.untried[len(additions[0])] = len(further) - len(tried)
+        for state in tried:
             reached = self.progress(state)
             if reached > best:
                 best, found = reached, []
             if reached == best and reached:
                 found.append(state)
         return best, found if best == len(self.small) else found[:BRANCHES]
-
-
-def work(problem: Problem) -> int:
-    """Estimate the multiplications for a sample."""
-    sizes, config = problem.sizes, problem.config
-    pairs = 2 * config.num_heads * sizes.Q * sizes.K * (config.key_dim + 8)  # 8: for the softmax
-    kernels = sum(X.size for X in problem.layer.weights.values())
-    return pairs + max(sizes.Q, sizes.K) * kernels
 
 
 def extended(state: State, additions: Iterable[State]) -> Iterable[State]:

@@ -1,0 +1,43 @@
+"""The time that a search for reasons may take, and its progress on a terminal."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import Progress
+
+SECONDS = 7.0  # of a search, about
+QUIET = 2.0  # seconds before progress is shown
+Thing = TypeVar("Thing")
+
+
+class Effort:
+    """The time of one search, from now on: seconds of work, so that the answer is the same while other programs run."""
+
+    def __init__(self) -> None:
+        self.begin, self.end = time.monotonic(), time.thread_time() + SECONDS
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return time.thread_time() >= self.end
+
+    def within(self, things: Sequence[Thing]) -> Iterator[Thing]:
+        """Give things one by one until the time is over; show progress if it takes long and stderr is a terminal."""
+        console = Console(stderr=True)
+        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        task = bar.add_task("Looking for reasons", total=len(things))
+        shown = False
+        try:
+            for at, thing in enumerate(things):
+                if self.over:
+                    return
+                if not shown and time.monotonic() - self.begin > QUIET:
+                    bar.start()
+                    shown = True
+                bar.update(task, completed=at)
+                yield thing
+        finally:
+            if shown:
+                bar.stop()
