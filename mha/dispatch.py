@@ -60,6 +60,7 @@ LACKING = (
 )  # fmt: skip
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures
+HDF5 = ("h5py>=3",)  # reads files of Keras
 
 
 def _read(name: BackendName) -> Framework:

@@ -58,14 +58,16 @@ def load(
     num_heads: int | None = None,
     **options: Any,
 ) -> MultiHeadAttention:
-    """Load an attention layer from a safetensors file, bit for bit: from one that `save` wrote, or from a checkpoint.
+    """Load an attention layer from a file, bit for bit: from one that `save` wrote, or from a checkpoint.
 
-    A file that `save` wrote says everything about its layer. From a checkpoint, only the header and the arrays of the
+    A file that `save` wrote says everything about its layer. From a checkpoint, only the names and the arrays of the
     one layer are read, and the model's `config.json`, or Meta's `params.json`, if it is in the same folder. Unlike
-    `torch.load`, it unpickles nothing, and it reads no numbers before it has checked the header.
+    `torch.load`, it unpickles nothing, and it reads no numbers before it has checked what the file claims.
 
     Args:
-        path: of the file.
+        path: of a file of any name: safetensors, the index of several of them (of which only those with the layer are
+            opened), NumPy's `.npz`, Keras' `.keras`, `.weights.h5` or `.h5`, for which h5py must be installed; or of a
+            directory with one of these, such as `save_pretrained` of transformers makes.
         backend: None = MHA_BACKEND, else "numpy".
         scheme: the naming scheme of a checkpoint, one of `mha.weights.SCHEMES`; "auto" = found from the names.
         prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = found from the names.
@@ -78,11 +80,14 @@ def load(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        mha.weights.FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
+        mha.weights.FileError (an OSError and a ValueError): if the path is no regular file, may not be read, or is a
+            directory without weights.
         TypeError: if an argument has a wrong type, or is missing; the message names the argument.
-        ValueError: if it is no safetensors file; if no layer, or more than one, fits scheme and prefix; if the arrays
-            do not fit together or are not finite; if `config.json` is broken, has an option about attention that mha
-            does not know, or contradicts an argument or the arrays. The message names the path and says what was found.
+        ValueError: if it is a pickle, msgpack or a checkpoint of orbax, with the command that converts it, or no file
+            of weights; if a shard is missing or is not as the index says; if no layer, or more than one, fits scheme
+            and prefix; if the arrays do not fit together or are not finite; if `config.json` is broken, has an option
+            about attention that mha does not know, or contradicts an argument or the arrays. The message names the
+            path and says what was found.
     """
     backend = dispatch.backend_name(backend)
     return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads, options=options), backend)

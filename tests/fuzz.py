@@ -7,6 +7,7 @@ code 1, and the input that did it is left in a file, which `--target NAME --repl
 
 import contextlib
 import copy
+import io
 import itertools
 import json
 import math
@@ -102,6 +103,15 @@ def checkpoints() -> Iterator[bytes]:
         arrays = schemes.from_canonical(config, weights.initial(config), scheme)
         named = {f"layer.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
         yield safetensors.numpy.save(named | {"table": np.arange(3)}, {"format": "pt"})
+
+
+def archives() -> Iterator[bytes]:
+    """A small layer as NumPy stores it, plain and packed."""
+    arrays = {f"layer.{name}": X for name, X in weights.initial(Config(6, H)).items()}
+    for save in (np.savez, np.savez_compressed):
+        made = io.BytesIO()
+        save(made, **arrays)
+        yield made.getvalue()
 
 
 def mutate_file(data: bytes, max_size: int, seed: int) -> bytes:
@@ -359,7 +369,7 @@ def seeds(target: str, folder: Path) -> None:
     """Write the inputs that the others grow from into a folder."""
     random = Random(20170612)
     if target == "load":
-        inputs = [*malformed.CORPUS.values(), malformed.VALID, *checkpoints()]
+        inputs = [*malformed.CORPUS.values(), malformed.VALID, *checkpoints(), *archives()]
     else:
         inputs = [random.randbytes(400) for _ in range(200)]
     for number, data in enumerate(inputs):

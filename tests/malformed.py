@@ -129,6 +129,10 @@ def npy() -> bytes:
     return data.getvalue()
 
 
+# The beginning of `numpy.save`'s file of a kernel.
+NUMPY = b"\x93NUMPY\1\0\x3b\0{'descr': '<f4', 'fortran_order': False, 'shape': (12, 5), }"
+
+
 def huge(size: int) -> Header:
     """A header that describes a layer of this width, as it should be, and no numbers yet."""
     sizes = dict.fromkeys(("num_hiddens", "query_size", "key_size", "value_size", "key_dim", "value_dim"), size)
@@ -348,6 +352,15 @@ CORPUS: dict[str, bytes] = {
     "npz": archive({"W_o.kernel.npy": npy()}),
     "torch's archive": archive({"layer/data.pkl": pickle.dumps(Payload(), 2), "layer/version": b"3\n"}),
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(88),
+    "msgpack": b"\x81\xabW_o.kernel\x01",
+    "index of no shards": b'{"weight_map": {"W_o.kernel": "model-00001-of-00001.safetensors"}}',
+    "index of a shard outside": b'{"weight_map": {"W_o.kernel": "../layer.safetensors"}}',
+    "index of itself": b'{"weight_map": {"W_o.kernel": "index-of-itself.safetensors"}}',
+    "npz of nothing": archive({}),
+    "npz that is cut": archive({"W_o.kernel.npy": NUMPY + bytes(240)})[:-1],
+    "npz of gigabytes that are not there": archive({"W_o.kernel.npy": NUMPY.replace(b"(12, 5)", b"(9**9,)")}),
+    "npz of an array that is cut": archive({"W_o.kernel.npy": NUMPY + bytes(239)}),
+    "keras of no HDF5": archive({"model.weights.h5": VALID}),
     "gzip": gzip.compress(VALID, mtime=0),
 }  # fmt: skip
 

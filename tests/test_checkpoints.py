@@ -327,22 +327,6 @@ def test_an_own_file_without_a_layout(path):
     refused(path, "has layout None, expected '1'", scheme="mha")
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b"", "it has 0 bytes, expected 8 or more"),
-        (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.", "as a pickle does"),
-        (b"PK\x03\x04\x00\x00\x08\x08\x00\x00\x00\x00", "as an archive does"),
-        (b"\x89HDF\r\n\x1a\n\x00\x00\x00\x00", "as HDF5 does"),
-        (json.dumps({"metadata": {}, "weight_map": {}}).encode(), "the index of a checkpoint in parts"),
-    ],
-    ids=["empty", "pickle", "torch.save", "HDF5", "index"],
-)
-def test_other_kinds_of_files_are_named(path, data, text):
-    path.write_bytes(data)
-    refused(path, "is not a safetensors file", text)
-
-
 def test_an_absent_file_is_pythons_own_error(path):
     with pytest.raises(FileNotFoundError):
         mha.load(path)

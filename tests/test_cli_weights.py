@@ -124,7 +124,8 @@ def test_convert_says_in_one_line_what_is_wrong(bert, tmp_path, arguments, text)
 def test_a_file_that_is_none_of_weights_is_refused_in_one_line(tmp_path, command):
     rest = [str(tmp_path / "out")] if command == ("convert",) else []
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.")
-    for name, text in {"absent": "there is no file", "": "is a directory", "pickle": "begins as a pickle does"}.items():
+    (tmp_path / "empty").mkdir()
+    for name, text in {"absent": "there is no file", "empty": "without weights", "pickle": "is a pickle"}.items():
         result = run(*command, str(tmp_path / name), *rest)
         assert result.exit_code == 2
         assert text in result.stderr
@@ -133,7 +134,11 @@ def test_a_file_that_is_none_of_weights_is_refused_in_one_line(tmp_path, command
 
 def test_convert_does_not_write_over_its_input_or_nowhere(bert, tmp_path):
     path, _ = bert
-    for out, text in {path: "are one file", tmp_path: "no regular file", tmp_path / "a" / "b": "no folder"}.items():
+    for out, text in {
+        path: "a file of IN",
+        tmp_path: "no regular file",
+        tmp_path / "a" / "b": "no folder",
+    }.items():
         result = run("convert", str(path), str(out), "--prefix", "layer.0.attention", "--num-heads", "3")
         assert result.exit_code == 2
         assert text in result.stderr

@@ -256,8 +256,8 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
     ("arguments", "told"),
     [
         (("absent",), "mha: there is no file "),
-        ((".",), " is a directory, expected a regular file"),
-        (("pickle",), "pickle is not a safetensors file: it begins as a pickle does"),
+        (("empty",), "empty is a directory without weights, expected model.safetensors or "),
+        (("pickle",), "pickle is a pickle, which may run code and is never opened; if you trust"),
         (("none",), "none does not hold the layer that is asked for: no attention layer of a known scheme is there"),
         (("nan",), "nan does not hold the layer that is asked for: layer.0.attention.self.query.weight holds NaN"),
         (("ours", "--num-heads", "3"), "--num-heads 3 is not needed: both files say it themselves; leave it out"),
@@ -271,6 +271,7 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(ours, tmp_path, arguments, told):
     layer, path = ours
+    (tmp_path / "empty").mkdir()
     (tmp_path / "ours").write_bytes((tmp_path / "ours.safetensors").read_bytes())
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00}\x94.")
     safetensors.numpy.save_file({"table": np.ones((2, 3))}, tmp_path / "none")

@@ -322,15 +322,24 @@ def test_what_is_no_regular_file_is_neither_read_nor_replaced(tmp_path, python):
     with pytest.raises(ValueError, match="null") as raised:
         os.stat("null\0")
     null = raised.value  # each Python says it in another way
-    reasons = [
-        f"folder is a directory, {regular}", f". is a directory, {regular}", f". is a directory, {regular}",
-        f"fifo is a FIFO, {regular}", f"link is a FIFO, {regular}",
-        f"loop {cannot} Too many levels of symbolic links", f"socket is a socket, {regular}",
-        f"file/layer {cannot} Not a directory", f"{'x' * 256} {cannot} File name too long",
-        f"null\0 {cannot} {null}",
-        f"/dev/zero is a device, {regular}", f"/dev/null is a device, {regular}", f"/ is a directory, {regular}",
-    ]  # fmt: skip
-    assert errors == [f"FileError True {reason}" for reason in reasons for _ in ("load", "save")]
+    reasons = {
+        "folder": f"is a directory, {regular}", ".": f"is a directory, {regular}", "": f"is a directory, {regular}",
+        "fifo": f"is a FIFO, {regular}", "link": f"is a FIFO, {regular}",
+        "loop": f"{cannot} Too many levels of symbolic links", "socket": f"is a socket, {regular}",
+        "file/layer": f"{cannot} Not a directory", "x" * 256: f"{cannot} File name too long",
+        "null\0": f"{cannot} {null}",
+        "/dev/zero": f"is a device, {regular}", "/dev/null": f"is a device, {regular}",
+        "/": f"is a directory, {regular}",
+    }  # fmt: skip
+    assert len(errors) == 2 * len(reasons)
+    for path, by_load, by_save in zip(reasons, errors[::2], errors[1::2], strict=True):
+        assert by_save == f"FileError True {path or '.'} {reasons[path]}"
+        if path in ("folder", ".", "/"):  # whose weights are looked for
+            assert by_load.startswith(
+                f"FileError True {path} is a directory without weights, expected model.safetensors"
+            )
+        else:
+            assert by_load == by_save
     assert left == "['fifo', 'file', 'folder', 'link', 'loop', 'socket'] True"
 
 

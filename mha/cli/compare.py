@@ -12,8 +12,8 @@ SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A safetensors file.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The safetensors file to compare with A.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A file of weights, or a directory with one.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The file or directory to compare with A.")],
     scheme_a: Annotated[
         str, typer.Option("--from-a", metavar="SCHEME", help=f"The naming scheme of A's arrays: {SCHEME}")
     ] = "auto",

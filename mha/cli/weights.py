@@ -22,19 +22,24 @@ from mha.weights import model_config, readers, schemes
 from mha.weights.readers import Source
 
 
-def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file of any model.")]) -> None:
-    """Show what a file of weights holds.
+def show(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of weights of any model, or its directory.")],
+) -> None:
+    """Show what a file of weights, or the directory of a model, holds.
 
     It lists every array with its shape, dtype and norm (the root of the sum of squares), and the attention layers with
     their naming scheme, their prefix and, if names and shapes show it, their number of heads. For a file that mha
     wrote, it shows the configuration of the layer. All numbers are read, one array at a time.
 
+    Files may be safetensors, one or several with their index, .npz, .h5, .weights.h5 and .keras. Pickles, such as those
+    of torch.save, are never opened: the error says how to convert them.
+
     \b
     Examples:
       mha weights show layer.safetensors
-      mha weights show model.safetensors
+      mha weights show folder/of/a/model
 
-    Exit code 0, even if no attention layer is found; 2 if it is no valid safetensors file.
+    Exit code 0, even if no attention layer is found; 2 if it is no valid file of weights.
     """
     table = plain_table("array", "shape", "dtype", "norm", folded="array")
     with _opened(file) as source:
@@ -51,7 +56,7 @@ def show(file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A safetensors file that holds the layer.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="A file of weights with the layer, or its directory.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; an existing file is replaced.")],
     scheme: Annotated[
         str,
@@ -80,7 +85,7 @@ def convert(
 
     The layer is found by its scheme and prefix and checked. Its weights are written bit for bit, with its
     configuration. What the arrays do not show is read from config.json, or from Meta's params.json, in the folder of
-    IN. IN is not changed.
+    IN. IN is not changed. It may be of any kind that `mha weights show` shows.
 
     \b
     Examples:
@@ -92,10 +97,10 @@ def convert(
     Exit code 0 if the layer was converted, 2 if not; then OUT stays as it was.
     """
     path = terminal.writable("OUT", target)
-    if path == os.path.realpath(source):
-        terminal.fail(f"IN and OUT are one file, {target}; choose another OUT")
     said = options_said(rotary, qk_norm)
     with _opened(source) as opened:
+        if path in (os.path.realpath(own) for own in opened.paths):
+            terminal.fail(f"OUT is {target}, a file of IN; choose another OUT")
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
             if schemes.SCHEMES[chosen].interleaved and said.get("rotary"):
@@ -122,7 +127,7 @@ def convert(
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[Source]:
-    """An open safetensors file; a problem with the file ends the command."""
+    """An open file of weights; a problem with the file ends the command."""
     try:
         with readers.opened(name) as source:
             yield source

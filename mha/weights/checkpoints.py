@@ -1,4 +1,4 @@
-"""Choose, check and read one attention layer of a safetensors file, ours or another library's."""
+"""Choose, check and read one attention layer of a checkpoint, ours or another library's."""
 
 import contextlib
 import os
@@ -26,10 +26,14 @@ def load(
     num_heads: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
-    """Read the configuration and canonical weights of a layer in a file; arguments and errors as for `mha.load`."""
+    """Read the configuration and canonical weights of a layer at a path; arguments and errors as for `mha.load`."""
     given = sayable(options or {})
     with readers.opened(path) as source:
-        return take(source, *choose(source, scheme, prefix), num_heads, given)
+        chosen = choose(source, scheme, prefix)
+        try:
+            return take(source, *chosen, num_heads, given)
+        except said.LackingError as error:
+            raise error.of(source.path) from None
 
 
 def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,13 +102,16 @@ def take(
     options = given | recorded
     with _explained():
         names = schemes.wanted(source.entries, scheme, prefix)
-        if len(dtypes := {source.entries[name].numpy_dtype(name): name for name in names}) > 1:
+    entries = {name: source.entries[name] for name in names}
+    with _explained():
+        if len(dtypes := {entry.numpy_dtype(name): name for name, entry in entries.items()}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
-        claimed = {name: source.entries[name].claimed(name) for name in names}
+        claimed = {name: entry.claimed(name) for name, entry in entries.items()}
         schemes.describe(claimed, scheme, prefix, num_heads, options=options)  # refuses a wrong layer before it is read
         schemes.ask(scheme, options)
-        read = {name: source.read(name) for name in track(names)}
+    read = {name: source.read(name) for name in track(names)}
+    with _explained():
         config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
         if folded:
             for name in NORMED:

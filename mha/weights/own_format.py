@@ -13,8 +13,7 @@ from mha import checks
 from mha.config import MODERN, Config, shapes, special
 from mha.positions import Rotary
 from mha.weights import files, json_text
-from mha.weights.readers.safetensors_file import SafetensorsFile
-from mha.weights.readers.source import Source
+from mha.weights.readers import SafetensorsFile, Source
 
 LAYOUTS = "1", "2"  # layout 2 has options of today's models, which older versions of mha do not know
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000

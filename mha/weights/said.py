@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +19,11 @@ class LackingError(TypeError):
 
     def __init__(self, argument: str, expected: str, why: str) -> None:
         super().__init__(f"{name(argument)} is not given, expected {expected}: {why}")
-        self.argument = argument
+        self.argument, self.expected, self.why = argument, expected, why
+
+    def of(self, path: os.PathLike[str]) -> "LackingError":
+        """The same error, which names the file that does not say it."""
+        return LackingError(self.argument, self.expected, f"{self.why}; {os.fspath(path)} does not say it")
 
 
 @contextlib.contextmanager

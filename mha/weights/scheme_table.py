@@ -76,6 +76,12 @@ def _each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> di
     return places
 
 
+def _vars(*names: str) -> dict[str, Place]:
+    """Places of projections whose arrays Keras 3 stores by number under these names: the kernel, then the bias."""
+    kernels = _each(names, "vars.0", "iHd").items()
+    return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
+
+
 def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
     """Places of queries, keys and values packed in one array, in this order, and of the output in its own array."""
     places = {}
@@ -112,6 +118,16 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "keras": Scheme(
         "keras.layers.MultiHeadAttention and GroupQueryAttention",
         _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
+        grouped=True,
+    ),
+    "keras-file": Scheme(
+        "keras.layers.MultiHeadAttention as Keras 3 stores it, in .weights.h5 and .keras",
+        _vars("query_dense", "key_dense", "value_dense", "output_dense"),
+        grouped=True,
+    ),
+    "keras-file-grouped": Scheme(
+        "keras.layers.GroupQueryAttention as Keras 3 stores it, in .weights.h5 and .keras",
+        _vars("_query_dense", "_key_dense", "_value_dense", "_output_dense"),
         grouped=True,
     ),
     "flax": Scheme(

@@ -29,8 +29,8 @@ from mha.parity.cases.suite import Arrays, Result, one_line
 from mha.parity.cases.usual import Case
 from mha.parity.same.layouts import STEPS, Sizes, traced
 from mha.parity.same.rules import bound, error, gradient_scale, in_dtype
-from mha.weights import files, json_text, own_format, safetensors_writer
-from mha.weights.readers import ALL, safetensors_file
+from mha.weights import files, json_text, own_format, readers, safetensors_writer
+from mha.weights.readers import ALL, SafetensorsFile, Source
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -141,7 +141,7 @@ def read(path: str | os.PathLike[str]) -> CaseFile:
         FileError (an OSError and a ValueError): if it is no regular file or may not be read.
         ValueError: if it is no case file, is damaged, or contradicts itself; the message names the path.
     """
-    with safetensors_file.opened(path) as source:
+    with readers.opened(path) as source:
         return _case(source)
 
 
@@ -175,9 +175,9 @@ def _results(attention: MultiHeadAttention, inputs: Arrays, call: dict[str, Any]
     return found, {"output": traced}, {"output": attention(*arrays, **call)}
 
 
-def _case(source: safetensors_file.SafetensorsFile) -> CaseFile:
+def _case(source: Source) -> CaseFile:
     """Read the case in an open file; the descriptions are checked before the numbers are read."""
-    if (form := source.metadata.get("format")) != FORMAT:
+    if (form := source.metadata.get("format")) != FORMAT or not isinstance(source, SafetensorsFile):
         raise ValueError(f"is no case file: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
     if source.header_size > HEADER_LIMIT:
         raise ValueError(f"has a header of {source.header_size} bytes, expected at most {HEADER_LIMIT}")
@@ -216,7 +216,7 @@ def _case(source: safetensors_file.SafetensorsFile) -> CaseFile:
     return CaseFile(name, config, weights, inputs, call, {key: source.read(key) for key in expected}, bounds)
 
 
-def _call(source: safetensors_file.SafetensorsFile) -> dict[str, Any]:
+def _call(source: Source) -> dict[str, Any]:
     """Read the arguments of the call that are no arrays."""
     try:
         call = json_text.parse(source.metadata["call"])
@@ -231,7 +231,7 @@ def _call(source: safetensors_file.SafetensorsFile) -> dict[str, Any]:
     return call
 
 
-def _described(source: safetensors_file.SafetensorsFile, config: Config, call: dict[str, Any]) -> Shapes:
+def _described(source: Source, config: Config, call: dict[str, Any]) -> Shapes:
     """Return the shapes of the expected results, in order; raises ValueError if any array is described otherwise."""
     entries = source.entries
     try:

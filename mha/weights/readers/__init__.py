@@ -1,6 +1,11 @@
-"""Files of weights as they lie on disk: what is in them is known before any numbers are read. Nothing is unpickled."""
+"""Files of weights as they lie on disk: what is in them is known before any numbers are read. Nothing is unpickled.
 
-from mha.weights.readers.safetensors_file import opened
+A file is of the kind that its first bytes say, whatever its name: safetensors, the index of several of them, `.npz`,
+`.keras` or HDF5. Each kind has its module, whose `read(path, file, stack)` gives a `Source`.
+"""
+
+from mha.weights.readers.opening import opened
+from mha.weights.readers.safetensors_file import SafetensorsFile
 from mha.weights.readers.source import ALL, FLOATS, Entry, Source
 
-__all__ = ["ALL", "FLOATS", "Entry", "Source", "opened"]
+__all__ = ["ALL", "FLOATS", "Entry", "SafetensorsFile", "Source", "opened"]

@@ -7,20 +7,21 @@ into NumPy.
 Source: the format's description in the documentation of safetensors.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from mha.config import numpy_dtype
-from mha.weights import files, json_text
-from mha.weights.readers.source import FLOATS, Entry, Source
+from mha.weights import json_text
+from mha.weights.readers import foreign
+from mha.weights.readers.source import FLOATS, Entry, Source, in_memory
 
 LIMIT = 100_000_000  # bytes of a header, as in the safetensors package
 MOST_AXES = 32  # as in NumPy 1
@@ -32,14 +33,6 @@ DTYPES = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 _BYTES = {code: numpy_dtype(name).itemsize for code, name in DTYPES.items()} | {"F8_E4M3": 1, "F8_E5M2": 1}
-# Other kinds of files that people try to read, by their first bytes.
-_OTHERS = {
-    b"\x80": "it begins as a pickle does, which may run code and is never opened; save the weights as safetensors",
-    b"PK": "it begins as an archive does, such as those of torch.save, Keras and NumPy, which may hold pickles and is "
-    "never opened; save the weights as safetensors",
-    b"\x89HDF": "it begins as HDF5 does; save the weights as safetensors",
-    b"{": "it begins as JSON does; is it the index of a checkpoint in parts? Then name the part that has the layer",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,33 +61,15 @@ class SafetensorsFile(Source):
         dtype = entry.numpy_dtype(name, known)
         length = place.stop - place.start
         self.file.seek(place.start)
-        try:
+        with in_memory(name, length):
             data = self.file.read(length)
-        except MemoryError as error:
-            raise ValueError(f"has {length} bytes in {name}, more than there is memory for") from error
         if len(data) != length:
             raise ValueError(f"was cut while it was read: {name} has {len(data)} bytes, expected {length}")
         return np.frombuffer(data, dtype).reshape(entry.shape)
 
 
-@contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[SafetensorsFile]:
-    """Open a safetensors file; a ValueError that is raised while it is open gets the path before its text.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        FileError (an OSError and a ValueError): if the path is no regular file or may not be read.
-        ValueError: if it is no safetensors file.
-    """
-    with files.open_file(path) as file:
-        try:
-            yield parsed(Path(path), file)
-        except ValueError as error:
-            raise ValueError(f"{os.fspath(path)} {error}") from error
-
-
-def parsed(path: Path, file: BinaryIO) -> SafetensorsFile:
-    """Read the header of an open file; ValueError if it is not as the format says."""
+def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
+    """Read the header of an open file; nothing is left to the stack. ValueError if it is not as the format says."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     if len(start) < 8:
@@ -102,9 +77,10 @@ def parsed(path: Path, file: BinaryIO) -> SafetensorsFile:
     header_size = int.from_bytes(start, "little")
     if header_size > min(LIMIT, size - 8):
         most = f"{LIMIT}" if header_size > LIMIT else f"{size - 8}, all that the file has"
-        problem = f"it claims a header of {header_size} bytes, expected at most {most}"
-        problem = next((other for beginning, other in _OTHERS.items() if start.startswith(beginning)), problem)
-        raise ValueError(f"is not a safetensors file: {problem}")
+        foreign.refuse(path, file, start)
+        raise ValueError(
+            f"is not a safetensors file: it claims a header of {header_size} bytes, expected at most {most}"
+        )
     try:
         header = json_text.parse(file.read(header_size).decode())
         metadata = header.pop("__metadata__", {})

@@ -1,17 +1,25 @@
 """What every kind of file of weights is read as: arrays that are described by name, and read one at a time."""
 
 import abc
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
+from mha import checks
 from mha.config import numpy_dtype
 
 # The dtypes of weights, and all dtypes of case files. Arrays of other dtypes may be in a file, too.
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 ALL = (*FLOATS, "int64", "bool")
+
+LARGE = 2**28  # bytes; a smaller array may be packed as well as it can
+MOST = 100  # times as many bytes as it is packed into; random numbers hardly become fewer
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,3 +71,54 @@ class Source(abc.ABC):
     def paths(self) -> tuple[Path, ...]:
         """The files that it lies in."""
         return (self.path,)
+
+
+# For the kinds of files that are packed
+
+
+def dtype_name(dtype: np.dtype) -> str:
+    """NumPy's name of a dtype, in any order of bytes; in quotes if it is of no single number."""
+    return checks.dtype_name(dtype) if dtype.kind in "biufc" else repr(str(dtype))
+
+
+def unique(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """The things by name, slashes as dots; ValueError if a name comes twice, or if it cannot be printed."""
+    found: dict[str, T] = {}
+    for name, thing in named:
+        name = name.replace("/", ".")
+        if name in found:
+            raise ValueError(f"has two arrays called {name!r}, expected different names")
+        if not name.isprintable():
+            raise ValueError(f"has an array called {name!r}, expected a name that can be printed")
+        found[name] = thing
+    return found
+
+
+def refuse_bomb(name: str, size: int, packed: int) -> None:
+    """Raise ValueError if many bytes are packed into next to nothing, as no array of weights is."""
+    if size > LARGE and size > MOST * packed:
+        raise ValueError(
+            f"has {name} of {size} bytes packed into {packed}, which is no array of weights; if it is, save it "
+            "uncompressed"
+        )
+
+
+@contextlib.contextmanager
+def in_memory(name: str, size: int) -> Iterator[None]:
+    """Turn a MemoryError into a ValueError that says which array has so many bytes."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ValueError(f"has {size} bytes in {name}, more than there is memory for") from error
+
+
+@contextlib.contextmanager
+def readable(kind: str, what: str) -> Iterator[None]:
+    """Turn what a library raises for broken bytes, which has no end, into a ValueError; kind: of the file."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        said = "".join(X if X.isprintable() else " " for X in str(error))
+        raise ValueError(f"is a damaged {kind}: {what} cannot be read: {said}") from error
