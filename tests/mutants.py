@@ -65,7 +65,10 @@ def importers(files: Sequence[str], pattern: str) -> dict[str, dict[str, int]]:
     for name in graph.keys() & BY_NAME:
         graph[name] |= {one for one in graph if one.startswith(BY_NAME[name])}
     names = {str(path.relative_to(ROOT)): name for name, path in named.items()}
-    tests = {path: names[path] for path in names if Path(path).match("tests/test_*.py") and re.search(pattern, path)}
+    every = {path: name for path, name in names.items() if Path(path).match("tests/test_*.py")}
+    tests = {path: name for path, name in every.items() if re.search(pattern, Path(path).stem)}
+    if not tests:
+        raise typer.BadParameter(f"--tests is {pattern!r}, which no name of {len(every)} files matches; try compare")
     reached = {path: imported.distances(name, graph) for path, name in tests.items()}
     found = {file: {path: to[names[file]] for path, to in reached.items() if names[file] in to} for file in files}
     return {file: near or dict.fromkeys(tests, 0) for file, near in found.items()}

@@ -17,6 +17,7 @@ OPERATORS |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult}
 NAMES = {"min": "max", "any": "all", "minimum": "maximum", "argmin": "argmax", "floor": "ceil", "zeros": "ones"}
 NAMES |= {other: one for one, other in NAMES.items()}
 UNSEEN = ("annotation", "returns", "decorator_list")  # fields of nodes that are left as they are
+GUARDS = ("strict", "encoding")  # arguments that ask Python for what it does here anyway
 DROPPED = (ast.Raise, ast.AugAssign, ast.Delete, ast.Break, ast.Continue)
 
 
@@ -136,7 +137,7 @@ def _changes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 def _calls(node: ast.Call) -> Iterator[ast.Call]:
     """What a call may be changed to: less one named argument, its first two swapped, or another function."""
     for i, keyword in enumerate(node.keywords):
-        if keyword.arg:
+        if keyword.arg and keyword.arg not in GUARDS:
             yield _set(node, keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
     first, second, *rest = [*node.args, None, None][: max(2, len(node.args))]
     starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)

@@ -66,14 +66,14 @@ def test_mutants_change_code_and_no_texts_annotations_or_decorators():
     "x = [y for y in z if y]", "x = a if b else c", "x[0] = -y", "x += 1.5", "x.append(0.0)", "x = True", "del x",
     "x = {y: 1 for y in z if y if w}", "for x in y:\n    continue", "x = y if a is b in c else 2 ** 3 // 4",
     "x = any(y == 1 for y in z)", "x = y[1:] @ z", "if x:\n    y = 'é' + z\nelif w():\n    y = z.min()",
-    "def x(y=lambda z: z * 2):\n    return", "x = f'{y:>{z - 1}}' f'{w!r}'",
+    "x = open(y, encoding='é')", "def x(y=lambda z: z * 2):\n    return", "x = f'{y:>{z - 1}}' f'{w!r}'",
 ])  # fmt: skip
 def test_each_mutant_is_one_change_that_python_reads(source):
     tree = ast.dump(ast.parse(source))
     planted = [ast.dump(ast.parse(mutant.planted(source))) for mutant in mutations.mutants("mha/x.py", source)]
     assert tree not in planted
     assert len({*planted}) == len(planted)
-    assert planted or "'é'" not in source
+    assert bool(planted) is ("encoding" not in source)
 
 
 def test_every_file_of_mha_has_mutants_that_python_reads():
@@ -102,12 +102,18 @@ def test_a_draw_is_the_same_each_time_and_another_with_another_seed():
 
 def test_the_nearest_tests_import_what_changes():
     files = ["mha/heads/pruning.py", "mha/engine/reach.py", "mha/__main__.py"]
-    near = mutants.importers(files, "heads|compare|calls|cli_heads")
+    near = mutants.importers(files, "^test_(heads|compare|calls|cli_heads)$")
     assert near[files[0]]["tests/test_heads.py"] == 2
     assert "tests/test_compare.py" not in near[files[0]]
     assert "tests/test_calls.py" in near[files[1]]  # by way of a backend
     assert {*near[files[2]]} > {*near[files[0]], "tests/test_compare.py"}  # which a command starts: all
     assert "tests/test_names.py" not in near[files[2]]  # whose name does not match
+
+
+def test_a_pattern_that_no_test_has_is_refused(monkeypatch):
+    monkeypatch.setattr(imported, "modules", lambda named, typed: {name: set() for name in named})
+    with pytest.raises(typer.BadParameter, match="--tests is 'no such', which no name of"):
+        mutants.importers(["mha/tables.py"], "no such")
 
 
 def test_imports_are_followed_within_packages_and_functions(tmp_path):

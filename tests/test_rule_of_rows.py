@@ -39,6 +39,8 @@ def test_rows_without_an_error_have_the_median_of_the_others():
     base = oracle + np.array([0.0, 0.0, 0.0, 1.0])[None, :, None]
     assert row_bounds("float16", oracle, base).tolist() == [[8.0] * 4]
     assert row_bounds("float16", oracle, oracle).tolist() == [[0.0] * 4]
+    assert ratio_of(oracle, oracle, 1e9, row_bounds("float16", oracle, oracle)) == 0
+    assert ratio_of(base, oracle, 1e9, row_bounds("float16", oracle, oracle)) == math.inf
 
 
 def halves(dtype, D, H, seed=0, scale=1.0, **options):
