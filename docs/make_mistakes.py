@@ -30,6 +30,7 @@ from mha.parity.mistakes import of_precision, of_weights
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.pipeline.plan import Plan, plan_of
 from mha.parity.same.problem import problem
+from mha.parity.why.comparison import report_of
 
 PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"
@@ -116,7 +117,9 @@ class Row:
         layer, inputs, arguments = self.call.made(self.dtype)
         steps = planted_in_lessons.steps(backend, layer, inputs, arguments, *self.plans())
         whole, alone = (
-            parity.compare(layer, theirs, *inputs, **arguments, others=self.others, empty_rows=True)
+            report_of(
+                problem(layer, *inputs, planted.DEFAULTS | arguments), theirs, None, self.others, call_is_sure=True
+            )
             for theirs in (steps, steps["output"])
         )
         noticed = NOT if whole.first is None else f"`{whole.first.name}`"

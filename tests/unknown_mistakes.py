@@ -108,12 +108,15 @@ def unknown(seed, dtype="float32"):
 
 
 def named(seed, dtype="float32"):
-    """The names given with confidence, from the output alone and from all steps; and whether the mistake shows."""
+    """The names given with confidence, from the output alone and from all steps; and whether the mistake shows.
+
+    They are those of mistakes, or of the arguments of another call.
+    """
     layer, inputs, arguments, steps, kind = unknown(seed, dtype)
     reports = [
         parity.compare(layer, given, *inputs, **arguments, empty_rows=True) for given in (steps["output"], steps)
     ]
-    return [(bool(report), report.diagnosis.mistakes, kind) for report in reports]
+    return [(bool(report), report.diagnosis.mistakes or tuple(report.diagnosis.call), kind) for report in reports]
 
 
 def main(number=200, first=0, dtype="float32"):

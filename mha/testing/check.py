@@ -153,7 +153,7 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
         cotangent = tried.cotangent if it.cotangent else None
-        return report_of(asked(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout)
+        return report_of(asked(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout, call_is_sure=True)
 
 
 def of_trial(tried: Trial) -> Problem:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mha.call import Call
 from mha.config import Config, numpy_dtype
 from mha.parity.pipeline.pieces import (
     CONDITIONS,
@@ -130,26 +131,32 @@ class Plan:
 
 def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None)) -> Plan:
     """Make the plan of a call, without mistakes, in a dtype; samples, rows: those to compute."""
-    config, hiding, kind = problem.config, problem.call, numpy_dtype(dtype)
-    B = len(problem.queries)
-    mask, bias = (X if X is None else four_axes(X) for X in (hiding.mask, hiding.score_bias))
-    lengths = None if hiding.valid_lens is None else hiding.valid_lens.reshape(B, 1, -1, 1)
-    gates = problem.call.head_gates
-    gates = gates if gates is None else np.broadcast_to(gates, (B, config.num_heads))[:, :, None, None].astype(kind)
-    given = {"lengths": lengths, "mask": mask, "bias": bias, "order": hiding.causal or None, "window": config.window}
+    config, kind, bias, gates = problem.config, numpy_dtype(dtype), problem.call.score_bias, problem.call.head_gates
+    if gates is not None:
+        gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
     return Plan(
         config=config,
         weights={name: X.astype(kind) for name, X in problem.layer.weights.items()},
         queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
-        lengths=lengths, mask=mask, score_bias=None if bias is None else bias.astype(kind), gates=gates,
-        offsets=np.asarray(hiding.offset).reshape(-1, 1),
+        score_bias=None if bias is None else four_axes(bias).astype(kind), gates=gates,
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
         softcap=config.softcap, norm=config.qk_norm, eps=config.qk_norm_eps,
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         interleaved=config.rotary is not None and config.rotary.interleaved,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
-        hiding={name: CONDITIONS[name] for name, X in given.items() if X is not None},
+        **of_hiding(problem.call),
     )  # fmt: skip
+
+
+def of_hiding(call: Call) -> dict[str, Any]:
+    """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
+    lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
+    mask = None if call.mask is None else four_axes(call.mask)
+    given = {
+        "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
+    }  # fmt: skip
+    hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
+    return {"lengths": lengths, "mask": mask, "offsets": np.asarray(call.offset).reshape(-1, 1), "hiding": hiding}
 
 
 def same(one: Plan, other: Plan) -> bool:

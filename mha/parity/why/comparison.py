@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -10,6 +11,7 @@ import numpy as np
 from mha import arrays, checks, dispatch
 from mha.call import Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
+from mha.parity.described.shifted import unshifted
 from mha.parity.same.layouts import FROM_SOFTMAX, GRADIENT, INPUTS, OF_INPUTS, choices, kind, layout_name, layouts
 from mha.parity.same.problem import Expected, Problem, problem, with_rows
 from mha.parity.same.rules import bound, error, of_rows, row_bounds
@@ -19,7 +21,6 @@ from mha.parity.why.diagnosis import explained
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.places import hints, located, outside
 from mha.parity.why.report import Place, Report, Row
-from mha.parity.why.shifted import unshifted
 from mha.tables import counted
 
 
@@ -143,24 +144,36 @@ def ratio(
 
 
 def report_of(
-    asked: Problem, theirs: Any, layout: str | None = None, others: Mapping[str, MultiHeadAttention] | None = None
+    asked: Problem,
+    theirs: Any,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    call_is_sure: bool = False,
 ) -> Report:
-    """Compare arrays of another implementation with those of a problem; theirs, layout, others: as for `compare`."""
+    """Compare arrays of another implementation with those of a problem; theirs, layout, others: as for `compare`.
+
+    call_is_sure: True = theirs was called as the problem says.
+    """
     found = named(asked, theirs)
     layout = layout_name(layout)
-    as_they_are, taken = [], {}
+    compared_rows, taken = [], {}
     for name in found:
         row, turned = compared(asked, name, found[name], layout)
-        as_they_are.append(row)
+        compared_rows.append(row)
         if turned is not None:
             taken[name] = turned
-    unshifted_rows, taken = unshifted(asked, as_they_are, taken)
-    rows, known = tuple(unshifted_rows), checked_others(others)
+    turned_back, note = unshifted(asked, taken, {row.name: row.passed for row in compared_rows})
+    taken |= turned_back
+    for at, row in enumerate(compared_rows):
+        if row.name in turned_back and not row.passed:
+            far = error(np.where(asked.matters(row.name), taken[row.name], 0), asked.expected(row.name).X)
+            compared_rows[at] = replace(row, error=far, place=None, note=note)
+    rows, known = tuple(compared_rows), checked_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
         nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
         return Report(rows, asked.config.dtype, nothing, look)
-    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known))
+    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:

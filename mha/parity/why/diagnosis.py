@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mha.parity.described import calls
 from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.catalogue import CATALOGUE
 from mha.parity.mistakes.mistake import Mistake, forms_of
@@ -27,9 +28,16 @@ SURE, LITTLE = 4.0, 0.1
 
 
 def explained(
-    problem: Problem, theirs: Mapping[str, Array], rows: tuple[Row, ...], others: Mapping[str, Mapping[str, Array]]
+    problem: Problem,
+    theirs: Mapping[str, Array],
+    rows: tuple[Row, ...],
+    others: Mapping[str, Mapping[str, Array]],
+    call_is_sure: bool = False,
 ) -> Diagnosis:
-    """Explain arrays that were compared: theirs by name, in the compared shapes; rows: those of the report."""
+    """Explain arrays that were compared: theirs by name, in the compared shapes; rows: those of the report.
+
+    call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason.
+    """
     first = next((row for row in rows if not row.passed), None)
     if first is None:
         return Diagnosis((), "nothing to explain: all that was given is the same", 0)
@@ -38,6 +46,9 @@ def explained(
     if not wrong:
         reason = "of gradients no known mistake is tried" if first.place is not None else "nothing can be tried"
         return Diagnosis((), f"why: unknown, {reason}; first to differ: {said(first)}", 0)
+    fits = len(theirs) == len(rows)
+    if not call_is_sure and fits and (other := calls.likely_calls(problem, theirs, SURE)):
+        return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
     far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
     with np.errstate(all="ignore"):
         explanations, tried, missed = attempts(problem, steps, mistakes, far)
@@ -45,6 +56,9 @@ def explained(
     sure = [one for one in explanations if one.sure]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
+    if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, SURE, bool(sure))):
+        note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
+        return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 

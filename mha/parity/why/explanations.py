@@ -1,6 +1,8 @@
 """What a diagnosis says: explanations of numbers by mistakes; it prints as text."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
@@ -34,17 +36,19 @@ class Explanation:
 class Diagnosis:
     """Why theirs differs: explanations, best first; several if the given arrays fit them all.
 
-    note: further words, in a line; tried: how many mistakes and combinations were tried.
+    note: further words, in a line; tried: how many mistakes and combinations were tried; call: if the described call is
+    not the one that was made, the arguments as they should have been, by name, {} = it is.
     """
 
     explanations: tuple[Explanation, ...]
     note: str
     tried: int
+    call: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def known(self) -> bool:
-        """Whether an explanation is sure."""
-        return any(one.sure for one in self.explanations)
+        """Whether an explanation is sure, or another call is one."""
+        return bool(self.call) or any(one.sure for one in self.explanations)
 
     @property
     def mistakes(self) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
+from mha.parity.same.problem import problem
 from mha.parity.same.relations import Relation
 from mha.parity.same.rules import UNIT, bound, error, in_dtype
 from mha.parity.same.weight_rows import WeightRow, same, weight_row
 from mha.parity.why.changed_weights import of_weights, permuted
-from mha.parity.why.comparison import compare
+from mha.parity.why.comparison import report_of
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.report import Report, Row, said
 from mha.positions import Rotary
@@ -187,7 +188,9 @@ def outputs(
         if far <= limit:
             return Report((Row("output", far, limit),), dtype, lambda: Diagnosis((), "", 0))
     theirs = {name: X for name, X in steps.items() if name in expected and X.shape == expected[name].shape}
-    report = compare(first, theirs, *inputs, **call, others=others)
+    queries, keys, values = inputs
+    asked = problem(first, queries, keys, values, {"causal": False} | call)
+    report = report_of(asked, theirs, others=others, call_is_sure=True)
     if not explain or report.rows[-1].passed:
         return Report(report.rows, dtype, lambda: Diagnosis((), "", 0))
     reason = of_weights(of.rows, first, second, inputs, call)
@@ -197,7 +200,7 @@ def outputs(
         return Report(report.rows, dtype, lambda: quick)
     diagnosis = report.diagnosis
     if not diagnosis.known:
-        alone = compare(first, theirs["output"], *inputs, **call, others=others).diagnosis
+        alone = report_of(asked, theirs["output"], others=others, call_is_sure=True).diagnosis
         diagnosis = alone if alone.known else quick if reason else diagnosis
     return Report(report.rows, report.dtype, lambda: diagnosis)  # so that the report keeps no array
 

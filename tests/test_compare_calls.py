@@ -1,0 +1,278 @@
+"""A call that was described wrongly is not blamed on a port: `diagnosis.call` has its arguments as they should be."""
+
+import numpy as np
+import pytest
+
+import mha
+from mha import parity
+
+B, Q, K, H, G, D = 3, 5, 12, 6, 2, 24
+LENGTHS = [7, 12, 9]
+random = np.random.default_rng(1)
+MASK = random.random((B, 1, Q, K)) < 0.6
+MASK[..., 3] = True
+INVERTIBLE = random.random((B, 1, Q, K)) < 0.5
+INVERTIBLE[..., 3], INVERTIBLE[..., 5] = True, False
+INPUTS = [random.normal(size=(B, T, D)).astype("float32") for T in (Q, K, K)]
+
+
+@pytest.fixture(scope="module")
+def layer():
+    return mha.MultiHeadAttention(D, H, num_key_value_heads=G, bias=True, seed=0, backend="numpy")
+
+
+def port(layer, inputs, seen):
+    """Attention in float64 of pairs that see each other, (B or 1, H or 1, Q, K); rows without any are NaN."""
+    weights = {name: X.astype(float) for name, X in layer.weights.items()}
+    q, k, v = (
+        (X @ weights[f"W_{one}.kernel"]).reshape(*X.shape[:2], -1, D // H) for one, X in zip("qkv", inputs, strict=True)
+    )
+    shares = np.exp(np.einsum("bqhd,bkhd->bhqk", q, np.repeat(k, H // G, 2)) / 2) * seen
+    with np.errstate(invalid="ignore"):
+        shares = shares / shares.sum(-1, keepdims=True)
+    pooled = np.einsum("bhqk,bkhd->bqhd", shares, np.repeat(v, H // G, 2)).reshape(*q.shape[:2], D)
+    steps = {"weights": shares, "output": pooled @ weights["W_o.kernel"] + weights["W_o.bias"]}
+    return {name: X.astype("float32") for name, X in steps.items()}
+
+
+def order(offset):
+    """Which keys come no later than the query at this offset."""
+    return np.arange(K) <= np.arange(Q)[:, None] + np.array(offset).reshape(-1, 1, 1, 1)
+
+
+def padding(lengths):
+    """Which keys are below the lengths."""
+    return np.arange(K) < np.array(lengths)[:, None, None, None]
+
+
+def diagnosed(layer, seen, inputs=INPUTS, **call):
+    """The diagnosis of a port by its output, which is that by all steps, too."""
+    steps = port(layer, inputs, seen)
+    by_steps, by_output = (parity.diagnose(layer, theirs, *inputs, **call) for theirs in (steps, steps["output"]))
+    assert by_steps.call.keys() == by_output.call.keys()
+    assert by_steps.mistakes == by_output.mistakes
+    for name, X in by_output.call.items():
+        assert np.array_equal(by_steps.call[name], X)
+    if by_output.call:  # what it says is so
+        changed = {"valid_lens": call.pop("valid_lens", None)} | call | by_output.call
+        assert parity.compare(layer, steps, *inputs, **changed)
+    return by_output
+
+
+# What was left out of the description
+
+
+@pytest.mark.parametrize("offset", [7, 3])
+def test_a_forgotten_offset(layer, offset):
+    diagnosis = diagnosed(layer, order(offset), causal=True)
+    assert (diagnosis.call, diagnosis.mistakes, diagnosis.known) == ({"offset": offset}, (), True)
+    lower_right = "; or, in the port: causal order is aligned to the lower right" if offset == K - Q else ""
+    assert " ".join(str(diagnosis).split()) == f"why: the same, if it was called with offset={offset}{lower_right}"
+
+
+def test_a_forgotten_offset_of_each_sample(layer):
+    diagnosis = diagnosed(layer, order([2, 6, 1]), causal=True)
+    assert diagnosis.call["offset"].tolist() == [2, 6, 1]
+    assert "if it was called with offset=[2, 6, 1]" in str(diagnosis)
+
+
+def test_a_forgotten_causal_order(layer):
+    diagnosis = diagnosed(layer, order(0))
+    assert (diagnosis.call, diagnosis.mistakes) == ({"causal": True}, ())
+    assert diagnosed(layer, order(7)).call == {"causal": True, "offset": 7}
+    assert diagnosed(layer, order(0) & padding(LENGTHS), valid_lens=LENGTHS).call == {"causal": True}
+
+
+def test_forgotten_lengths(layer):
+    diagnosis = diagnosed(layer, padding(LENGTHS))
+    assert diagnosis.call["valid_lens"].tolist() == LENGTHS
+    assert diagnosis.mistakes == ()
+    assert str(diagnosis) == "why: the same, if it was called with valid_lens=[7, 12, 9]"
+
+
+def test_lengths_where_a_mask_was_described(layer):
+    diagnosis = diagnosed(layer, padding(LENGTHS), mask=MASK)
+    assert diagnosis.call["mask"] is None
+    assert diagnosis.call["valid_lens"].tolist() == LENGTHS
+    assert diagnosis.mistakes == ()
+
+
+def test_the_offset_of_a_rotation():
+    turning = mha.MultiHeadAttention(D, H, rotary=mha.Rotary(4), seed=0, backend="numpy")
+    output = turning(*INPUTS, offset=4)
+    for theirs in (output, turning.trace(*INPUTS, offset=4)):
+        diagnosis = parity.diagnose(turning, theirs, *INPUTS)
+        assert (diagnosis.call, diagnosis.mistakes) == ({"offset": 4}, ())
+
+
+# What the mask means
+
+
+def test_an_inverted_mask(layer):
+    for mask in (INVERTIBLE, INVERTIBLE[0, 0]):
+        diagnosis = diagnosed(layer, ~mask, mask=mask)
+        assert diagnosis.call.keys() == {"mask"}
+        assert np.array_equal(diagnosis.call["mask"], ~mask)
+        assert diagnosis.mistakes == ()
+        words = "why: the same, if it was called with mask=~mask; or, in the port: the mask is inverted"
+        assert " ".join(str(diagnosis).split()) == words
+
+
+def test_an_inverted_mask_that_hides_all_of_a_sample(layer):
+    """As of the longest sample, in a mask of padding: it has nothing that could be hidden."""
+    mask = padding(LENGTHS)
+    diagnosis = diagnosed(layer, ~mask, mask=mask)
+    assert np.array_equal(diagnosis.call["mask"], ~mask)
+
+
+def test_a_transposed_mask(layer):
+    X = INPUTS[1]
+    mask = np.random.default_rng(2).random((B, K, K)) < 0.5
+    mask |= np.eye(K, dtype=bool)
+    diagnosis = diagnosed(layer, mask.swapaxes(1, 2)[:, None], [X, X, X], mask=mask)
+    assert np.array_equal(diagnosis.call["mask"], mask.swapaxes(1, 2))
+    assert diagnosis.mistakes == ()
+    assert "mask=mask.swapaxes(-1, -2)" in str(diagnosis)
+    assert "called with mask=mask.T" in str(diagnosed(layer, mask[0].T, [X, X, X], mask=mask[0]))
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_a_mask_of_keys_with_as_many_samples_as_queries(layer, inverted):
+    inputs = [X[:, :T] for X, T in zip(INPUTS, (B, K, K), strict=True)]
+    mask = padding(LENGTHS)[:, 0, 0]  # (B, K)
+    given = ~mask if inverted else mask
+    diagnosis = diagnosed(layer, mask[:, None, None], inputs, mask=given)
+    assert np.array_equal(diagnosis.call["mask"], mask[:, None])
+    assert diagnosis.mistakes == ()
+    assert f"the same, if it was called with mask={'~' * inverted}mask[:, None]" in str(diagnosis)
+
+
+def test_a_mask_of_keys_is_refused_with_what_to_type(layer):
+    for name, X in (("mask", np.ones((B, K), bool)), ("score_bias", np.zeros((B, K), "float32"))):
+        message = rf"{name} has shape \(3, 12\), expected .*; one for each key .* is {name}\[:, None\]"
+        with pytest.raises(ValueError, match=message):
+            parity.compare(layer, layer(*INPUTS), *INPUTS, **{name: X})
+
+
+# What was given, and the port does not use
+
+
+IGNORED = {
+    "the lengths are ignored": {"valid_lens": LENGTHS},
+    "the mask is ignored": {"mask": MASK},
+    "causal order is ignored": {"causal": True},
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_what_the_port_ignores_is_its_mistake_and_the_call_is_said(layer, name):
+    call = IGNORED[name]
+    diagnosis = diagnosed(layer, np.ones((1, 1, Q, K), bool), **call)
+    assert diagnosis.mistakes == (name,)
+    (argument,) = call
+    assert diagnosis.call == {argument: False if argument == "causal" else None}
+    assert f"or the same, if it was called with {argument}={diagnosis.call[argument]}" in " ".join(
+        str(diagnosis).split()
+    )
+
+
+def test_an_offset_that_is_given_is_the_ports(layer):
+    diagnosis = diagnosed(layer, order(0), causal=True, offset=7)
+    assert diagnosis.mistakes == ("causal order begins again at every offset",)
+    assert diagnosis.call == {"offset": 0}
+    diagnosis = diagnosed(layer, order(7), causal=True, offset=3)
+    assert diagnosis.mistakes == ("causal order is aligned to the lower right",)
+    assert diagnosis.call == {"offset": 7}
+
+
+def test_an_order_that_no_cache_has_is_the_ports(layer):
+    X = INPUTS[1]
+    seen = np.tri(K, K, 1, dtype=bool)  # j <= i + 1
+    diagnosis = diagnosed(layer, seen, [X, X, X], causal=True)
+    assert (diagnosis.call, diagnosis.mistakes) == ({}, ("causal order is off by one",))
+
+
+def test_a_window_says_by_itself_how_far_queries_look_ahead():
+    X = INPUTS[1]
+    windowed = [mha.MultiHeadAttention(D, H, window=window, seed=0, backend="numpy") for window in ((4, 2), (4, 0))]
+    diagnosis = parity.diagnose(windowed[0], windowed[1](X, X, X), X, X, X)
+    assert (diagnosis.call, diagnosis.mistakes) == ({}, ("the window only looks back",))
+    one_sided = mha.MultiHeadAttention(D, H, window=(4, None), seed=0, backend="numpy")
+    assert parity.diagnose(one_sided, windowed[1](X, X, X), X, X, X).call == {"causal": True}
+
+
+def test_what_is_called_by_us_is_not_called_wrongly():
+    def inverted(queries, keys, values, mask, attention):
+        return attention(queries, keys, values, mask=~mask)
+
+    with pytest.raises(AssertionError) as raised:
+        mha.testing.assert_parity(inverted, "numpy", cases=["mask"], dtypes=["float64"])
+    assert "why: the mask is inverted" in str(raised.value)
+    assert "if it was called" not in str(raised.value)
+
+
+# No call is made up
+
+
+def test_other_mistakes_are_not_of_the_call(layer):
+    wrong = layer.to("numpy")
+    wrong.weights = wrong.weights | {"W_q.kernel": np.ascontiguousarray(wrong.weights["W_q.kernel"].T)}
+    for call in ({}, {"causal": True}, {"mask": MASK}, {"valid_lens": LENGTHS}):
+        diagnosis = parity.diagnose(layer, wrong(*INPUTS, **call), *INPUTS, **call)
+        assert (diagnosis.call, diagnosis.mistakes) == ({}, ("W_q.kernel is not transposed",))
+    noise = layer(*INPUTS) + random.normal(size=(B, Q, D)).astype("float32")
+    diagnosis = parity.diagnose(layer, noise, *INPUTS)
+    assert (diagnosis.call, diagnosis.known) == ({}, False)
+
+
+def test_a_call_in_which_nothing_is_seen_explains_nothing(layer):
+    """Rows that see no key do not count, so that all of them would be the same."""
+    mask = np.ones((Q, K), bool)
+    diagnosis = parity.diagnose(layer, 2 * layer(*INPUTS), *INPUTS, mask=mask)
+    assert (diagnosis.call, diagnosis.known) == ({}, False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_half_precision_one_key_more_is_another_call(dtype):
+    wide = mha.MultiHeadAttention(128, 4, dtype=dtype, seed=0, backend="numpy")
+    X = mha.normal(0, 1, (2, 11, 128), dtype=dtype, backend="numpy")
+    diagnosis = parity.diagnose(wide, wide(X, X, X, [6, 9]), X, X, X)
+    assert diagnosis.call["valid_lens"].tolist() == [6, 9]
+
+
+def test_in_half_precision_noise_is_no_call():
+    wide = mha.MultiHeadAttention(128, 4, dtype="bfloat16", seed=0, backend="numpy")
+    X = mha.normal(0, 1, (2, 11, 128), dtype="bfloat16", backend="numpy")
+    weights = wide.trace(X, X, X, [6, 9])["weights"]
+    size = np.sqrt(np.square(weights.astype(float)).mean())
+    for units, call in ((1, {"valid_lens"}), (8, set())):
+        noise = np.random.default_rng(3).normal(0, units * parity.UNIT["bfloat16"] * size, weights.shape)
+        theirs = {"weights": (weights.astype(float) + noise * (weights != 0)).astype(weights.dtype)}
+        assert parity.compare(wide, theirs, X, X, X, [6, 9])  # by the rule it may be as far
+        assert parity.diagnose(wide, theirs, X, X, X).call.keys() == call
+
+
+def test_nan_shows_no_call(layer):
+    values = INPUTS[2].copy()
+    values[:, 9:] = np.nan  # in padding
+    output = np.full((B, Q, D), np.nan, "float32")
+    diagnosis = parity.diagnose(layer, output, *INPUTS[:2], values, [7, 8, 9])
+    assert (diagnosis.call, diagnosis.known) == ({}, False)
+
+
+def test_gradients_that_differ_even_so_are_said(layer):
+    theirs = layer.gradients(*INPUTS, causal=True) | {"output": layer(*INPUTS, causal=True)}
+    diagnosis = parity.diagnose(layer, theirs, *INPUTS)
+    assert str(diagnosis) == "why: the same, if it was called with causal=True"
+    diagnosis = parity.diagnose(layer, theirs | {"keys": 2 * theirs["keys"]}, *INPUTS)
+    assert diagnosis.call == {"causal": True}
+    assert str(diagnosis).endswith("; but these differ even so: gradient.keys")
+
+
+def test_of_many_queries_a_few_tell(layer):
+    X = np.random.default_rng(5).normal(size=(2, 97, D)).astype("float32")
+    lengths = [61, 97]
+    for call in ({"causal": True}, {"valid_lens": lengths}, {"causal": True, "valid_lens": lengths}):
+        diagnosis = parity.diagnose(layer, layer(X, X, X, **call), X, X, X)
+        assert diagnosis.call.keys() == call.keys()
+        assert np.array_equal(diagnosis.call.get("valid_lens", lengths), lengths)
