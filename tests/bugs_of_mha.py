@@ -320,6 +320,8 @@ GROUPS = {
         "a reason is sure nearer to the right answer": (r"SURE, LITTLE = 4\.0", "SURE, LITTLE = 2.0"),
         "a reason is sure that leaves more": (r"LITTLE = 4\.0, 0\.1", "LITTLE = 4.0, 0.2"),
         "an imitation of rounding may leave more": (r"LEFT = 0\.6 ", "LEFT = 0.7 "),
+        "numbers that are not finite leave nothing": (r"np\.isfinite\(far\)\.all\(\) and np\.isfinite\(same\)\.all\(\)",
+            "np.isfinite(far).all()"),
         "few numbers prove a rounding": ("ENOUGH = 24", "ENOUGH = 23"),
         "other imitations count": (r"1\.25 \* best, 0\.05", "2 * best, 0.1"),
         "weights are dropped as often as it comes": (r"> 6 \* np\.sqrt", "> 9 * np.sqrt"),
@@ -367,6 +369,7 @@ GROUPS = {
         "a mask hides what has an argument, too": (r"if name in \(\*missing, .*\)\}", "}"),
     }),
     "the rest of mha": ("mha mha/weights", "checks initial_weights mxnet_import seeds readable", {
+        "a weight is as large as it comes": (r"sys\.maxsize // 8", "sys.maxsize * 8"),
         "all layers draw from one seed": (r"_count \+= 1", "pass"),
         "manual_seed counts for nothing": (r"SeedSequence\(\(start, count\)\)", "SeedSequence(count)"),
         "manual_seed does not begin anew": (r"_start, _count = seed, 0\n\n", "_start = seed\n\n"),

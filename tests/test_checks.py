@@ -7,6 +7,7 @@ import mha
 from mha import checks, parity
 from mha.call import Call
 from mha.call.check import limited
+from mha.config import Config, shapes
 from mha.engine.reach import lengths_hide, longest
 
 MANY = checks.FEW + 20
@@ -71,3 +72,10 @@ def test_one_array_three_times_where_widths_are_one():
         X = np.ones(shape, "float32")
         with pytest.raises(ValueError, match=r"^queries has shape"):
             attention(X, X, X)
+
+
+def test_a_weight_has_no_more_numbers_than_memory_can_hold():
+    sizes = {"num_hiddens": 2, "num_heads": 1, "query_size": 2**30, "key_size": 2, "value_size": 2, "value_dim": 2}
+    assert shapes(Config(**sizes, key_dim=2**30 - 1))["W_q.kernel"] == (2**30, 2**30 - 1)  # 2**63 bytes of float64
+    with pytest.raises(ValueError, match=r"^W_q.kernel would have shape .1073741824, 1073741824., too many numbers"):
+        shapes(Config(**sizes, key_dim=2**30))

@@ -133,6 +133,16 @@ def test_an_imitation_of_rounding_may_leave_some_of_the_error(monkeypatch):
     assert imitated(monkeypatch, [0.66]) == []
 
 
+def test_what_an_imitation_leaves_by_hand():
+    far = np.array([[3.0, -4.0], [0.0, 0.0]])
+    assert precision.remaining(far, far) == 0
+    assert precision.remaining(far, 0.5 * far) == 0.5
+    assert precision.remaining(far, np.array([[4.0, -4.0], [0.0, 0.0]])) == 0.2
+    for strange in (np.nan, np.inf):
+        other = np.array([[3.0, -4.0], [0.0, strange]])
+        assert precision.remaining(far, other) == precision.remaining(other, far) == np.inf
+
+
 def test_few_numbers_with_errors_prove_no_rounding(monkeypatch):
     assert imitated(monkeypatch, [0.1], numbers=24) == ["0.1"]
     assert imitated(monkeypatch, [0.1], numbers=23) == []
