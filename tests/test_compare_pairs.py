@@ -232,3 +232,34 @@ def test_what_b_alone_lacks_is_said_of_b(tmp_path):
         result = run("compare", first, second, "--num-heads", "4", "--rotary", "none")
         assert result.exit_code == 2
         assert f"mha: {b} ({side}) does not say everything: --qk-norm is not given" in result.stderr
+
+
+# 5. Checkpoints of several files
+
+
+def sharded(folder, layers, count):
+    """A directory with the layers' arrays dealt out to some files in turn, as a checkpoint in parts has them."""
+    folder.mkdir()
+    arrays = [
+        item for i, layer in enumerate(layers) for item in arrays_of(layer, "bert", f"layer.{i}.attention.").items()
+    ]
+    names = [f"model-{at + 1:05}-of-{count:05}.safetensors" for at in range(count)]
+    for at, name in enumerate(names):
+        safetensors.numpy.save_file(dict(arrays[at::count]), folder / name)
+    places = {name: names[i % count] for i, (name, _) in enumerate(arrays)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "num_attention_heads": H}))
+    return str(folder)
+
+
+def test_a_directory_of_shards_is_compared_with_a_file(compare, tmp_path):
+    _, (_, ported) = compare(of([0]), of([0, 1, 2]))
+    directory = sharded(tmp_path / "bert", of([0, 1, 2]), 5)
+    report = parity.compare_files(directory, ported)
+    assert report, str(report)
+    assert report.others == ((), ("embeddings",))
+    assert "B does not say num_heads: 3 is taken from A" in report.notes
+    wrong = sharded(tmp_path / "wrong", of([0, 2, 1]), 2)
+    report = parity.compare_files(directory, wrong)
+    assert report.verdict.endswith("; but layer.1.attention. and layer.2.attention. are swapped")
+    assert run("compare", directory, wrong).exit_code == 1

@@ -36,10 +36,10 @@ def compare_files(
     track: Callable[[list[Any]], Iterable[Any]] = iter,
     **options: Any,
 ) -> FilesReport:
-    """Compare attention layers of two safetensors files, weight by weight and by their outputs on the same inputs.
+    """Compare attention layers of two files of weights, weight by weight and by their outputs on the same inputs.
 
     Args:
-        a, b: paths of the files, of any known schemes.
+        a, b: paths of the files, or of directories with one, of any known schemes.
         scheme_a, scheme_b: how each names its arrays, as for `mha.load`.
         prefix_a, prefix_b: the beginning of the names of a layer's arrays. None = that of the other file, if it is
             there too, else of the layer with the same weights, else the only layer. If both are None, all layers are
