@@ -145,6 +145,16 @@ GROUPS = {
         "an offset of samples for that of all in a loop": {"jax": (r"offset\.max\(\), K - right",
             "offset.min(), K - right")},
     }),
+    "ranks": ("heads_over_ranks sequence_over_ranks", {
+        "gates count as alike, whatever their shape": {"torch": (
+            r"found\[name\] = (_value\(call, name, X\) if by_value) else",
+            r'found[name] = \1 else None if name == "head_gates" else')},
+        "a ring forgets the window": {"torch": (r"call\._replace\(score_bias=None\), tuple\(weights\)",
+            "call._replace(score_bias=None, window=None), tuple(weights)")},
+        "a ring counts keys from those of the first rank": {"torch": (
+            r"part\(keys=slice\(first, first \+ k\.shape\[1\]\)\)",
+            "part(keys=slice(0, k.shape[1]))._replace(offset=self.call.offset)")},
+    }),
     "dropout in pieces": ("dropout_pieces", {
         "one mask for all pieces of a head": {
             "tensorflow": (r"stateless_fold_in\((.*), piece\)", r"stateless_fold_in(\1, 0)"),
@@ -189,6 +199,8 @@ GROUPS = {
             "by_output.sum(axes)")},
     }),
     "what pulls gradients back": ("vjp", {
+        "the output of a call that was pulled back has a history": {"torch": (r"return output\.detach\(\), pull_back",
+            "return output, pull_back")},
         "gradients forget the dropout of the call": {"numpy": (r"kept = attention\.drop\(.*\)",
             "kept = np.ones_like(weights)")},
         "gradients drop what another call would": {

@@ -368,6 +368,13 @@ GROUPS = {
         "a mask of each sample keeps its three axes": (r"other_shape = .*", "other_shape = False"),
         "a mask hides what has an argument, too": (r"if name in \(\*missing, .*\)\}", "}"),
     }),
+    "files of several devices": ("mha/parallel", "parts", {
+        "a file of a layer with another scale is taken": (r'field\.name != "dropout"',
+            'field.name not in ("dropout", "scale")'),
+        "a file of a layer with another norm is taken": (r'field\.name != "dropout"',
+            'not field.name.startswith(("dropout", "qk_norm_"))'),
+        "dropout of a file counts": (r' and field\.name != "dropout"', ""),
+    }),
     "the rest of mha": ("mha mha/weights", "checks initial_weights mxnet_import seeds readable", {
         "a weight is as large as it comes": (r"sys\.maxsize // 8", "sys.maxsize * 8"),
         "all layers draw from one seed": (r"_count \+= 1", "pass"),

@@ -208,6 +208,7 @@ def check_calls_that_differ_are_refused_on_both(group):
         "mask": ((X, X, X), {"mask": mask}),
         "score_bias": ((X, X, X), {"score_bias": X.new_zeros(K, K) if second else None}),
         "head_gates": ((X, X, X), {"head_gates": X.new_ones(H) if second else None}),
+        "head_gates of samples": ((X, X, X), {"head_gates": X.new_ones((B, H) if second else (H,))}),
         "offset": ((X, X, X), {"causal": True, "offset": int(second)}),
         "causal": ((X, X, X), {"causal": second}),
         "training": ((X, X, X), {"training": second}),
@@ -215,7 +216,7 @@ def check_calls_that_differ_are_refused_on_both(group):
     }
     calls["one array"] = ((X.clone() if second else X, X, X), {})
     calls["requires_grad"] = ((X.clone().requires_grad_(second), X, X), {})
-    named = {"batch": "queries", "valid_lens of one": "valid_lens"}
+    named = {"batch": "queries", "valid_lens of one": "valid_lens", "head_gates of samples": "head_gates"}
     for name, (inputs, options) in calls.items():
         refused(lambda: split(*inputs, **options), named.get(name, name), "rank 1", "rank 0")  # noqa: B023
     assert agrees(split(X, X, X, training=False), attention(X.numpy(), X.numpy(), X.numpy()))  # they still agree
@@ -293,6 +294,9 @@ def check_weights_are_collected_saved_and_loaded(group):
             refused(lambda: whole.weights, "mha.parallel.gather", kind=RuntimeError)  # noqa: B023
     other = made(group, SIZES)[2]
     refused(lambda: parallel.load(other, path), "query_size=7, expected 12")
+    path = group.folder / "scaled.safetensors"
+    parallel.save(made(group, SIZES | {"scale": 0.7})[2], path)
+    refused(lambda: parallel.load(other, path), "scale=0.7, expected None as the layer")
 
 
 def check_checkpoints_of_torch(group):

@@ -87,6 +87,17 @@ def check_the_suite_in_small_blocks(group):
         cutting.SCORES = before
 
 
+def check_narrow_windows(group):
+    """Of which a block may need the last key of the rank before, and no other of its keys."""
+    X = random(2, 7, D)
+    for window in ((1, 0), (0, 1), (2, None)):
+        expected = layer_of(None, group.mesh, window=window)(X, X, X)
+        for how in HOWS:
+            own = part(X, group.mesh)
+            found = layer_of(how, group.mesh, window=window)(own, own, own)
+            same(found, part(expected, group.mesh))
+
+
 def check_a_lesson(group):
     mesh = group.mesh
     X, lengths = random(2, 7, D), [4, 7]
@@ -221,6 +232,7 @@ def check_calls_that_differ_are_refused(group):
         refused(ValueError, "valid_lens of rank", layer, X, X, X, [[3, 3]] * 2 if last else [3, 3])
         refused(ValueError, "mask of rank", layer, X, X, X, mask=(bias if last else bias[None]) == 0)
         refused(ValueError, "batch of rank", layer, *[X[:1] if last else X] * 3)
+        refused(ValueError, "head_gates of rank", layer, X, X, X, head_gates=X.new_ones((2, H) if last else (H,)))
         layer(X, X, X)
     refused(ValueError, f"how of rank {N - 1}", layer_of("ring" if last else "gather", mesh), X, X, X)
     other = mha.MultiHeadAttention(D, H, seed=int(last), backend="torch").layer

@@ -1,11 +1,15 @@
 """`mha.parallel.shard` and `unshard`: parts of a layer's heads, whose outputs and gradients sum to the whole's."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from layers import assert_same_weights, random_layer
 
 import mha
 from mha import parallel, parity
+from mha.config import MODERN
+from mha.parallel.whole import read
 
 SIZES = {"num_hiddens": 17, "bias": True, "query_size": 13, "key_size": 11, "value_size": 7}
 WIDTHS = SIZES | {"num_heads": 6, "key_dim": 5, "value_dim": 3}
@@ -127,3 +131,23 @@ def test_a_layer_of_another_kind_is_refused():
     for call in (parallel.plan, parallel.gather, lambda layer: parallel.attend(layer, {}, 1, 2, 3)):
         with pytest.raises(TypeError, match=r"expected a layer of .*; mha\.parallel\.shard splits the weights of any"):
             call(attention.layer)
+
+
+OTHERS = {
+    "scale": 0.5, "softcap": 2.0, "window": (3, 0), "rotary": mha.Rotary(2), "qk_norm": "rms", "qk_norm_eps": 0.1,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODERN)
+def test_a_file_of_a_layer_with_another_option_is_refused(tmp_path, name):
+    """As `mha.parallel.load` reads it, on each rank; weights alone would not show it."""
+    given = mha.MultiHeadAttention(12, 6, backend="numpy", **{name: OTHERS[name]})
+    given.save(tmp_path / "other.safetensors")
+    config = mha.MultiHeadAttention(12, 6, backend="numpy").config
+    with pytest.raises(ValueError, match=f"has a layer with {name}=.*, expected .* as the layer"):
+        read(tmp_path / "other.safetensors", config)
+    found = read(tmp_path / "other.safetensors", given.config)
+    assert_same_weights(found, given.weights)
+    again = dataclasses.replace(given.config, dropout=0.5)  # of which weights know nothing
+    assert_same_weights(read(tmp_path / "other.safetensors", again), given.weights)

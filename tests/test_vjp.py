@@ -118,6 +118,28 @@ def test_native_in_native_out(backend, rng):
     assert same({name: mha.to_numpy(X) for name, X in found.items()}, attention.gradients(*arrays))
 
 
+@pytest.mark.backends("torch")  # whose arrays know what they come from
+def test_the_output_has_no_history(backend, rng):
+    """It may be read, and a backward pass through it would be another one than `pull_back`."""
+    attention = make(backend)
+    for arrays in (
+        adapters.of(backend).own(*draw(rng)),
+        [X.requires_grad_() for X in adapters.of(backend).own(*draw(rng))],
+    ):
+        output, pull_back = attention.vjp(*arrays)
+        assert not output.requires_grad
+        gradients = pull_back(output)
+        assert not any(X.requires_grad for X in gradients.values())
+
+
+def test_the_output_is_the_callers_own(backend, rng):
+    attention, arrays = make(backend), draw(rng)
+    output, pull_back = attention.vjp(*arrays)
+    before = pull_back(np.ones_like(output))
+    output += 1
+    assert same(pull_back(np.ones_like(output)), before)
+
+
 def test_every_call_drops_other_weights(backend):
     attention, inputs = see_through(backend)
     outputs = [attention.vjp(*inputs, training=True)[0] for _ in range(2)]
