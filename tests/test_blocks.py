@@ -29,6 +29,8 @@ KERNEL = (
     parity.Case("kernel, window, mask", ONE_WIDTH, [31, 0, 17], mask=(3, 6, 29, 31), **LARGE),
     parity.Case("kernel, causal, offset", ONE_WIDTH_ALL, causal=True, offset=2, **LARGE),
     parity.Case("kernel, bias", ONE_WIDTH_ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), **LARGE),
+    parity.Case("kernel, mask of samples", ONE_WIDTH_ALL, mask=(3, 29, 31), **LARGE),
+    parity.Case("kernel, window, bias of one row", ONE_WIDTH, score_bias=(1, 6, 1, 31), **LARGE),
     parity.Case("kernel, mask of keys", ONE_WIDTH_ALL, mask=(2, 6, 1, 5)),
 )
 CASES = {

@@ -12,16 +12,12 @@ def _minimum(X, Y):
     return torch.clamp(X, max=Y) if isinstance(Y, int) else torch.minimum(X, Y)
 
 
-def _maximum(X, Y):
-    return torch.clamp(X, min=Y) if isinstance(Y, int) else torch.maximum(X, Y)
-
-
 OPERATIONS = Operations(
     any=torch.any,
     min=torch.amin,
     max=torch.amax,
     minimum=_minimum,
-    maximum=_maximum,
+    maximum=lambda X, Y: torch.clamp(X, min=Y),  # Y is an int
     where=torch.where,
     broadcast_to=torch.broadcast_to,
     reshape=torch.reshape,
