@@ -29,10 +29,11 @@ class Written:
     id: what is special about it; port: a class of ports, or a function of a layer, queries, keys, values and the call,
     which returns what `parity.compare` takes; layer: the layer's options; call: the other arguments of the call, ... =
     random ones. seen: in what a mistake shows, "output" or "gradients"; "" = the port is right. mistake: the name that
-    the catalogue has for it, "" = none; second: that of another mistake beside it. argument: the argument of the call
-    that explains it as well, "" = none. compared: further arguments of `parity.compare`. dtype: of the layer; backend:
-    of the port's arrays; tokens: queries and keys; cross: True = keys and values are other inputs than queries; size:
-    of the inputs.
+    the catalogue has for it, "" = none; second: that of another mistake beside it. really: arguments with which the
+    port is called instead of those in `call`, or functions of these; described: names of arguments that were, or may
+    have been, described wrongly. compared: further arguments of `parity.compare`. dtype: of the layer; backend: of the
+    port's arrays; tokens: queries and keys; cross: True = keys and values are other inputs than queries; size: of the
+    inputs.
     """
 
     id: str
@@ -42,7 +43,8 @@ class Written:
     seen: str = ""
     mistake: str = ""
     second: str = ""
-    argument: str = ""
+    really: dict[str, Any] = dataclasses.field(default_factory=dict)
+    described: tuple[str, ...] = ()
     compared: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
     backend: str = "numpy"
@@ -77,6 +79,8 @@ def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ..
 def run(written: Written, layer: mha.MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Any:
     """What the port gives: the output, (output, weights), or arrays by name."""
     port: Callable[..., Any] = written.port
+    call = call | {name: X(call) if callable(X) else X for name, X in written.really.items()}
+    call = {name: X for name, X in call.items() if X is not None}
     if isinstance(port, type) and issubclass(port, Port):
         return port(layer)(*inputs, **call)
     return port(layer, *inputs, **call)

@@ -177,13 +177,13 @@ BETWEEN = GROUPED | {"window": (3, 2)}
 ALIBI = {"score_bias": mha.alibi(6, 13) - np.float32(0)} | CAUSAL
 
 WRONG_IN_SCORES = [
-    Written("always causal", AlwaysCausal, PLAIN, {}, "output", argument="causal"),
+    Written("always causal", AlwaysCausal, PLAIN, {}, "output", described=("causal",)),
     Written("lengths + 1", OneTooLong, PLAIN, LENGTHS, "output", "lengths are one too long", cross=True),
     Written("padding on the axis of queries", LengthsOfQueries, PLAIN, LENGTHS, "output",
             "the padding mask is on the axis of queries"),
     Written("triu", Upwards, PLAIN, CAUSAL, "output", "causal order is reversed"),
     Written("ends together", EndsTogether, PLAIN, CAUSAL, "output", "causal order is aligned to the lower right",
-            argument="offset", tokens=(7, 13)),
+            described=("offset",), tokens=(7, 13)),
     Written("the lowest number twice", LowestTwice, PLAIN, CAUSAL | {"valid_lens": np.array([13, 0, 7])}, "output",
             "the lowest number is added twice", compared={"empty_rows": True}),
     Written("hidden after the softmax", MaskAfterwards, PLAIN, LENGTHS, "output",
@@ -207,5 +207,6 @@ WRONG_IN_SCORES = [
     Written("slopes of a power of 2", PlainSlopes, GROUPED, ALIBI, "output", "another rule of ALiBi's slopes"),
     Written("blocks that are not rescaled", NotRescaled, PLAIN, {}, "output",
             "the accumulator of blocks is not rescaled", tokens=(5, 37), size=2.0),
-    Written("no gates", GatesForgotten, PLAIN, {"head_gates": ...}, "output", "gates are forgotten"),
+    Written("no gates", GatesForgotten, PLAIN, {"head_gates": ...}, "output", "gates are forgotten",
+            described=("head_gates",)),
 ]  # fmt: skip
