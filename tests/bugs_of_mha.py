@@ -305,6 +305,19 @@ GROUPS = {
         "products without rounding serve rounding": (r"if known is None or how != \(as_it_is, as_it_is\):",
             "if known is None:"),
     }),
+    "mistakes in gradients": (
+        "mha/parity/search mha/parity/why mha/parity/mistakes mha/parity/pipeline", "gradient_mistakes", {
+        "the softmax of the pieces lacks its sum": (r" \(by_weights - \(weights \* by_weights\)\.sum\(.*\)\)\n",
+            " by_weights\n"),
+        "a layer norm of the pieces keeps its mean": (r"by_heads = by_heads - by_normalized\.mean\(.*\)", "pass"),
+        "heads of keys get the first gradient": (r"K, d\)\.sum\(2\)", "K, d)[:, :, 0]"),
+        "what turned is not turned back": (r"places: -places\)\n    return", "places: places)\n    return"),
+        "one mistake in gradients hides another": (r"\*\*before, \*\*both", "**both"),
+        "no pairs of mistakes in gradients": (r" or self\.among\(list\(pairs\)\)", ""),
+        "any p of dropout": (r"with_dropout\(1 - 1 / factor\)", "with_dropout(0.3)"),
+        "some of the gradients tell": (r"ratio = max\(ratio, (fraction\(far\[name\], limit\))\)", r"ratio = \1"),
+        "rightness before gradients is not asked": (r'"" if output else', '"" if True else'),
+    }),
     "numbers in no file": ("mha/weights", "defaults", {
         "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),
         "mT5 has as many heads as T5": (r'"mt5": _T5 \| \{"num_heads": 6\}', '"mt5": _T5 | {"num_heads": 8}'),
@@ -316,7 +329,7 @@ GROUPS = {
         "a reason may leave a third of the error": (r"LEFT = 0\.25", "LEFT = 0.33"),
         "a reason may leave a fifth of the error": (r"LEFT = 0\.25", "LEFT = 0.2"),
         "more noise is left in half precision": (r"NOISE = 2\.0", "NOISE = 3.0"),
-        "noise has no unit of its own": (r" \+ 2 \* UNIT\[.*\] \* apart\(wide, 0 \* wide\)", ""),
+        "noise has no unit of its own": (r" \+ 2 \* UNIT\[dtype\] \* apart\(wide, 0 \* wide\)", ""),
         "a reason is sure nearer to the right answer": (r"SURE, LITTLE = 4\.0", "SURE, LITTLE = 2.0"),
         "a reason is sure that leaves more": (r"LITTLE = 4\.0, 0\.1", "LITTLE = 4.0, 0.2"),
         "an imitation of rounding may leave more": (r"LEFT = 0\.6 ", "LEFT = 0.7 "),

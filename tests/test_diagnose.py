@@ -15,7 +15,7 @@ from calls import own
 import mha
 from mha import parity
 from mha.parity.mistakes.catalogue import FORMS
-from mha.parity.mistakes.of_precision import ROUNDINGS
+from mha.parity.mistakes.of_precision import ROUNDINGS, everything
 from mha.parity.mistakes.of_weights import PROJECTIONS
 from mha.parity.pipeline import parts, pieces
 from mha.parity.pipeline.plan import plan_of
@@ -315,6 +315,26 @@ def test_a_search_computes_few_of_many_queries(monkeypatch):
     assert samples == [0]
     assert {0, 53, 96} <= set(rows)
     assert len(rows) <= 12
+
+
+def test_an_error_in_a_query_that_is_not_searched_refutes_a_mistake():
+    layer, X, port = long_call()
+    theirs = port({"W_o.kernel": layer.weights["W_o.kernel"].T}, 32**-0.5, [97, 61])
+    assert parity.diagnose(layer, theirs, X, X, X, [97, 61]).known
+    samples = abs(theirs - layer(X, X, X, [97, 61])).sum((1, 2))
+    theirs[samples.argmin(), 50] += np.float32(0.01)
+    assert not parity.diagnose(layer, theirs, X, X, X, [97, 61]).known
+
+
+def test_products_are_computed_once_for_what_rounds_alike():
+    layer, inputs, arguments = planted.CALLS[0].made()
+    asked = problem(layer, *inputs, planted.DEFAULTS | arguments, None)
+    plan, new = plan_of(asked, "float32"), plan_of(asked, "float32")
+    parts.all_steps(plan, ["output"])
+    assert len(plan.products) == 3
+    rough = everything("bfloat16")
+    first, second = (parts.all_steps(rough(one), ["output"])["output"] for one in (plan, new))
+    assert np.array_equal(first, second)
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):

@@ -96,10 +96,28 @@ CAPPED = PLAIN | {"softcap": 1.5}
 
 GRADIENTS = [
     Written("its own backward pass", Backward, CAPPED, LENGTHS | {"score_bias": ...}, cross=True),
-    Written("detached keys", KeysDetached, PLAIN, LENGTHS, "gradients"),
-    Written("detached values", ValuesDetached, PLAIN, LENGTHS, "gradients"),
-    Written("a cap that gradients pass through", CapStraightThrough, CAPPED, {}, "gradients"),
-    Written("gradients without the mask", MaskForgottenBackwards, PLAIN, LENGTHS, "gradients"),
-    Written("dropout's scale in gradients", DropoutBackwards, PLAIN, {}, "gradients"),
-    Written("gradients of kernels transposed", KernelTurned, PLAIN, {}, "gradients"),
+    Written("detached keys", KeysDetached, PLAIN, LENGTHS, "gradients", "keys are detached"),
+    Written("detached values", ValuesDetached, PLAIN, LENGTHS, "gradients", "values are detached"),
+    Written(
+        "a cap that gradients pass through",
+        CapStraightThrough,
+        CAPPED,
+        {},
+        "gradients",
+        "the cap's derivative is forgotten",
+    ),
+    Written(
+        "gradients without the mask",
+        MaskForgottenBackwards,
+        PLAIN,
+        LENGTHS,
+        "gradients",
+        "gradients forget what hides keys",
+    ),
+    Written(
+        "dropout's scale in gradients", DropoutBackwards, PLAIN, {}, "gradients", "dropout's scale in gradients alone"
+    ),
+    Written(
+        "gradients of kernels transposed", KernelTurned, PLAIN, {}, "gradients", "gradients of kernels are transposed"
+    ),
 ]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mha.names import FloatName
 from mha.parity.mistakes.bench import ALL, Bench, State
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
@@ -95,9 +96,13 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base
         if right.ratio(there) > 1:
             left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
         if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
-            floor = apart(narrow, wide) + 2 * UNIT[dtype] * apart(wide, 0 * wide)
-            noise = max(noise, fraction(apart(there, wide), floor))
+            noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
     return Verdict(worst, left, noise, sample, row)
+
+
+def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:
+    """Return NumPy's own rounding in half precision, as a root mean square, with that of the numbers themselves."""
+    return apart(narrow, wide) + 2 * UNIT[dtype] * apart(wide, 0 * wide)
 
 
 def apart(X: Array, Y: Array) -> float:

@@ -89,8 +89,9 @@ def diagnose(
 ) -> Diagnosis:
     """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
 
-    The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients are
-    not used. The `Diagnosis` prints as text, and says so if no known mistake gives the numbers.
+    The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients
+    tell the reason if they alone differ. The `Diagnosis` prints as text, and says so if no known mistake gives the
+    numbers.
     """
     more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
     return compare(attention, theirs, queries, keys, values, valid_lens, **more, **call).diagnosis

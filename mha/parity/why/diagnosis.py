@@ -13,10 +13,13 @@ from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import of_another_layer
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
+from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import largest
 from mha.parity.search import precision
 from mha.parity.search.focus import Focus, counted
+from mha.parity.search.gradients import Form as GradientForm
+from mha.parity.search.gradients import Gradients
 from mha.parity.search.searches import Searches
 from mha.parity.search.verdicts import Verdict, apart
 from mha.parity.why.explanations import Diagnosis, Explanation
@@ -44,8 +47,10 @@ def explained(
     steps = {name: X for name, X in theirs.items() if name in PART_OF and X.shape == problem.sizes.shape(name)}
     wrong = [row for row in rows if not row.passed and row.name in steps]
     if not wrong:
-        reason = "of gradients no known mistake is tried" if first.place is not None else "nothing can be tried"
-        return Diagnosis((), f"why: unknown, {reason}; first to differ: {said(first)}", 0)
+        gradients = {name: X for name, X in theirs.items() if name.startswith(GRADIENT)}
+        if any(row.name in gradients and not row.passed for row in rows):
+            return of_gradients(problem, gradients, first, bool(steps))
+        return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
     fits = len(theirs) == len(rows)
     if not call_is_sure and fits and (other := calls.likely_calls(problem, theirs, SURE)):
         return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
@@ -60,6 +65,20 @@ def explained(
         note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
+
+
+def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool) -> Diagnosis:
+    """Explain gradients of an implementation; output: whether something before them was given, which is right."""
+    with np.errstate(all="ignore"):
+        search = Gradients(problem, theirs)
+        far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
+        explanations = merged([made(state, verdict, far) for state, verdict in search.run()])
+    explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
+    sure = [one for one in explanations if one.sure]
+    reason = f"none of {search.tried} tries among known mistakes in gradients gives these numbers"
+    more = filter(None, [search.missed, "" if output else "give the output, too, which may differ"])
+    note = "" if sure else f"why: unknown, {'; '.join([reason, *more])}; first to differ: {said(first)}"
+    return Diagnosis(tuple(sure or explanations), note, search.tried)
 
 
 def attempts(
@@ -124,7 +143,7 @@ def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
     return found
 
 
-def made(state: State, verdict: Verdict, far: float) -> Explanation:
+def made(state: State | tuple[GradientForm, ...], verdict: Verdict, far: float) -> Explanation:
     """Make an explanation; far: the ratio of the right answer."""
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)

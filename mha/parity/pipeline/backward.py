@@ -1,0 +1,177 @@
+"""The gradients of the pipeline, derived by hand, in pieces that a mistake can replace.
+
+`by_X` is the gradient of the loss by X. Letters as in the lessons.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha.parity.pipeline.parts import PARTS, ROLES, compute, turned
+from mha.parity.pipeline.pieces import Array, Steps, as_it_is, merge, split, widen
+from mha.parity.pipeline.plan import Plan
+
+
+def through_softmax(back: "Backward", by_weights: Array) -> Array:
+    """The gradient by what the softmax takes: 0 for hidden keys; by_weights (B, H, Q, K)."""
+    weights = back.weights
+    by_weights = np.where(back.visible, by_weights, 0)  # 0 * NaN is NaN
+    return weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))
+
+
+def through_cap(back: "Backward", by_capped: Array) -> Array:
+    """The gradient by scores that are capped, (B, H, Q, K)."""
+    softcap = back.plan.softcap
+    if softcap is None:
+        return by_capped
+    return by_capped * (1 - (widen(back.steps["capped"]) / softcap) ** 2)
+
+
+def unshare(by_X: Array, groups: int) -> Array:
+    """Sum the gradients of the heads that share one: (B, H, K, d) -> (B, G, K, d)."""
+    B, H, K, d = by_X.shape
+    return by_X.reshape(B, groups, H // groups, K, d).sum(2)  # (B, G, K, d)
+
+
+def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
+    """Turn gradients by heads that were turned, the other way."""
+    plan = dataclasses.replace(back.plan, rotary_offsets=lambda plan, role, places: -places)
+    return turned(plan, role, by_X)
+
+
+def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
+    """The gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
+    normalized, roots, scale = back.normalized(role)
+    by_normalized = by_X * scale
+    by_heads = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
+    if back.plan.norm == "layer":
+        by_heads = by_heads - by_normalized.mean(-1, keepdims=True)
+    return by_heads / roots, (by_X * normalized).sum((0, 1, 2))
+
+
+def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
+    """The gradients of a projection by its input (B, T, in), and by its weights; by_result (B, T, out)."""
+    kernel = widen(back.plan.weights[f"{name}.kernel"])
+    by_weights = {f"{name}.kernel": np.tensordot(X, by_result, ((0, 1), (0, 1)))}  # (in, out)
+    if f"{name}.bias" in back.plan.weights:
+        by_weights[f"{name}.bias"] = by_result.sum((0, 1))  # (out,)
+    return by_result @ kernel.T, by_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """All that the gradients of a call are computed from; a mistake is a function from one to another.
+
+    plan: of the call, with all samples and queries; steps, results: of its parts; cotangent: the gradient by the output
+    (B, Q, D); on_the_way: by name, functions of gradients by the output ("output"), heads that are pooled ("pooled"),
+    attention weights ("weights"), scaled scores, for queries and for keys ("scaled_q", "scaled_k"),
+    heads ("q", "k", "v"), inputs and weights (their names); blanked: whether rows of queries and keys that see or are
+    seen by nothing count as 0. The others: the functions of these names above.
+    """
+
+    plan: Plan
+    steps: Steps
+    results: Steps
+    cotangent: Array
+    on_the_way: Mapping[str, Callable[[Array], Array]] = dataclasses.field(default_factory=dict)
+    through_softmax: Callable[["Backward", Array], Array] = through_softmax
+    through_cap: Callable[["Backward", Array], Array] = through_cap
+    blanked: bool = True
+    unshare: Callable[[Array, int], Array] = unshare
+    turn_back: Callable[["Backward", str, Array], Array] = turn_back
+    through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
+
+    @property
+    def weights(self) -> Array:
+        """The attention weights, (B, H, Q, K)."""
+        return widen(self.results["weights"])
+
+    @property
+    def visible(self) -> Array:
+        """Which query sees which key, (B, H, Q, K)."""
+        return self.plan.visible()
+
+    def normalized(self, role: str) -> tuple[Array, Array, Array]:
+        """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by (B, H, T, 1), and the scale."""
+        X = widen(self.steps[f"split_{role}"])
+        if self.plan.norm == "layer":
+            X = X - X.mean(-1, keepdims=True)
+        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.plan.eps)
+        return X / roots, roots, widen(self.plan.weights[f"{role}_norm.scale"])
+
+    def passed(self, name: str, by_X: Array) -> Array:
+        """Return a gradient as it goes on: changed, if a mistake is there."""
+        return self.on_the_way.get(name, as_it_is)(by_X)
+
+    def used(self, X: Array, seen: Any) -> Array:
+        """Blank the rows (..., T, features) that are not seen, (..., T)."""
+        return np.where(np.asarray(seen)[..., None], X, 0) if self.blanked else X
+
+    def gradients(self) -> Steps:
+        """Compute all gradients, by the names of `attention.gradients`."""
+        plan, seen = self.plan, self.visible
+        found: Steps = {}
+        by_output = self.passed("output", widen(self.cotangent))
+        by_merged, by_weights = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
+        found |= by_weights
+        by_pooled = split(by_merged, plan.heads)  # (B, H, Q, dv)
+        if plan.gates is not None:
+            found["head_gates"] = (by_pooled * widen(self.steps["pooled"])).sum((2, 3))  # (B, H)
+            by_pooled = by_pooled * widen(plan.gates)
+        by_pooled = self.passed("pooled", by_pooled)
+        times = plan.heads // plan.groups
+        k, v = (self.used(widen(plan.share(self.results[role], times)), seen.any(2)) for role in "kv")
+        q = self.used(widen(self.results["q"]), seen.any(3))
+        by_biased = self.through_softmax(self, self.passed("weights", by_pooled @ v.swapaxes(2, 3)))
+        if plan.score_bias is not None:
+            axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
+            found["score_bias"] = by_biased.sum(axes, keepdims=True)
+        by_q, by_k, by_pooling = self.through_scores(q, k, self.through_cap(self, by_biased))
+        by_v = self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, plan.groups)
+        by_heads = {"q": by_q, "k": self.unshare(by_k, plan.groups), "v": by_v}
+        found |= by_pooling
+        for role, name in ROLES.items():
+            found |= self.through_projection(role, name, self.passed(role, by_heads[role]))
+        return {name: self.passed(name, X) for name, X in found.items()}
+
+    def through_scores(self, q: Array, k: Array, by_scores: Array) -> tuple[Array, Array, Steps]:
+        """The gradients by queries and keys (B, H, T, d), and by the weights of additive scores."""
+        if self.plan.config.pooling == "dot":
+            scaled = by_scores * self.plan.scale
+            by_k = self.passed("scaled_k", scaled).swapaxes(2, 3) @ q
+            return self.passed("scaled_q", scaled) @ k, by_k, {}
+        W_q, W_k, w_v = (widen(self.plan.weights[f"attention.{name}.kernel"]) for name in ("W_q", "W_k", "w_v"))
+        features = np.tanh((q @ W_q)[:, :, :, None] + (k @ W_k)[:, :, None])  # (B, H, Q, K, n)
+        by_sums = by_scores[..., None] * w_v[:, 0] * (1 - features**2)
+        by_queries, by_keys = by_sums.sum(3), by_sums.sum(2)  # (B, H, T, n)
+        by_weights = {
+            "attention.W_q.kernel": np.tensordot(q, by_queries, ((0, 1, 2), (0, 1, 2))),
+            "attention.W_k.kernel": np.tensordot(k, by_keys, ((0, 1, 2), (0, 1, 2))),
+            "attention.w_v.kernel": np.einsum("bhqkn,bhqk->n", features, by_scores)[:, None],  # (n, 1)
+        }
+        return by_queries @ W_q.T, by_keys @ W_k.T, by_weights
+
+    def through_projection(self, role: str, name: str, by_heads: Array) -> Steps:
+        """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
+        plan = self.plan
+        found: Steps = {}
+        if plan.frequencies is not None and role != "v":
+            by_heads = self.turn_back(self, role, by_heads)
+        if plan.norm is not None and role != "v":
+            by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
+        X = self.used(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
+        found[name], by_weights = through_dense(self, f"W_{role}", X, merge(by_heads))
+        return found | by_weights
+
+
+def backward(plan: Plan, cotangent: Array | None) -> Backward:
+    """Compute the steps of a plan, and return what its gradients are computed from; cotangent: None = ones."""
+    steps: Steps = {}
+    results: Steps = {}
+    for part in PARTS:
+        some, results[part] = compute(part, plan, results)
+        steps |= some
+    output = steps["output"]
+    return Backward(plan, steps, results, np.ones_like(output) if cotangent is None else cotangent.astype(output.dtype))

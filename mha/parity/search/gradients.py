@@ -1,0 +1,129 @@
+"""The search for known mistakes in gradients, where the output is right or not given."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.parity.mistakes.of_gradients import GRADIENT_MISTAKES, Change, GradientMistake, with_dropout
+from mha.parity.pipeline.backward import Backward, backward
+from mha.parity.pipeline.pieces import Array, Steps
+from mha.parity.pipeline.plan import plan_of
+from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS
+from mha.parity.same.problem import Problem
+from mha.parity.same.rules import bound, error, fraction, gradient_scale, largest
+from mha.parity.search.effort import Effort
+from mha.parity.search.verdicts import REFUTED, Verdict, apart, floor
+from mha.tables import counted
+
+
+class Form(NamedTuple):
+    """One form of a mistake in gradients."""
+
+    mistake: GradientMistake
+    how: str
+    change: Change
+
+
+class Gradients:
+    """The search for mistakes that give their gradients.
+
+    theirs: their gradients by name, as they are compared; tried: how many mistakes and pairs were tried.
+    """
+
+    def __init__(self, problem: Problem, theirs: Mapping[str, Array]) -> None:
+        self.problem, self.theirs, self.effort = problem, theirs, Effort()
+        dtype = problem.config.dtype
+        self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
+        self.right = {name: problem.expected(name) for name in theirs}
+        self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
+        self.tried = self.untried = 0
+
+    def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
+        """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
+        forms = [
+            Form(one, how, change)
+            for one in (*GRADIENT_MISTAKES, *self.of_dropout())
+            for how, change in one.forms.items()
+            if self.possible(change)
+        ]
+        pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].mistake is not pair[1].mistake)
+        return self.among([(form,) for form in forms]) or self.among(list(pairs))
+
+    def possible(self, change: Change) -> bool:
+        """Whether a change can be made here."""
+        return change(self.oracle) is not None
+
+    def of_dropout(self) -> Iterator[GradientMistake]:
+        """Give the mistake of dropout's factor, of the p that a gradient has if this is all that is wrong."""
+        for name in self.wrong:
+            X, there = self.right[name].X, self.theirs[name].astype(np.float64)
+            factor = float((X * there).sum() / (X * X).sum()) if X.any() else 1.0
+            if 1.01 < factor < 100:
+                yield with_dropout(1 - 1 / factor)
+                return
+
+    def among(self, states: list[tuple[Form, ...]]) -> list[tuple[tuple[Form, ...], Verdict]]:
+        """Judge these sets of mistakes, as far as the time reaches, and return those that give their gradients."""
+        found = []
+        self.untried = len(states)
+        for state in self.effort.within(states):
+            self.untried -= 1
+            self.tried += 1
+            if (verdict := self.judged(state)).same:
+                found.append((state, verdict))
+        return found
+
+    def computed(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
+        """Compute their gradients with these mistakes, in the shapes in which they are compared; None = impossible."""
+        changed: Backward | None = back
+        for form in state:
+            changed = None if changed is None else form.change(changed)
+        return None if changed is None else shaped(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
+
+    def judged(self, state: tuple[Form, ...]) -> Verdict:
+        """Judge how far their gradients are from those with these mistakes."""
+        none = Verdict(np.inf, np.inf, np.inf, 0)
+        if (wide := self.computed(self.oracle, state)) is None:
+            return none
+        far = {name: error(X, wide[name]) for name, X in self.theirs.items()}
+        if any(far[name] > REFUTED * max(self.right[name].limit, 0.01 * self.far(name)) for name in far):
+            return none
+        if (narrow := self.computed(self.base, state)) is None:
+            return none
+        dtype = self.problem.config.dtype
+        everything = self.problem.oracle_gradients | {name.removeprefix(GRADIENT): X for name, X in wide.items()}
+        ratio = left = noise = 0.0
+        for name, X in self.theirs.items():
+            short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
+            parts = [everything[one] for one in OF_INPUTS]
+            scale = max(map(largest, parts)) if short == INPUTS else gradient_scale(short, everything)
+            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale)
+            ratio = max(ratio, fraction(far[name], limit))
+            if name in self.wrong:
+                left = max(left, fraction(apart(there, wide[name]), apart(there, self.right[name].X)))
+            if "16" in dtype:
+                noise = max(noise, fraction(apart(there, wide[name]), floor(dtype, wide[name], narrow[name])))
+        return Verdict(ratio, left, noise, 0)
+
+    def far(self, name: str) -> float:
+        """How far theirs is from the right one."""
+        return error(self.theirs[name], self.right[name].X)
+
+    @property
+    def missed(self) -> str:
+        """What was not tried, since there was no time, in words; "" if everything was."""
+        return f"{counted(self.untried, 'set')} of mistakes not tried, there was no time" if self.untried else ""
+
+
+def shaped(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:
+    """Return gradients by their names in a report, in these shapes."""
+    if GRADIENT + INPUTS in shapes:
+        found = found | {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}
+    result = {}
+    for name, shape in shapes.items():
+        X = found[name.removeprefix(GRADIENT)]
+        # Gates of all samples, and a bias with fewer axes.
+        result[name] = X.reshape(shape) if X.size == np.prod(shape) else X.sum(0).reshape(shape)
+    return result

@@ -1,0 +1,279 @@
+"""Mistakes in gradients: each is named where it is made by PyTorch's own differentiation, and unknown ones are not."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import mha
+from mha import parity
+from mha.parity.mistakes.of_gradients import GRADIENT_MISTAKES
+from mha.parity.pipeline.backward import backward
+from mha.parity.pipeline.plan import plan_of
+from mha.parity.same.problem import problem
+
+OPTIONS = {
+    "num_hiddens": 24, "num_heads": 6, "num_key_value_heads": 2, "bias": True, "qk_norm": "rms", "softcap": 1.5,
+    "rotary": mha.Rotary(4, base=50.0),
+}  # fmt: skip
+LENGTHS = [7, 4, 5]
+
+
+@pytest.mark.parametrize("case", parity.CASES[:-1], ids=lambda case: case.name)
+def test_the_pieces_are_the_gradients(case):
+    for dtype in case.dtypes:
+        *inputs, cotangent = case.inputs(dtype)
+        asked = problem(case.layer("numpy", dtype), *inputs, case.call(dtype), cotangent)
+        with np.errstate(all="ignore"):
+            found = backward(plan_of(asked, dtype), asked.cotangent).gradients()
+        assert found.keys() == asked.oracle_gradients.keys()
+        for name, X in found.items():
+            expected = asked.expected(f"gradient.{name}")
+            X = X if X.size == expected.X.size else X.sum(0)  # gates of all samples
+            assert expected.ratio(X.reshape(expected.X.shape)) <= 1, (name, dtype)
+
+
+def values_of(X, gradient):
+    """An array with the numbers of X and the gradient of another."""
+    return gradient + (X - gradient).detach()
+
+
+class Port:
+    """Attention in PyTorch with all the options, in places of which a mistake changes the gradients alone.
+
+    changed: functions by place; what they are given is what comes through there.
+    """
+
+    def __init__(self, layer, **changed):
+        import torch
+
+        self.torch, self.config, self.changed = torch, layer.config, changed
+        self.weights = {name: torch.tensor(X, requires_grad=True) for name, X in layer.weights.items()}
+
+    def at(self, place, X, *more):
+        return self.changed[place](X, *more) if place in self.changed else X
+
+    def heads(self, role, X, heads):
+        projected = X @ self.weights[f"W_{role}.kernel"] + self.weights[f"W_{role}.bias"]
+        X = projected.reshape(*X.shape[:2], heads, -1).transpose(1, 2)  # (B, H, T, d)
+        if role == "v":
+            return self.at("v", X)
+        roots = (X.square().mean(-1, keepdim=True) + self.config.qk_norm_eps).sqrt()
+        X = X / self.at("roots", roots) * self.weights[f"{role}_norm.scale"]
+        return self.at(role, self.at("turned", self.turned(X), X, self.turned))
+
+    def turned(self, X, sign=1):
+        n = self.config.rotary.dim // 2
+        angles = np.outer(np.arange(X.shape[2]), self.config.rotary.base ** (-np.arange(n) / n)) * sign
+        cos, sin = (self.torch.tensor(f(angles), dtype=X.dtype) for f in (np.cos, np.sin))
+        a, b, rest = X[..., :n], X[..., n : 2 * n], X[..., 2 * n :]
+        return self.torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+    def __call__(self, *inputs, lengths=LENGTHS, loss=lambda output: output.sum()):
+        torch, H, G = self.torch, self.config.num_heads, self.config.num_key_value_heads
+        inputs = [torch.tensor(X, requires_grad=True) for X in inputs]
+        given = [self.at(name, X) for name, X in zip(("queries", "keys", "values"), inputs, strict=True)]
+        q, k, v = (self.heads(role, X, n) for role, X, n in zip("qkv", given, (H, G, G), strict=True))
+        k, v = (self.at("shared", X.repeat_interleave(H // G, 1), X) for X in (k, v))
+        raw, scale, c = q @ k.transpose(2, 3), q.shape[-1] ** -0.5, self.config.softcap
+        raw = self.at("scaled", raw * scale, raw, q, k)
+        scores = self.at("capped", c * torch.tanh(raw / c), raw)
+        seen = torch.arange(k.shape[2]) < torch.tensor(lengths)[:, None, None, None]
+        shares = scores.masked_fill(~seen, -np.inf).softmax(-1)
+        shares = self.at("weights", self.at("softmax", shares, scores, seen))
+        merged = self.at("pooled", shares @ v).transpose(1, 2).reshape(*inputs[0].shape[:2], -1)  # (B, Q, H*d)
+        output = merged @ self.weights["W_o.kernel"] + self.weights["W_o.bias"]
+        loss(output).backward()
+        leaves = dict(zip(("queries", "keys", "values"), inputs, strict=True)) | self.weights
+        empty = {name: torch.zeros_like(X) for name, X in leaves.items() if X.grad is None}
+        gradients = {name: empty.get(name, X.grad).numpy() for name, X in leaves.items()}
+        return {"output": output.detach().numpy()} | self.at("found", gradients)
+
+
+def hooked(change):
+    """A function that changes the gradient on its way through an array."""
+
+    def through(X, *more):
+        X.register_hook(change)
+        return X
+
+    return through
+
+
+def detached(X, *more):
+    return X.detach()
+
+
+def frozen(name):
+    return lambda found: found | {f"{name}.{kind}": 0 * found[f"{name}.{kind}"] for kind in ("kernel", "bias")}
+
+
+def transposed(*names):
+    return lambda found: found | {f"{name}.kernel": found[f"{name}.kernel"].T for name in names}
+
+
+def divided(number, *kinds):
+    return lambda found: {name: X / np.float32(number) if name.endswith(kinds) else X for name, X in found.items()}
+
+
+def without_sum(shares, scores, seen):
+    """What its gradient is: p * by_p."""
+    return values_of(shares, shares.detach() * scores)
+
+
+def all_keys(counted):
+    """The weights as the shares of all keys, as the backward pass makes them from the scores alone."""
+
+    def through(shares, scores, seen):
+        numbers = scores.exp()
+        sums = (numbers if counted else numbers * seen).detach().sum(-1, keepdim=True)
+        p = (numbers / sums).detach()
+
+        def by_scores(by_shares):
+            return p * (by_shares - (p * by_shares).sum(-1, keepdim=True))
+
+        scores_alone = scores * 1
+        scores_alone.register_hook(by_scores)
+        return values_of(shares, scores_alone)
+
+    return through
+
+
+def of_one(first, second):
+    """Scaled scores whose gradients by queries and by keys have these factors."""
+
+    def through(scaled, raw, q, k):
+        return values_of(scaled, first * (q @ k.detach().mT) + second * (q.detach() @ k.mT))
+
+    return through
+
+
+def first_of_group(shared, X):
+    B, G, K, d = X.shape
+    times = shared.shape[1] // G
+    kept = X[:, :, None] + X.detach()[:, :, None] * 0  # (B, G, 1, K, d)
+    rest = X.detach()[:, :, None].expand(B, G, times - 1, K, d)
+    import torch
+
+    return torch.cat([kept, rest], 2).reshape(shared.shape)  # (B, H, K, d)
+
+
+def turned_again(result, X, turned):
+    """Its gradient is turned forward: what is turned back would turn forward."""
+    return values_of(result, turned(X, -1))
+
+
+SCALE = 4**-0.5
+KINDS = {"kernels": [".kernel"], "biases": [".bias"], "kernels and biases": [".kernel", ".bias"]}
+MADE = {
+    ("queries are detached", "after the projection"): {"q": detached},
+    ("queries are detached", "before the projection"): {"queries": detached},
+    ("keys are detached", "after the projection"): {"k": detached},
+    ("keys are detached", "before the projection"): {"keys": detached},
+    ("values are detached", "after the projection"): {"v": detached},
+    ("values are detached", "before the projection"): {"values": detached},
+    ("attention weights are detached", ""): {"weights": detached},
+    **{("a projection gets no gradient", name): {"found": frozen(name)} for name in ("W_q", "W_k", "W_v", "W_o")},
+    ("a projection gets no gradient", "biases alone"): {"found": divided(np.inf, ".bias")},
+    ("the cap's derivative is forgotten", ""): {"capped": values_of},
+    ("gradients forget what hides keys", ""): {"softmax": all_keys(False)},
+    ("gradients forget what hides keys", "and sums have all keys"): {"softmax": all_keys(True)},
+    ("the gradient of the softmax lacks its sum", ""): {"softmax": without_sum},
+    ("the scale is forgotten in gradients", "of both"): {"scaled": of_one(1, 1)},
+    ("the scale is forgotten in gradients", "of queries"): {"scaled": of_one(1, SCALE)},
+    ("the scale is forgotten in gradients", "of keys"): {"scaled": of_one(SCALE, 1)},
+    ("the scale is applied twice in gradients", ""): {"scaled": of_one(SCALE**2, SCALE**2)},
+    ("gradients of kernels are transposed", "of all"): {"found": transposed("W_q", "W_k", "W_v", "W_o")},
+    ("gradients of kernels are transposed", "of W_q, W_k and W_v"): {"found": transposed("W_q", "W_k", "W_v")},
+    **{
+        ("gradients of kernels are transposed", name): {"found": transposed(name)}
+        for name in ("W_q", "W_k", "W_v", "W_o")
+    },
+    **{
+        ("gradients of weights are means", f"{kind} {how}"): {"found": divided(number, *ends)}
+        for how, number in (("over samples", 3), ("over tokens", 7), ("over both", 21))
+        for kind, ends in KINDS.items()
+    },
+    ("gradients of shared heads are not summed", "the first of each group"): {"shared": first_of_group},
+    ("gradients of shared heads are not summed", "their mean"): {name: hooked(lambda G: G / 3) for name in "kv"},
+    ("gradients are not turned back", "not at all"): {"turned": lambda result, X, turned: values_of(result, X)},
+    ("gradients are not turned back", "turned again"): {"turned": turned_again},
+    ("a norm is a constant in gradients", ""): {"roots": detached},
+    ("dropout's scale in gradients alone", "of attention weights, p 0.2"): {"weights": hooked(lambda G: G / 0.8)},
+    ("dropout's scale in gradients alone", "of what is pooled, p 0.5"): {"pooled": hooked(lambda G: G / 0.5)},
+}  # fmt: skip
+LOSSES = {
+    "over samples": lambda output: output.sum() / 3,
+    "over tokens": lambda output: output.mean(1).sum(),
+    "over both": lambda output: output.mean((0, 1)).sum(),
+    "over all numbers": lambda output: output.mean(),
+}
+
+
+def made(**options):
+    """A layer whose queries and keys have 4 columns to a head, and inputs of it."""
+    layer = mha.MultiHeadAttention(**OPTIONS | options, seed=0, backend="numpy")
+    random = np.random.default_rng(1)
+    layer.weights = {
+        name: X if X.ndim == 2 else random.normal(1, 0.3, X.shape).astype(X.dtype) for name, X in layer.weights.items()
+    }
+    return layer, [random.normal(size=(3, 7, 24)).astype("float32") for _ in range(3)]
+
+
+SQUARE = {"num_key_value_heads": 6}
+
+
+@pytest.mark.backends("torch")
+def test_the_port_is_right(backend):
+    layer, inputs = made()
+    assert parity.compare(layer, Port(layer)(*inputs), *inputs, LENGTHS)
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("case", MADE, ids=", ".join)
+def test_a_mistake_in_gradients_is_named(case, backend):
+    layer, inputs = made(**SQUARE if case[0] == "gradients of kernels are transposed" else {})
+    report = parity.compare(layer, Port(layer, **MADE[case])(*inputs), *inputs, LENGTHS)
+    assert report.first.name.startswith("gradient.")
+    assert report.diagnosis.mistakes == (case[0],), report
+    assert case[1] in report.diagnosis.explanations[0].how[0].split(" or ")
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_mean_is_named(how, backend):
+    layer, inputs = made()
+    found = Port(layer)(*inputs, loss=LOSSES[how])
+    assert (("the loss is a mean",), how) in [
+        (one.mistakes, one.how[0]) for one in parity.diagnose(layer, found, *inputs, LENGTHS).explanations
+    ]
+
+
+def test_every_form_is_made_here():
+    forms = {(one.name, how) for one in GRADIENT_MISTAKES for how in one.forms}
+    made_here = {*MADE, *(("the loss is a mean", how) for how in LOSSES)}
+    assert forms == {one for one in made_here if not one[0].startswith("dropout")}
+
+
+@pytest.mark.backends("torch")
+def test_two_mistakes_in_gradients_are_named(backend):
+    layer, inputs = made()
+    found = Port(layer, v=detached, capped=values_of)(*inputs)
+    assert set(parity.diagnose(layer, found, *inputs, LENGTHS).mistakes) == {
+        "values are detached", "the cap's derivative is forgotten",
+    }  # fmt: skip
+
+
+def test_unknown_mistakes_in_gradients_get_no_name():
+    layer, inputs = made()
+    right = layer.gradients(*inputs, LENGTHS)
+    random = np.random.default_rng(4)
+    for name, size in itertools.product(["queries", "W_k.kernel", "W_o.bias"], [1e-3, 1.0]):
+        noise = size * random.normal(size=right[name].shape).astype("float32")
+        found = {"output": layer(*inputs, LENGTHS)} | right | {name: right[name] * (1 + noise)}
+        report = parity.compare(layer, found, *inputs, LENGTHS)
+        assert not report
+        assert report.diagnosis.mistakes == (), report
+        assert "tries among known mistakes in gradients gives these numbers; first to differ" in report.diagnosis.note
+        note = parity.diagnose(layer, {name: found[name]}, *inputs, LENGTHS).note
+        assert "give the output, too, which may differ; first to differ" in note
