@@ -13,7 +13,7 @@ SuiteName = Literal["quick", "full"]
 IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
-    "mha", "d2l", "torch", "torch-separate", "keras", "keras-file", "keras-file-grouped", "flax",
+    "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax",
     "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "t5", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays

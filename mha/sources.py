@@ -15,6 +15,7 @@ def from_native(
     scheme: SchemeChoice = "auto",
     prefix: str | None = None,
     num_heads: int | None = None,
+    layer: int | None = None,
     backend: BackendName | None = None,
     **options: Any,
 ) -> MultiHeadAttention:
@@ -28,25 +29,32 @@ def from_native(
         source: a torch.nn.MultiheadAttention, a built keras.layers.MultiHeadAttention or GroupQueryAttention, a
             bound flax.linen.MultiHeadDotProductAttention, a flax.nnx.MultiHeadAttention, the `MultiHeadAttention` of
             Dive into Deep Learning as `mha.d2l` has it or as the book prints it, the `layer` of an
-            mha.MultiHeadAttention; or a mapping of names to arrays, which may be nested: a state dict, Flax's params,
-            an nnx.State.
-        scheme: the naming scheme of a mapping's arrays, one of `mha.weights.SCHEMES`; "auto" = found from the names.
+            mha.MultiHeadAttention; a module of Hugging Face's transformers, for attention alone or a whole model, whose
+            config says what its arrays do not show; or a mapping of names to arrays, which may be nested: a state dict,
+            Flax's params, an nnx.State.
+        scheme: the naming scheme of the arrays of a mapping or a module of transformers, one of `mha.weights.SCHEMES`;
+            "auto" = found from the names.
         prefix: beginning of the names of the layer's arrays; None = found from the names.
         num_heads: number of heads, if a mapping does not show it.
+        layer: the number of the layer, from 0, in a mapping of a stack of layers, as `nn.scan` of Flax makes it: the
+            first axis of each array goes through the layers; None = no stack.
         backend: None = MHA_BACKEND, else "numpy".
         **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. If
-            models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation.
+            models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation. Also
+            key_dim and num_key_value_heads, which the arrays must fit, and fold_one: True if norms of queries and keys
+            multiply by 1 + w, as Gemma's do. So it takes all that `mha.weights.model_config.options` returns.
 
     Returns:
         The layer, with the sizes, biases, dtype and dropout of the source; dropout is 0 for a mapping, which has none.
 
     Raises:
-        TypeError: if the source is of another class, even a subclass, or its arrays are no floats of one dtype.
+        TypeError: if the source is of another class, even a subclass, or its arrays are no floats of one dtype, or if a
+            needed argument is missing.
         ValueError: if the source has no weights yet, or has an option that mha does not have, or if its arrays are not
             those of one layer of a known scheme, or do not fit together; the message says what was expected.
     """
     backend = dispatch.backend_name(backend)
-    return restore(*native.read(source, scheme, prefix, num_heads, options), backend)
+    return restore(*native.read(source, scheme, prefix, num_heads, options, layer), backend)
 
 
 def load(
@@ -74,6 +82,7 @@ def load(
         num_heads: number of heads, if no array has an axis for the heads and no `config.json` says it.
         **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, if no `config.json` says
             them. If models of the scheme may rotate positions, as LLaMA's do, rotary must then be given; None = none.
+            Also key_dim, num_key_value_heads and fold_one, as for `mha.from_native`.
 
     Returns:
         The layer, with the sizes, biases and dtype of its arrays; dropout is as `save` recorded it, else 0.

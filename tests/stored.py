@@ -10,7 +10,7 @@ SCHEMES = sorted(schemes.SCHEMES)
 WIDTHS = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 7}
 PACKED = {"query_size": 11, "key_size": 11, "value_size": 11, "key_dim": 5, "value_dim": 5}
 NARROW = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 5}  # its biases are packed
-TOLD = ("keras", "keras-file", "keras-file-grouped", "flax")  # the schemes whose arrays show the heads
+TOLD = ("keras", "keras3", "flax")  # the schemes whose arrays show the heads
 
 
 def sizes(scheme):

@@ -117,7 +117,7 @@ def test_bfloat16_is_read_from_files_of_keras_alone(tmp_path):
     assert "has dtype '|V2', expected one of float64, float32, float16, bfloat16" in refusal(tmp_path / "c")
 
 
-@pytest.mark.parametrize("scheme", ["keras", "keras-file", "keras-file-grouped", "flax", "mha"])
+@pytest.mark.parametrize("scheme", ["keras", "keras3", "flax", "mha"])
 def test_groups_of_arrays_are_prefixes(tmp_path, scheme):
     config, arrays = stored(scheme, "layers/3/attention/")
     hdf5(tmp_path / "weights", {name.replace(".", "/"): X for name, X in arrays.items()})
@@ -126,6 +126,18 @@ def test_groups_of_arrays_are_prefixes(tmp_path, scheme):
     assert attention.config == config
     _, expected = schemes.to_canonical(arrays, scheme, "layers/3/attention/", heads(scheme))
     assert_same_weights(attention.weights, expected)
+
+
+def test_the_underscore_of_an_attribute_of_keras_is_left_out(tmp_path):
+    """Keras calls the parts of a layer as its attributes are called, `_query_dense` in GroupQueryAttention."""
+    config, arrays = stored("keras3", "layers/3/")
+    names = {name: name.replace("3/", "3/_").replace(".", "/") for name in arrays}
+    hdf5(tmp_path / "weights", {names[name]: X for name, X in arrays.items()} | {"_table": np.ones(2)})
+    attention = mha.load(tmp_path / "weights", "numpy")
+    assert attention.config == config
+    assert_same_weights(attention.weights, schemes.to_canonical(arrays, "keras3", "layers/3/")[1])
+    with readers.opened(tmp_path / "weights") as source:
+        assert {"_table", "layers.3.query_dense.vars.0"} <= source.entries.keys()
 
 
 def damage(path, name):

@@ -358,7 +358,7 @@ def test_ten_lines_read_our_files_without_mha(tmp_path, monkeypatch, rng, bias):
         "keys": rng.normal(size=(2, 5, WIDTHS["key_size"])),
         "values": rng.normal(size=(2, 5, WIDTHS["value_size"])),
     }
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "safe_open" in code)
     assert len([line for line in code.splitlines() if line]) == 10
     assert "mha" not in code
     expected = attention(**names)

@@ -335,8 +335,9 @@ def test_what_is_said_is_what_the_layer_has(write, rotary):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"rotray": None}, TypeError, "rotray is no argument here, expected one of scale, softcap, window, rotary"),
-        ({"num_key_value_heads": 2}, TypeError, "num_key_value_heads is no argument here"),
+        ({"rotray": None}, TypeError, "rotray is no argument here, expected one of num_key_value_heads, scale, "),
+        ({"rotary": None, "num_key_value_heads": 3}, ValueError, "expected 3"),
+        ({"query_size": 2}, TypeError, "query_size is no argument here"),
         ({"rotary": 1e4}, TypeError, "rotary is 10000.0 (float), expected an mha.Rotary"),
         ({"rotary": None, "qk_norm": "rms"}, ValueError, "qk_norm is 'rms', but the layer has no weights of norms"),
         ({"rotary": None, "num_heads": 3}, ValueError, "k_proj.weight has 12 outputs, expected 24"),

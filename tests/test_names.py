@@ -57,4 +57,4 @@ ROOTS = {root for name, known in dispatch.FRAMEWORKS.items() for root in (name, 
 
 @pytest.mark.parametrize("start", [start for start in get_args(names.KindStart) if start.split(".")[0] in ROOTS])
 def test_the_beginning_of_a_kind_tells_one(start):
-    assert native._named_in_full(start) in get_args(names.KindName)
+    assert native.named_in_full(start) in get_args(names.KindName)

@@ -53,15 +53,10 @@ SPOTS = {
         ("attention_output.kernel", (2, 1, 18), "W_o.kernel", (15, 18)),
         ("attention_output.bias", (18,), "W_o.bias", (18,)),
     ],
-    "keras-file": [
+    "keras3": [
         ("key_dense.vars.0", (10, 2, 1), "W_k.kernel", (10, 11)),
         ("value_dense.vars.1", (2, 0), "W_v.bias", (14,)),
         ("output_dense.vars.0", (2, 1, 18), "W_o.kernel", (15, 18)),
-    ],
-    "keras-file-grouped": [
-        ("_query_dense.vars.0", (10, 2, 1), "W_q.kernel", (10, 11)),
-        ("_key_dense.vars.1", (2, 0), "W_k.bias", (10,)),
-        ("_output_dense.vars.1", (18,), "W_o.bias", (18,)),
     ],
     "flax": [
         ("key.kernel", (12, 1, 4), "W_k.kernel", (12, 9)),
@@ -117,7 +112,7 @@ def test_each_number_has_its_place(scheme):
 TURNED = {
     "mha": ("W_o.kernel", False), "d2l": ("W_o.weight", True), "torch": ("out_proj.weight", True),
     "torch-separate": ("out_proj.weight", True), "keras": ("attention_output.kernel", False),
-    "keras-file": ("output_dense.vars.0", False), "keras-file-grouped": ("_output_dense.vars.0", False),
+    "keras3": ("output_dense.vars.0", False),
     "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
     "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),

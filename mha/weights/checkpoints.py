@@ -10,12 +10,10 @@ import numpy as np
 from mha import checks
 from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
-from mha.positions import Rotary
-from mha.weights import model_config, own_format, readers, said, schemes
+from mha.weights import model_config, own_format, readers, recorded, said, schemes
 from mha.weights.readers import Source
-from mha.weights.sizes import NORMED
 
-SAYABLE = tuple(name for name in MODERN if name != "num_key_value_heads")
+SAYABLE = (*MODERN, "key_dim", model_config.FOLDED)
 
 
 def load(
@@ -37,7 +35,7 @@ def load(
 
 
 def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options unchanged; TypeError if one of them is unknown, or is shown by the arrays."""
+    """Return the options unchanged; TypeError if one of them is unknown."""
     for name in options:
         if name not in SAYABLE:
             raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
@@ -89,17 +87,8 @@ def take(
             )
         return config, arrays
     path = model_config.beside(source.path, scheme)
-    recorded = model_config.options(path, scheme, prefix)
-    if num_heads is not None and "num_heads" in recorded and checks.size(heads, num_heads) != recorded["num_heads"]:
-        raise ValueError(
-            f"has {path} beside it, which says {recorded['num_heads']} heads, but {heads} is {num_heads}; leave it out"
-        )
-    num_heads, folded = recorded.pop("num_heads", num_heads), recorded.pop(model_config.FOLDED, False)
-    for name, value in given.items():
-        if name in recorded and not _same(value, recorded[name], recorded["key_dim"]):
-            there = said.setting(**{name: recorded[name]})
-            raise ValueError(f"has {path} beside it, which says {there}, not {value!r}; leave it out")
-    options = given | recorded
+    found = model_config.options(path, scheme, prefix)
+    num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")
     with _explained():
         names = schemes.wanted(source.entries, scheme, prefix)
     entries = {name: source.entries[name] for name in names}
@@ -114,17 +103,8 @@ def take(
     with _explained():
         config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
         if folded:
-            for name in NORMED:
-                exact = np.float64 if config.dtype == "float64" else np.float32
-                weights[name] = (1 + weights[name].astype(exact)).astype(weights[name].dtype)
+            recorded.fold(config, weights)
         return config, weights
-
-
-def _same(given: Any, recorded: Any, width: int) -> bool:
-    """True if a given option has the value that `config.json` records."""
-    if isinstance(given, Rotary) and isinstance(recorded, Rotary):
-        return given.within(width) == recorded.within(width)
-    return (tuple(given) if isinstance(given, list) else given) == recorded
 
 
 @contextlib.contextmanager

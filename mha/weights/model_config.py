@@ -90,10 +90,14 @@ def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any
     try:
         if len(data) > LIMIT:
             raise ValueError(f"it has more than {LIMIT} bytes")
-        model = json_text.parse(data.decode())
-        return _params(model) if scheme == "meta" else _options(model, scheme, prefix)
+        return described(json_text.parse(data.decode()), scheme, prefix)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
+
+
+def described(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str, Any]:
+    """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong."""
+    return _params(model) if scheme == "meta" else _options(model, scheme, prefix)
 
 
 def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str, Any]:

@@ -120,14 +120,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
         _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
         grouped=True,
     ),
-    "keras-file": Scheme(
-        "keras.layers.MultiHeadAttention as Keras 3 stores it, in .weights.h5 and .keras",
+    "keras3": Scheme(
+        "the same as Keras 3 stores them, in .weights.h5 and .keras",
         _vars("query_dense", "key_dense", "value_dense", "output_dense"),
-        grouped=True,
-    ),
-    "keras-file-grouped": Scheme(
-        "keras.layers.GroupQueryAttention as Keras 3 stores it, in .weights.h5 and .keras",
-        _vars("_query_dense", "_key_dense", "_value_dense", "_output_dense"),
         grouped=True,
     ),
     "flax": Scheme(

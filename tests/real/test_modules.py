@@ -1,103 +1,69 @@
-"""`mha.testing.assert_parity` with attention modules of `transformers`, which accept more arguments than they use."""
+"""`mha.from_native` of attention modules of `transformers`: the layer that `mha.load` makes of the saved model."""
 
+import numpy as np
 import pytest
+from layers import assert_same_weights
+from real import theirs
 
 import mha
+from mha import parity
 
-BERT = {"hidden_size": 24, "num_attention_heads": 4, "attn_implementation": "eager"}
-LLAMA = BERT | {"num_key_value_heads": 2, "head_dim": 6}
+SMALL = {"vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 24, "intermediate_size": 29}
+GROUPED = SMALL | {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64}
+GPT2 = {"vocab_size": 37, "n_embd": 24, "n_head": 3, "n_layer": 2}
+OPT = {"vocab_size": 37, "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "ffn_dim": 29}
+T5 = {"vocab_size": 37, "d_model": 24, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 29}
+TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
 
-
-@pytest.fixture
-def bert():
-    """A module that computes the attention of BERT and returns (output, weights), and a layer with its weights."""
-    import torch
-    from transformers import BertConfig
-    from transformers.models.bert.modeling_bert import BertAttention
-
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.attention = BertAttention(BertConfig(**BERT))
-
-        def forward(self, hidden_states, attention_mask=None, **kwargs):
-            output, weights = self.attention.self(hidden_states, attention_mask=attention_mask, **kwargs)
-            return self.attention.output.dense(output), weights
-
-    module = Attention()
-    return module, mha.from_native(module.attention.state_dict(), scheme="bert", num_heads=4)
+# Its options, the place of the module of the second layer, and an option that its config says.
+MODELS = {
+    "Bert": (SMALL, "encoder.layer.1.attention", {"num_heads": 3}),
+    "GPT2": (GPT2, "h.1.attn", {"num_heads": 3}),
+    "OPT": (OPT | {"word_embed_proj_dim": 24}, "decoder.layers.1.self_attn", {"num_heads": 3}),
+    "Llama": (GROUPED, "layers.1.self_attn", {"rotary": mha.Rotary(8), "num_key_value_heads": 1}),
+    "Mistral": (GROUPED | {"sliding_window": 4}, "layers.1.self_attn", {"window": (3, 0)}),
+    "Qwen3": (GROUPED, "layers.1.self_attn", {"qk_norm": "rms"}),
+    "Gemma2": (GROUPED | TYPES | {"query_pre_attn_scalar": 64}, "layers.0.self_attn", {"scale": 1 / 8, "softcap": 50}),
+    "Gemma3Text": (GROUPED | TYPES, "layers.0.self_attn", {"window": (3, 0), "qk_norm": "rms"}),
+    "GPTNeoX": (SMALL, "layers.1.attention", {"rotary": mha.Rotary(2)}),
+    "T5": (T5, "encoder.block.1.layer.0.SelfAttention", {"scale": 1.0}),
+}  # fmt: skip
 
 
-@pytest.fixture
-def llama():
-    """The attention of LLaMA, its rotation, and a layer with its weights."""
-    import torch
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
-
-    torch.manual_seed(0)
-    config = LlamaConfig(**LLAMA)
-    module = LlamaAttention(config, 0)
-    base = config.rope_parameters["rope_theta"]
-    options = {"num_heads": 4, "rotary": mha.Rotary(6, base)}
-    return module, LlamaRotaryEmbedding(config), mha.from_native(module.state_dict(), scheme="llama", **options)
-
-
-def added(mask):
-    """A mask of mha as these modules add it to the scores."""
-    import torch
-
-    return None if mask is None else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_module_is_the_layer_of_the_saved_model(tmp_path, kind):
+    options, place, said = MODELS[kind]
+    model = theirs.saved(kind, options, tmp_path)
+    expected = mha.load(tmp_path, "numpy", prefix=place)
+    for name, value in said.items():
+        assert getattr(expected.config, name) == value
+    module = model.get_submodule(place)
+    for source, prefix in ((module, None), (model, place)):
+        found = mha.from_native(source, prefix=prefix, backend="numpy")
+        dropout = 0.1 if kind in ("Bert", "GPT2", "T5") else 0.0  # of attention weights, as the configuration has it
+        assert vars(found.config) == vars(expected.config) | {"dropout": dropout}
+        assert_same_weights(found.weights, expected.weights)
 
 
-def test_a_module_is_refused_until_somebody_makes_its_mask(bert):
-    module, attention = bert
-    with pytest.raises(TypeError, match=r"`attention_mask`.*lambda hidden_states, mask=None: port\(hidden_states, att"):
-        mha.testing.assert_parity(module, attention=attention)
-    with pytest.raises(TypeError, match="Attention hides keys by `attention_mask`"):
-        mha.testing.assert_parity(module.attention.self, attention=attention)
-    outcome = mha.testing.assert_parity(
-        lambda hidden_states, mask=None: module.eval()(hidden_states, attention_mask=added(mask)),
-        "torch", attention=attention, empty_rows=False,
-    )  # fmt: skip
-    assert {"float32, lengths per sample", "float32, causal", "float32, mask"} <= {*outcome.reports}
-    assert all([row.name for row in report.rows] == ["weights", "output"] for report in outcome.reports.values())
+@pytest.mark.backends("torch")
+def test_the_window_is_that_of_the_modules_own_layer(tmp_path):
+    model = theirs.saved("Gemma3Text", GROUPED | TYPES, tmp_path)
+    layers = [mha.from_native(layer.self_attn, backend="numpy").config for layer in model.layers]
+    assert [config.window for config in layers] == [(3, 0), None]
+    assert [config.rotary.base for config in layers] == [1e4, 1e6]
 
 
-def test_a_module_without_its_mask_is_compared_in_calls_that_hide_nothing(bert):
-    module, attention = bert
-    outcome = mha.testing.assert_parity(module, attention=attention, takes=())
-    assert [*outcome.reports] == ["float32, no lengths"]
-    assert outcome.left_out["float32, lengths per sample"] == "it takes no valid_lens"
-
-
-def test_a_function_of_a_module_may_accept_all_that_it_does_not_use(bert):
-    module, attention = bert
-
-    def port(hidden_states, mask=None, past_key_values=None, **kwargs):
-        return module.eval()(hidden_states, attention_mask=added(mask), past_key_values=past_key_values, **kwargs)
-
-    assert len(mha.testing.assert_parity(port, "torch", attention=attention, empty_rows=False).reports) > 8
-
-    def forgets(hidden_states, mask=None, **kwargs):
-        return module.eval()(hidden_states, **kwargs)
-
-    with pytest.raises(AssertionError, match="the mask is ignored"):
-        mha.testing.assert_parity(forgets, "torch", attention=attention, empty_rows=False)
-
-
-def test_a_decoder_that_rotates(llama):
+@pytest.mark.backends("torch")
+def test_self_attention_without_its_output_has_the_identity_there(tmp_path):
     import torch
 
-    module, rotation, attention = llama
-
-    def port(hidden_states, mask=None, **kwargs):
-        positions = torch.arange(hidden_states.shape[1])[None]
-        turned = rotation(hidden_states, positions)
-        return module.eval()(hidden_states, position_embeddings=turned, attention_mask=added(mask), **kwargs)
-
-    outcome = mha.testing.assert_parity(port, "torch", attention=attention, causal=True, empty_rows=False)
-    assert {"float32, long sequence", "float32, no lengths", "float32, mask"} <= {*outcome.reports}
-    with pytest.raises(TypeError, match="LlamaAttention hides keys by `attention_mask`"):
-        mha.testing.assert_parity(module, attention=attention)
+    model = theirs.saved("Bert", SMALL | {"attention_probs_dropout_prob": 0.0}, tmp_path).double()
+    module = model.encoder.layer[1].attention.self
+    layer = mha.from_native(module, backend="numpy")
+    assert np.array_equal(layer.weights["W_o.kernel"], np.eye(24))
+    X = torch.randn(2, 7, 24, dtype=torch.float64)
+    with torch.no_grad():
+        expected = module(X)[0].numpy()
+    found = layer(*[X.numpy()] * 3)
+    assert parity.error(expected, found) <= parity.bound("float64", found, found)

@@ -1,10 +1,12 @@
 """Read HDF5 files, as Keras writes them: `.h5`, and `.weights.h5`, in which a layer's arrays are `vars/0`, `vars/1`.
 
-The names of nested groups are joined by dots. Nothing that lies in another file is followed.
+The names of nested groups are joined by dots. The `:0` of TensorFlow's variables is left out, and the underscore of a
+layer's private part in Keras 3, whose attributes are groups. Nothing that lies in another file is followed.
 """
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +15,8 @@ import numpy as np
 
 from mha import dispatch
 from mha.weights.readers.source import FLOATS, Entry, Source, dtype_name, in_memory, readable, refuse_bomb, unique
+
+_PRIVATE = re.compile(r"(^|/)_(?=[^/]+/vars/\d+$)")  # "layer/_query_dense/vars/0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,7 @@ def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Hdf5:
 
     def keep(name: str, thing: Any) -> None:
         if isinstance(thing, h5py.Dataset):
-            found.append((name.removesuffix(":0"), thing))  # as TensorFlow names its variables
+            found.append((_PRIVATE.sub(r"\1", name.removesuffix(":0")), thing))
 
     with readable("HDF5 file", "the file"):
         stack.enter_context(opened := h5py.File(file, "r"))

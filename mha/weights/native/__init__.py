@@ -1,0 +1,36 @@
+"""Convert the frameworks' own layers and the book's to ours and back, option by option and weight by weight.
+
+An option that the other side does not have is refused by name, never dropped. `commands/native.py` in each backend's
+folder knows the layers of its framework, and is imported when it is used:
+    take(layer) -> the configuration and the canonical weights of the framework's own layer
+    make(kind, config, weights) -> the framework's own layer with these canonical weights
+    is_ready(layer), FIRST -> True if a layer of the book has its weights; the call that gives them to it
+    printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
+    begun(layer) -> a layer of the book with room for its weights
+    attend(layer, queries, keys, values, padding, pairs, causal, cotangent) -> the results of a call of the framework's
+        own layer: output, weights and gradients of the inputs by our names; the naming scheme of its own arrays, and
+        the gradients of these; see `attend` here
+    children(module) -> the submodules of any module, each with the text to write after the module: ".attention"
+"""
+
+from mha.weights.native.kinds import KINDS, inside, kind_of, named_in_full, part
+from mha.weights.native.layers import asked, attend, make, read, refuse, require, taken
+from mha.weights.native.named import canonical, named, named_parts
+
+__all__ = [
+    "KINDS",
+    "asked",
+    "attend",
+    "canonical",
+    "inside",
+    "kind_of",
+    "make",
+    "named",
+    "named_in_full",
+    "named_parts",
+    "part",
+    "read",
+    "refuse",
+    "require",
+    "taken",
+]
