@@ -154,4 +154,4 @@ def main(backend):
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(main(sys.argv[1])))
+    sys.exit("\n".join(main(sys.argv[1])) or None)

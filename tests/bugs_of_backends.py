@@ -145,6 +145,10 @@ GROUPS = {
         "an offset of samples for that of all in a loop": {"jax": (r"offset\.max\(\), K - right",
             "offset.min(), K - right")},
     }),
+    "branches": ("branches", {
+        "a branch that no test takes": {"numpy": (r"if len\(outputs\) > 1 else",
+            "if len(outputs) > 1 and len(outputs) < 10**9 else")},
+    }),
     "ranks": ("heads_over_ranks sequence_over_ranks", {
         "gates count as alike, whatever their shape": {"torch": (
             r"found\[name\] = (_value\(call, name, X\) if by_value) else",
