@@ -1,4 +1,7 @@
-"""Files of weights that are packed: `.npz`, HDF5 and `.keras`. What they claim is checked before it is unpacked."""
+"""Files of weights that are packed: `.npz`, HDF5 and `.keras`. What they claim is checked before it is unpacked.
+
+h5py is imported by tests that need it: other environments collect this file, too.
+"""
 
 import io
 import re
@@ -6,7 +9,6 @@ import sys
 import zipfile
 import zlib
 
-import h5py
 import malformed
 import ml_dtypes
 import numpy as np
@@ -30,6 +32,9 @@ def npz(path, arrays, save=np.savez):
 
 def hdf5(path, arrays):
     """Arrays as h5py stores them: a slash in a name makes a group."""
+
+    import h5py
+
     with h5py.File(path, "w") as file:
         for name, X in arrays.items():
             file[name] = X
@@ -104,6 +109,9 @@ def test_dtypes_are_read_bit_for_bit_in_any_order_of_bytes(tmp_path, write, dtyp
 
 def test_bfloat16_is_read_from_files_of_keras_alone(tmp_path):
     """Keras notes it beside an array; NumPy stores two bytes without a word on what they are."""
+
+    import h5py
+
     arrays = {name: (X / 7).astype(ml_dtypes.bfloat16) for name, X in model().items()}
     with h5py.File(tmp_path / "a", "w") as file:
         for name, X in arrays.items():
@@ -247,6 +255,9 @@ def bomb_of_numpy(path):
 
 def bomb_of_hdf5(path):
     """Four kernels of which no number was written."""
+
+    import h5py
+
     with h5py.File(path, "w") as file:
         for part in PARTS:
             file.create_dataset(f"{SECOND}{part}.weight", (WIDE, WIDE), "float32")
@@ -254,6 +265,9 @@ def bomb_of_hdf5(path):
 
 def packed_bomb_of_hdf5(path):
     """Four kernels of one number each, in pieces that are packed."""
+
+    import h5py
+
     with h5py.File(path, "w") as file:
         for part in PARTS:
             kernel = file.create_dataset(f"{SECOND}{part}.weight", (WIDE, WIDE), "float32", compression="gzip")
@@ -350,6 +364,8 @@ def test_a_wrong_archive_is_refused(tmp_path, name):
 
 
 def test_text_in_hdf5_is_no_weight(tmp_path):
+    import h5py
+
     arrays = model()
     del arrays[QUERY]
     hdf5(tmp_path / "weights", arrays | {QUERY: "text"})
@@ -360,6 +376,8 @@ def test_text_in_hdf5_is_no_weight(tmp_path):
 
 @pytest.mark.parametrize("way", ["a link", "a link to a file", "external", "virtual"])
 def test_hdf5_reads_no_other_file(tmp_path, way):
+    import h5py
+
     arrays = model()
     query = arrays.pop(QUERY)
     hdf5(tmp_path / "other", {"secret": query})

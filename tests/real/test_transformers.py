@@ -160,6 +160,19 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     agree("float32", layers[backend](X, X, X, causal=causal), oracle, base)
 
 
+def test_a_model_in_shards_is_read_from_its_directory(tmp_path):
+    made, module, _ = model("bert")
+    made.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 4
+    layer = mha.load(tmp_path, prefix=module)
+    theirs = made.get_submodule(module)
+    assert layer.config.num_heads == 3
+    parts = {"q": theirs.self.query, "k": theirs.self.key, "v": theirs.self.value, "o": theirs.output.dense}
+    for name, part in parts.items():
+        assert np.array_equal(layer.weights[f"W_{name}.kernel"], part.weight.detach().T)
+        assert np.array_equal(layer.weights[f"W_{name}.bias"], part.bias.detach())
+
+
 def test_a_model_with_rotated_positions_and_groups_gives_its_weights(tmp_path):
     import transformers
 
