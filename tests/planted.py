@@ -9,6 +9,7 @@ import mha
 from mha.config import numpy_dtype
 from mha.parity.mistakes.bench import Bench
 from mha.parity.pipeline.parts import PART_OF
+from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
@@ -42,13 +43,17 @@ class Call:
         call = dict(self.arguments)
         for name, shape in (("score_bias", (1, 4, self.num_queries, self.num_keys)), ("head_gates", (B, 4))):
             if name in call:
-                call[name] = rng.normal(size=shape).astype(numpy_dtype(dtype))
+                given = rng.normal(size=shape) if call[name] is True else call[name]
+                call[name] = given.astype(numpy_dtype(dtype))
         return layer.to(backend), inputs, call
 
 
 DEFAULTS = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
+SQUARE_MASK = np.random.default_rng(8).random((3, 1, 7, 7)) < 0.7
 MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
 ROTARY = mha.Rotary(4, base=500.0)
+SLOPES = 2.0 ** (-8 * np.arange(1, 7) / 6)
+BUCKETS = np.random.default_rng(4).normal(size=(32, 4)).astype("float32")[mha.t5_buckets(5, 7)]  # (Q, K, H)
 # A mistake is tried in the first of these calls in which it can be made and changes the output.
 CALLS = (
     Call(SQUARE, {"valid_lens": [4, 0, 6]}),
@@ -62,6 +67,14 @@ CALLS = (
     Call(MODERN | {"rotary": ROTARY, "window": (1, None)}, {"offset": 1}),
     Call(SQUARE | {"rotary": mha.Rotary(4, frequencies=(1.0, 0.002))}, {"offset": [300, 2, 3]}),
     Call(SQUARE | {"rotary": mha.Rotary(base=20.0)}, {"offset": [291, 2, 3]}),
+    Call(SQUARE, {"valid_lens": [4, 0, 6], "causal": True}),
+    Call(SQUARE | {"window": (2, 1)}, {"valid_lens": [4, 0, 6], "causal": True}),
+    Call(SQUARE, {"mask": SQUARE_MASK}, num_queries=7),
+    Call(SQUARE, {"score_bias": BUCKETS.transpose(2, 0, 1)[None]}),
+    Call(SQUARE | {"num_heads": 6}, {"score_bias": mha.alibi(6, 7)}),
+    Call(SQUARE | {"num_heads": 6}, {"score_bias": (SLOPES[:, None, None] * np.arange(7))[None]}),
+    Call(MODERN | {"rotary": ROTARY, "window": None, "qk_norm": None}, {"offset": [8300, 4200, 900]}),
+    Call(SQUARE, {"valid_lens": [1031, 90, 300]}, num_keys=1031),
 )  # fmt: skip
 
 
@@ -89,6 +102,12 @@ def planted_in(form, names=("output",), dtype="float32"):
         if (theirs := with_mistake(form, call, names, dtype)) is not None:
             return call, {name: X for name, X in theirs.items() if X is not None}
     return None
+
+
+def possible(change, call, dtype="float32"):
+    """Whether a mistake can be made in a call."""
+    layer, inputs, arguments = call.made(dtype)
+    return change(plan_of(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)) is not None
 
 
 def alike(X, expected):

@@ -6,6 +6,8 @@ for it, which has the same name in every lesson, in all chapters that call it, w
 """
 
 import dataclasses
+import functools
+import itertools
 
 import numpy as np
 import seams
@@ -14,25 +16,31 @@ from mha import arrays, dispatch
 from mha.call import keep
 from mha.layer import restore
 from mha.parity.pipeline import pieces
+from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
+
+TURNING = {"rotary_offsets", "norm_first", "normed", "norm_axes", "root", "rotate", "table"}
 
 # Of a plan's fields, those that can be planted, and where they are.
 PLACES = {
     "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
     "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm_eps`",
-    "frequencies": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`", "groups": "`num_key_value_heads`",
-    "hiding": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`", "normed": "`turn`",
+    "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
+    "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
+    "order_offsets": "`mask`", "window_offsets": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`",
+    "normed": "`turn`", "norm_axes": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
-    "bend": "`visible_softmax`", "softmax": "`visible_softmax`", "after": "`visible_softmax`",
-    "blanked": "`blank_unused`", "into_product": "products",
+    "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
+    "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
+    "axis": "`visible_softmax`",
+    "after": "`visible_softmax`", "blanked": "`blank_unused`", "into_product": "products",
 }  # fmt: skip
 
 
 def changed(right, plan):
-    """The fields of a plan that a mistake has changed."""
-    return {
-        field.name for field in dataclasses.fields(plan) if getattr(plan, field.name) is not getattr(right, field.name)
-    }
+    """The fields of a plan that a mistake has changed; but for `rows`, which says only what is computed."""
+    names = [field.name for field in dataclasses.fields(plan) if field.name != "rows"]
+    return {name for name in names if getattr(plan, name) is not getattr(right, name)}
 
 
 def places(right, plan):
@@ -65,6 +73,7 @@ class Planting:
         self.lesson, self.module = dispatch.lesson(backend), dispatch.load(backend)
         self.right = {name: getattr(self.lesson, name) for name in ("visible_softmax", "blank_unused")}
         self.bent = {}
+        self.shares = itertools.cycle((plan.share, plan.share_values))  # keys are shared before values
 
     def steps(self, layer, inputs, arguments):
         """The same as the function above."""
@@ -93,9 +102,9 @@ class Planting:
         if self.names & {"heads", "groups"}:
             given |= {"num_heads": plan.heads, "num_key_value_heads": plan.groups}
             given |= {"key_dim": config.key_dim * H // plan.heads, "value_dim": config.value_dim * H // plan.heads}
-        if "bend" in self.names:
+        if self.names & {"bend", "cap"}:
             given["softcap"] = None
-        if "hiding" in self.names:
+        if self.names & {*OF_HIDING}:
             given["window"] = None
         return dataclasses.replace(config, **given)
 
@@ -113,13 +122,13 @@ class Planting:
     def arguments(self, arguments):
         """The other arguments with the mistake."""
         given, plan = dict(arguments), self.plan
-        if "hiding" in self.names:
+        if self.names & {*OF_HIDING}:
             given |= {"valid_lens": None, "causal": False, "mask": plan.visible()}
         if "score_bias" in self.names and plan.score_bias is not None:
             given["score_bias"] = plan.score_bias
         if "gates" in self.names and plan.gates is not None:
             given["head_gates"] = np.ascontiguousarray(plan.gates[:, :, 0, 0])
-        if "bend" in self.names:
+        if self.names & {"bend", "cap"}:
             given["score_bias"] = None
         floats = {name: given[name] for name in ("mask", "score_bias", "head_gates") if given.get(name) is not None}
         return given | {name: arrays.tensor(X, backend=self.backend) for name, X in floats.items()}
@@ -135,11 +144,11 @@ class Planting:
         functions = {
             "transpose_qkv": (self.split, {"split"}),
             "transpose_output": (self.merge, {"merge"}),
-            "repeat_groups": (self.share, {"share"}),
-            "visible_softmax": (self.softmax, {"bend", "softmax", "after"}),
-            "blank_unused": (self.blank, {"softmax", "after", "blanked", "into_product"}),
+            "repeat_groups": (self.share, {"share", "share_values", "cached"}),
+            "visible_softmax": (self.softmax, {"bend", "cap", "softmax", "axis", "after"}),
+            "blank_unused": (self.blank, {"softmax", "axis", "after", "blanked", "into_product"}),
             "AttentionPooling.drop": (self.dropped(), {"into_product"}),
-            "MultiHeadAttention.turn": (self.turn(), {"rotary_offsets", "norm_first", "normed"}),
+            "MultiHeadAttention.turn": (self.turn(), TURNING),
         }
         used = {name: function for name, (function, fields) in functions.items() if self.names & fields}
         return seams.replaced(self.backend, {name: lambda right, wrong=wrong: wrong for name, wrong in used.items()})
@@ -151,6 +160,12 @@ class Planting:
     def own(self, X):
         """An array of NumPy as the framework's."""
         return self.module.tensor(np.ascontiguousarray(X))
+
+    def of_heads(self, X, number, function):
+        """What a function makes of heads (B, H, T, d) in NumPy, for an array (B*H, T, d) of the framework."""
+        X = self.numpy(X)
+        made = function(X.reshape(-1, number, *X.shape[1:]))  # (B, H, T, d)
+        return self.own(made.reshape(-1, *made.shape[2:]))  # (B*H, T, d)
 
     def split(self, X, num_heads):
         """The same as `transpose_qkv`: (B, T, H*d) -> (B*H, T, d)."""
@@ -164,20 +179,19 @@ class Planting:
 
     def share(self, X, times):
         """The same as `repeat_groups`: (B*G, T, d) -> (B*H, T, d)."""
-        X = self.numpy(X)
-        heads = self.plan.share(X.reshape(-1, self.plan.groups, *X.shape[1:]), times)  # (B, H, T, d)
-        return self.own(heads.reshape(-1, *X.shape[1:]))  # (B*H, T, d)
+        share = next(self.shares)
+        return self.of_heads(X, self.plan.groups, lambda heads: share(self.plan.cached(heads), times))  # (B*H, T, d)
 
     def softmax(self, scores, visible):
         """The same as `visible_softmax`, of scores (B*H, Q, K): weights (B*H, Q, K)."""
         plan, (BH, Q, K) = self.plan, scores.shape
         flat = self.numpy(scores)
         found = flat.reshape(-1, plan.heads, Q, K)  # (B, H, Q, K)
-        if "bend" in self.names:
+        if self.names & {"bend", "cap"}:
             bent = plan.bend(plan, found)
             found = [found, *bent.values()][-1]
             self.bent = {name: X.reshape(BH, Q, K).astype(flat.dtype) for name, X in bent.items()}
-        if "softmax" in self.names:
+        if self.names & {"softmax", "axis"}:
             weights = plan.softmax(plan, found, plan.visible())
         else:
             scores = self.own(found.reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
@@ -187,7 +201,7 @@ class Planting:
     def blank(self, queries, keys, values, visible):
         """The same as `blank_unused`; but where hidden keys have weights, their values are needed."""
         plan = self.plan
-        if plan.blanked and plan.softmax is pieces.softmax and plan.after is pieces.as_it_is:
+        if plan.blanked and plan.softmax is pieces.softmax and plan.after is pieces.as_it_is and plan.axis == 3:
             queries, keys, values = self.right["blank_unused"](queries, keys, values, visible)
         if "into_product" in self.names:
             queries, keys, values = (self.own(self.rough(self.numpy(X))) for X in (queries, keys, values))
@@ -208,13 +222,20 @@ class Planting:
         for change in ("norm", "rotate") if plan.norm_first else ("rotate", "norm"):
             for role, X in heads.items():
                 if change == "norm" and config.qk_norm and role in plan.normed:
-                    X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)
+                    if self.names & {"norm_axes", "root"}:
+                        X = self.of_heads(X, numbers[role], functools.partial(pieces.norm, plan, role))  # (B*H, T, d)
+                    else:
+                        X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)
                 elif change == "rotate" and config.rotary:
                     places = lesson.positions(X, offset if role == "q" else 0)  # (B or 1, T)
                     if plan.rotary_offsets is not None:
                         right = self.numpy(places)
                         places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))
-                    X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
+                    if self.names & {"rotate", "table"}:
+                        rotate = functools.partial(plan.rotate, plan, places=self.numpy(places))
+                        X = self.of_heads(X, numbers[role], rotate)  # (B*H, T, d)
+                    else:
+                        X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
                 else:
                     continue
                 heads = heads | {role: keep(f"{change}_{role}", X)}

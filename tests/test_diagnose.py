@@ -85,7 +85,7 @@ def test_every_mistake_is_named(given, part):
         listed = [one.mistakes[0] for one in diagnosis.explanations if one.sure == sure]
         if diagnosis.call and not listed:  # the call may be to blame: both are said
             listed = [name] if f"in the port: {name}" in diagnosis.note else []
-            assert name == "the mask is inverted"
+            assert name in ("the mask is inverted", "the padding mask is on the axis of queries")
         if name not in listed or diagnosis.known != sure:
             unnamed.append((name, form.how, listed))
         assert {len(one.mistakes) for one in diagnosis.explanations} <= {1}, name
@@ -183,10 +183,11 @@ def test_weights_of_another_layer():
 @pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda rounding: rounding.name)
 def test_lower_precision_is_told_by_its_errors(rounding):
     dtype = "float64" if rounding.name == "float32 arithmetic" else "float32"
-    layer, inputs, arguments = planted.CALLS[0].made(dtype)
-    plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     random = np.random.default_rng(5)
     for change in rounding.forms.values():
+        call = next(call for call in planted.CALLS if planted.possible(change, call, dtype))
+        layer, inputs, arguments = call.made(dtype)
+        plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
         rough, before = change(plan), {}
         # Somebody else's sums run in another order.
         order = random.permutation(plan.queries.shape[2])

@@ -63,8 +63,9 @@ def test_the_page_has_every_form_of_every_mistake():
     shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
     assert shown[-len(known) :] == known, "python docs/make_mistakes.py"
     assert page.startswith(make_mistakes.HEAD), "python docs/make_mistakes.py"
+    shown = len(ROWS) - 1  # one moves all positions alike
     for backend in dispatch.FRAMEWORKS:
-        assert f"| {backend} | {len(ROWS)} | {len(ROWS)} |" in page
+        assert f"| {backend} | {len(ROWS)} | {shown} | {shown - 2} | {shown} |" in page
 
 
 def test_what_no_lesson_has_a_place_for_is_refused():

@@ -22,6 +22,11 @@ CALLS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch):
+    monkeypatch.setattr(views, "SECONDS", 60.0)
+
+
 def green(options, call, dtype):
     """The layer, the arrays and the true report of a call of 16 tokens."""
     rng = np.random.default_rng(0)
@@ -68,6 +73,10 @@ def test_what_shows_a_mistake_is_true():
     assert shown["the norm comes after the rotation"] == "other norms"
     assert shown["the rotation begins again at every offset"] == "an offset"
     assert shown["the rotation is off by one"] == ""
+    tables = {one.how: one.shown_by for one in report.unseen if one.mistake == "the table of angles is too short"}
+    assert tables["512 positions"] == tables["1024 positions"] == "1031 keys and an offset of 1020"
+    assert tables["2048 positions"] == tables["4096 positions"] == "an offset of 4095"
+    assert tables["8192 positions"] == ""
     assert str(report).count("shown by no inputs that were tried") == 1
     assert "gradients were not compared" in str(report)
     layer.weights = {name: X * 1.5 if "norm" in name else X for name, X in layer.weights.items()}
@@ -118,7 +127,8 @@ def test_inputs_show_what_can_be_seen(backend, alone):
 def test_inputs_are_as_long_as_the_memory_allows():
     layer = mha.MultiHeadAttention(24, 4, window=(1023, 40000), backend="numpy")
     assert parity.inputs(layer)["queries"].shape == (2, 1026, 24)
-    assert parity.inputs(mha.MultiHeadAttention(24, 4, backend="numpy"))["keys"].shape == (2, 11, 24)
+    assert parity.inputs(mha.MultiHeadAttention(24, 4, backend="numpy"))["keys"].shape == (2, 527, 24)
+    assert parity.inputs(mha.MultiHeadAttention(480, 480, backend="numpy"))["keys"].shape == (2, 11, 480)
     with pytest.raises(ValueError, match=r"one_input is True, expected False: .* have widths \(24, 5, 24\)"):
         parity.inputs(mha.MultiHeadAttention(24, 4, key_size=5, backend="numpy"), one_input=True)
     with pytest.raises(TypeError, match=r"attention is a str, expected an mha\.MultiHead"):
@@ -178,4 +188,6 @@ def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
     shown = {one.mistake: one.shown_by for one in outcome.unseen}
     assert shown["the window is ignored"] == "at least 40002 tokens"
     assert "causal order is off by one" not in shown
-    assert "- shown by at least 40002 tokens: the window is one wider to the left" in str(outcome)
+    assert "- shown by at least 40002 tokens: the window is ignored on one side (to the left); the" in str(outcome)
+    blocks = {one.shown_by for one in outcome.unseen if one.mistake == "the accumulator of blocks is not rescaled"}
+    assert blocks == {"67 tokens", "269 tokens", "1031 keys and an offset of 1020"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.pipeline.pieces import Array, rotate
+from mha.parity.pipeline.pieces import Array, turn
 from mha.parity.same.layouts import PAIRS, POOLED
 from mha.parity.same.problem import Problem
 from mha.tables import few
@@ -60,4 +60,4 @@ def components(X: np.ndarray, rotary: Any) -> np.ndarray:
 def turned_by(asked: Problem, shift: np.ndarray, X: np.ndarray) -> np.ndarray:
     """Turn heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
     rotary: Any = asked.config.rotary
-    return rotate(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)
+    return turn(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)

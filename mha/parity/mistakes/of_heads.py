@@ -74,11 +74,43 @@ def other_heads(heads: int, plan: Plan) -> Plan | None:
     return replace(plan, heads=heads, groups=heads, scale=scale)
 
 
-def tiled_heads(plan: Plan) -> Plan | None:
-    """Tile the heads of keys, instead of repeating each."""
+def tile(X: Array, times: int) -> Array:
+    """Tile the heads of keys or values, instead of repeating each: (B, G, K, d) -> (B, H, K, d)."""
+    return np.tile(X, (1, times, 1, 1))  # (B, H, K, d)
+
+
+def tiled_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
+    """Tile the heads of keys or values, or of both."""
     if plan.groups in (1, plan.heads):
         return None
-    return replace(plan, share=lambda X, times: np.tile(X, (1, times, 1, 1)))  # (B, H, K, d)
+    shares = tile if keys else plan.share, tile if values else plan.share_values
+    return replace(plan, share=shares[0], share_values=shares[1])
+
+
+def regrouped(back: bool, plan: Plan) -> Array | None:
+    """Return the heads of queries, which lie as (g, r), in the order (r, g); back: or the other way round."""
+    if plan.groups in (1, plan.heads):
+        return None
+    return np.arange(plan.heads).reshape(-1 if back else plan.groups, plan.groups if back else -1).T.ravel()  # (H,)
+
+
+def split_regrouped(back: bool, plan: Plan) -> Plan | None:
+    """Split heads of queries as (r, g)."""
+    if (order := regrouped(back, plan)) is None:
+        return None
+    found = {name: plan.weights.get(name) for name in ("W_q.kernel", "W_q.bias")}
+    return with_weights(plan, {
+        name: X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)
+        for name, X in found.items() if X is not None
+    })  # fmt: skip
+
+
+def merge_regrouped(back: bool, plan: Plan) -> Plan | None:
+    """Merge heads of queries as (r, g)."""
+    if (order := regrouped(back, plan)) is None:
+        return None
+    right = plan.merge
+    return replace(plan, merge=lambda X: right(X[:, order]))
 
 
 def regated(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
@@ -112,7 +144,14 @@ OF_HEADS = (
 
 OF_GROUPS = (
     Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G instead of h // (H / G)",
-            ("scores", "pooled"), one(tiled_heads)),
+            ("scores", "pooled"),
+            {"": partial(tiled_heads, True, True), "alone": partial(tiled_heads, True, False)}),
+    Mistake("heads of values are tiled, not repeated", "query head h pools values of head h % G, with the right keys",
+            ("pooled",), one(partial(tiled_heads, False, True))),
+    Mistake("heads of queries are split as (r, g)", "head r * G + g is taken for head g * (H / G) + r", ("q",),
+            {"": partial(split_regrouped, True), "the other way": partial(split_regrouped, False)}),
+    Mistake("heads are merged as (r, g)", "head g * (H / G) + r comes where head r * G + g should", ("output",),
+            {"": partial(merge_regrouped, False), "the other way": partial(merge_regrouped, True)}),
 )  # fmt: skip
 
 

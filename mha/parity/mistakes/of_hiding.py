@@ -8,32 +8,44 @@ from typing import Any
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, hiding, one
-from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
 
 
-def longer(by: int, plan: Plan) -> Array:
-    """Whether key j is below a length that is longer by so many."""
-    return plan.key_places < plan.lengths + by
+def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:
+    """Take other lengths."""
+    return replace(plan, lengths=change(plan)) if "lengths" in plan.hiding else None
 
 
 def tiled(plan: Plan) -> Array:
-    """Whether key j is below the length at b * H + h in the lengths tiled, instead of repeated, for the heads."""
+    """Return the lengths tiled, instead of repeated, for the heads: those of b * H + h."""
     B = len(plan.queries)
-    lengths = np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)
-    return plan.key_places < lengths
+    return np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)  # (B, H, 1 or Q, 1)
+
+
+def of_queries(plan: Plan) -> Plan | None:
+    """Hide rows of queries, from the length on, instead of keys."""
+    if "lengths" not in plan.hiding or plan.lengths.shape[2] > 1:
+        return None
+    rows = np.arange(plan.queries.shape[1])[:, None]  # (Q, 1)
+    return hiding("lengths", lambda plan: rows < plan.lengths, plan)
+
+
+def transposed(plan: Plan) -> Plan | None:
+    """Take the mask's axis of keys as that of queries, if there are as many."""
+    if "mask" not in plan.hiding or plan.queries.shape[1] != plan.keys.shape[1] or max(plan.mask.shape[2:]) == 1:
+        return None
+    return replace(plan, mask=plan.mask.swapaxes(2, 3))  # (B or 1, H or 1, K, Q or 1)
+
+
+def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
+    """Take other positions of the first query for the causal order."""
+    return replace(plan, order_offsets=offsets(plan)) if "order" in plan.hiding else None
 
 
 def lower_right(plan: Plan) -> Array:
-    """Whether the order allows key j, if the last query sees the last key."""
-    more = plan.keys.shape[1] - plan.queries.shape[1]
-    return plan.key_places <= plan.query_places - plan.offsets[:, :, None, None] + more
-
-
-def without_offset(plan: Plan) -> Array:
-    """Whether the order allows key j, if queries begin at position 0."""
-    return plan.key_places <= plan.query_places - plan.offsets[:, :, None, None]
+    """Return the position of the first query, if the last one sees the last key."""
+    return 0 * plan.offsets + plan.keys.shape[1] - plan.queries.shape[1]
 
 
 def inverted(name: str, plan: Plan) -> Plan | None:
@@ -46,13 +58,15 @@ def inverted(name: str, plan: Plan) -> Plan | None:
 
 def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
     """Take another window."""
-    window = plan.config.window
-    if window is None or change(*window) == window:
-        return None
-    return hiding("window", lambda plan: pieces.within(plan, *change(*window)), plan)
+    return replace(plan, window=change(*plan.window)) if "window" in plan.hiding else None
 
 
-def more(side: Any, by: int) -> Any:
+def resized(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
+    """Make the sides of a window longer by so many; None stays None."""
+    return more(left, to_left), more(right, to_right)
+
+
+def more(side: int | None, by: int) -> int | None:
     """Make a side of a window longer by so many; None stays None."""
     return None if side is None else max(0, side + by)
 
@@ -65,41 +79,46 @@ OF_HIDING = (
             {"": partial(hiding, "mask", None)}),
     Mistake("the lengths are ignored", "padding is attended to", ("weights",), one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
-            one(partial(hiding, "lengths", partial(longer, 1)))),
+            one(partial(of_lengths, lambda plan: plan.lengths + 1))),
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
-            one(partial(hiding, "lengths", partial(longer, -1)))),
+            one(partial(of_lengths, lambda plan: plan.lengths - 1))),
     Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
-            one(partial(hiding, "lengths", tiled))),
+            one(partial(of_lengths, tiled))),
+    Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
+            {"that of the lengths": of_queries, "the mask is transposed": transposed}),
     Mistake("causal order is ignored", "queries see what follows them", ("weights",),
             one(partial(hiding, "order", None))),
+    Mistake("causal order is reversed", "j >= i instead of j <= i: `triu` for `tril`", ("weights",),
+            one(partial(hiding, "order", lambda plan: plan.key_places >= plan.query_places(plan.order_offsets)))),
     Mistake("causal order is aligned to the lower right", "the last query sees the last key", ("weights",),
-            one(partial(hiding, "order", lower_right))),
+            one(partial(ordered_from, lower_right))),
     Mistake("causal order is off by one", "j <= i + 1, or j < i, instead of j <= i", ("weights",),
-            {"one too many": partial(hiding, "order", lambda plan: plan.key_places <= plan.query_places + 1),
-             "one too few": partial(hiding, "order", lambda plan: plan.key_places < plan.query_places)}),
+            {"one too many": partial(ordered_from, lambda plan: plan.order_offsets + 1),
+             "one too few": partial(ordered_from, lambda plan: plan.order_offsets - 1)}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
-            one(partial(hiding, "order", without_offset))),
+            one(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets))),
     Mistake("everything is seen", "nothing hides keys", ("weights",),
             one(lambda plan: replace(plan, hiding={}) if plan.hiding else None)),
 )  # fmt: skip
 
 
 OF_WINDOWS = (
-    Mistake("the window is one wider to the left", "one key more before the query", ("weights",),
-            one(partial(windowed, lambda left, right: (more(left, 1), right)))),
-    Mistake("the window is one narrower to the left", "one key fewer before the query", ("weights",),
-            one(partial(windowed, lambda left, right: (more(left, -1), right)))),
-    Mistake("the window is one wider to the right", "one key more after the query", ("weights",),
-            one(partial(windowed, lambda left, right: (left, more(right, 1))))),
-    Mistake("the window is one narrower to the right", "one key fewer after the query", ("weights",),
-            one(partial(windowed, lambda left, right: (left, more(right, -1))))),
     Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
             one(partial(windowed, lambda left, right: (left, left)))),
     Mistake("the window only looks back", "queries do not look ahead", ("weights",),
             one(partial(windowed, lambda left, right: (left, 0)))),
+    Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),
+            {"to the left": partial(windowed, lambda left, right: (None, right)),
+             "to the right": partial(windowed, lambda left, right: (left, None))}),
+    *(Mistake(f"the window is one {change} {where}", what, ("weights",),
+              one(partial(windowed, partial(resized, by * to_left, by * to_right))))
+      for where, to_left, to_right, sides in (("to the left", 1, 0, "before the query"),
+                                              ("to the right", 0, 1, "after the query"),
+                                              ("on both sides", 1, 1, "before and after the query"))
+      for change, by, what in (("wider", 1, f"one key more {sides}"), ("narrower", -1, f"one key fewer {sides}"))),
     Mistake("the window is ignored", "queries see keys at any distance", ("weights",),
             one(partial(hiding, "window", None))),
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
-            one(partial(hiding, "window",
-                        lambda plan: pieces.CONDITIONS["window"](replace(plan, offsets=0 * plan.offsets))))),
+            one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
+                if "window" in plan.hiding else None)),
 )  # fmt: skip

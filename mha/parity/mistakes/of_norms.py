@@ -48,6 +48,16 @@ def unnormed(kept: tuple[str, ...], plan: Plan) -> Plan | None:
     return None if plan.norm is None else replace(plan, normed=kept)
 
 
+def over_heads(plan: Plan) -> Plan | None:
+    """Take the means of a norm over all heads together."""
+    return None if plan.norm is None else replace(plan, norm_axes=(1, 3))
+
+
+def eps_outside(plan: Plan) -> Plan | None:
+    """Add epsilon to the root."""
+    return None if plan.norm is None else replace(plan, root=lambda squares, eps: np.sqrt(squares) + eps)
+
+
 OF_NORMS = (
     Mistake("1 + w is forgotten", "a norm multiplies by w where the model has 1 + w", ("q", "k"),
             one(partial(rescaled, lambda X: X - X.dtype.type(1)))),
@@ -67,4 +77,8 @@ OF_NORMS = (
              "that of keys for both": partial(swapped_norms, {"q": "k"})}),
     Mistake("another epsilon", "a norm adds another number under its root", ("q", "k"),
             {f"{eps:g}": partial(of_eps, eps) for eps in EPSILONS}),
+    Mistake("epsilon is outside the root", "a norm divides by sqrt(mean) + eps instead of sqrt(mean + eps)", ("q", "k"),
+            one(eps_outside)),
+    Mistake("the norm is over all heads", "means are taken over the whole width, not over each head", ("q", "k"),
+            one(over_heads)),
 )  # fmt: skip

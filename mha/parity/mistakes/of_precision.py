@@ -66,6 +66,28 @@ def in_forms(dtype: str) -> dict[str, Change]:
     return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
 
 
+def of_cache(function: Callable[[Array], Array]) -> Change:
+    """Round keys and values, as a cache stores them."""
+    return lambda plan: replace(plan, cached=function)
+
+
+def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
+    """Make a function that rounds to 127 steps on each side of 0; axes: of (B, G, K, d), those with one largest."""
+
+    def rounded(X: Array) -> Array:
+        steps = np.abs(X.astype(np.float64)).max(axes, keepdims=True) / 127
+        return (np.rint(X / np.where(steps == 0, 1, steps)) * steps).astype(X.dtype)
+
+    return rounded
+
+
+def coarse_turns(plan: Plan) -> Plan | None:
+    """Round cosines and sines to bfloat16, which is right in a layer of bfloat16: code for such models does it."""
+    if plan.frequencies is None or plan.config.dtype == "bfloat16":
+        return None
+    return replace(plan, table=through("bfloat16"))
+
+
 ROUNDINGS = (
     Mistake("TF32 arithmetic", "matrix products keep 10 bits behind the leading one", ALL_PARTS,
             {"rounded": products(short(10, True)), "cut off": products(short(10, False))}),
@@ -75,4 +97,9 @@ ROUNDINGS = (
     Mistake("softmax in half precision", "scores or weights are rounded to half precision", ("weights",),
             {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
              for dtype in ("float16", "bfloat16") for inside in (False, True)}),
+    Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits", ("scores", "pooled"),
+            {"bfloat16": of_cache(through("bfloat16")), "int8, by token and head": of_cache(to_int8((3,))),
+             "int8, by token": of_cache(to_int8((1, 3))), "int8, by head": of_cache(to_int8((2, 3)))}),
+    Mistake("cosines and sines in bfloat16", "the rotation's cosines and sines are rounded to bfloat16", ("q", "k"),
+            {"": coarse_turns}),
 )  # fmt: skip

@@ -1,21 +1,28 @@
-"""Known mistakes with the rotation of queries and keys: positions, frequencies, pairs of components."""
+"""Known mistakes with the rotation of queries and keys: positions, frequencies, pairs and order of components."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from mha.parity.mistakes.mistake import Mistake, one
+from mha.parity.mistakes.mistake import Change, Mistake, one, with_weights
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
 
 BASES = (10000.0, 500000.0, 1e6, 100000.0, 1e7, 160000.0, 50000.0, 25000.0, 1000.0, 100.0)
+FACTORS = (8, 32, 4, 2, 16)  # of linear scaling
+TABLES = (512, 1024, 2048, 4096, 8192)  # positions
 
 
 def turned_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan | None:
-    """Turn by other positions; places: a function of the plan, the role and the right ones."""
-    return None if plan.frequencies is None else replace(plan, rotary_offsets=places)
+    """Turn by other positions; places: a function of the plan, the role and those without this mistake."""
+    if plan.frequencies is None:
+        return None
+    before = plan.rotary_offsets
+    if before is None:
+        return replace(plan, rotary_offsets=places)
+    return replace(plan, rotary_offsets=lambda plan, role, X: places(plan, role, before(plan, role, X)))
 
 
 def of_one(role: str, by: int) -> Callable[[Plan, str, Array], Array]:
@@ -28,33 +35,86 @@ def begun_again(plan: Plan, role: str, places: Array) -> Array:
     return places - plan.offsets if role == "q" else places
 
 
+def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
+    """Return positions up to the last one of a table of so many."""
+    return np.minimum(places, size - 1)
+
+
 def paired(plan: Plan) -> Plan | None:
     """Pair the components the other way."""
     return None if plan.frequencies is None else replace(plan, interleaved=not plan.interleaved)
 
 
-def of_base(base: float, plan: Plan) -> Plan | None:
-    """Take the frequencies of another base."""
-    if plan.frequencies is None or plan.config.rotary is None:
+def of_base(base: float | None, plan: Plan) -> Plan | None:
+    """Take the frequencies of another base; None = those of the same base, without the model's own scaling."""
+    if plan.frequencies is None:
         return None
-    n = len(plan.frequencies)
-    return replace(plan, frequencies=base ** (-np.arange(n) / n))
+    n, base = len(plan.frequencies), base or plan.base
+    return replace(plan, base=base, frequencies=base ** (-np.arange(n) / n))
+
+
+def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
+    """Divide all frequencies of a base by a factor, where the model has frequencies of its own; None = its base."""
+    rotary = plan.config.rotary
+    made = None if rotary is None or rotary.frequencies is None else of_base(base, plan)
+    return made and replace(made, frequencies=made.frequencies / factor)
 
 
 def of_head(plan: Plan) -> Plan | None:
     """Count the frequencies over the whole head, if only a part of it turns."""
-    rotary, d = plan.config.rotary, plan.config.key_dim
-    if plan.frequencies is None or rotary is None or 2 * len(plan.frequencies) == d:
+    d = plan.config.key_dim
+    if plan.frequencies is None or 2 * len(plan.frequencies) == d:
         return None
-    return replace(plan, frequencies=rotary.base ** (-2 * np.arange(len(plan.frequencies)) / d))
+    return replace(plan, frequencies=plan.base ** (-2 * np.arange(len(plan.frequencies)) / d))
 
 
 def whole_head(plan: Plan) -> Plan | None:
     """Turn the whole head, if only a part of it should turn."""
-    rotary, n = plan.config.rotary, plan.config.key_dim // 2
-    if plan.frequencies is None or rotary is None or len(plan.frequencies) == n or plan.config.key_dim % 2:
+    n = plan.config.key_dim // 2
+    if plan.frequencies is None or len(plan.frequencies) == n or plan.config.key_dim % 2:
         return None
-    return replace(plan, frequencies=rotary.base ** (-np.arange(n) / n))
+    return replace(plan, frequencies=plan.base ** (-np.arange(n) / n))
+
+
+def last_components(plan: Plan) -> Plan | None:
+    """Turn the last components of a head, if only a part of it turns."""
+    if plan.frequencies is None or 2 * len(plan.frequencies) == plan.config.key_dim:
+        return None
+    right = plan.rotate
+
+    def rotate(plan: Plan, X: Array, places: Array) -> Array:
+        kept = X.shape[-1] - 2 * len(plan.frequencies)
+        return np.concatenate([X[..., :kept], right(plan, X[..., kept:], places)], -1)
+
+    return replace(plan, rotate=rotate)
+
+
+def repaired(interleave: bool, names: Iterable[str], plan: Plan) -> Plan | None:
+    """Put the components of each head that turn into the order of the other pairing, in some weights.
+
+    interleave: from halves to neighbours, or else back; names: the beginnings of the names of weights.
+    """
+    if plan.frequencies is None:
+        return None
+    n, d = len(plan.frequencies), plan.config.key_dim
+    order = np.arange(2 * n).reshape((2, n) if interleave else (n, 2)).T.ravel()  # (2n,)
+    order = np.concatenate([order, np.arange(2 * n, d)])  # (d,)
+    chosen = {name: X for name, X in plan.weights.items() if name.startswith(tuple(names))}
+    if not chosen:
+        return None
+    return with_weights(plan, {
+        name: X.reshape(*X.shape[:-1], -1, d)[..., order].reshape(X.shape) for name, X in chosen.items()
+    })  # fmt: skip
+
+
+def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
+    """Make the forms of `repaired`, by the names of weights of each."""
+    ways = {"halves to neighbours": True, "neighbours to halves": False}
+    return {
+        f"{way}{', ' * bool(where)}{where}": partial(repaired, interleave, names)
+        for where, names in forms.items()
+        for way, interleave in ways.items()
+    }
 
 
 def coarse(plan: Plan) -> Plan | None:
@@ -83,11 +143,30 @@ OF_ROTATIONS = (
              "of keys": partial(turned_by, lambda plan, role, places: places * (role != "k"))}),
     Mistake("another base", "frequencies of another base of the rotation", ("q", "k"),
             {f"{base:g}": partial(of_base, base) for base in BASES}
-            | {"the same, without the model's own scaling": lambda plan: of_base(plan.config.rotary.base, plan)
-               if plan.config.rotary else None}),
+            | {"the same, without the model's own scaling": partial(of_base, None)}),
+    Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, as LLaMA 3",
+            ("q", "k"),
+            {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
+             for base in (None, 500000.0) for factor in FACTORS}),
     Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),
             one(of_head)),
     Mistake("the whole head turns", "all components turn, where only `dim` should", ("q", "k"), one(whole_head)),
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
             ("q", "k"), one(coarse)),
+    Mistake("the last components turn", "the last `dim` components of a head turn instead of the first", ("q", "k"),
+            one(last_components)),
+    Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
+            {f"{size} positions": partial(turned_by, partial(within_table, size)) for size in TABLES}),
+)  # fmt: skip
+
+
+OF_PERMUTATIONS = (
+    Mistake("rotary components of W_q and W_k are in another order", "columns of a head are permuted for the other "
+            "pairing: not at all, or twice", ("q", "k"),
+            in_both_ways({"": ("W_q", "W_k"), "in the biases alone": ("W_q.bias", "W_k.bias"),
+                          "with the scales of the norms": ("W_q", "W_k", "q_norm", "k_norm"),
+                          "in the scales of the norms alone": ("q_norm", "k_norm")})),
+    *(Mistake(f"rotary components of {name} are in another order", "columns of a head are permuted for the other "
+              "pairing: not at all, or twice", (part,), in_both_ways({"": (name,)}))
+      for name, part in (("W_q", "q"), ("W_k", "k"))),
 )  # fmt: skip

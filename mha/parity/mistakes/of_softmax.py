@@ -10,17 +10,13 @@ from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
 
+BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)
 
 
 def along(axis: int, plan: Plan) -> Plan:
     """Take the softmax over another axis."""
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        shares = pieces.normalized(np.where(visible, scores, -np.inf).astype(scores.dtype), axis)
-        return np.where(visible, shares, 0).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax, rows=slice(None))
+    return replace(plan, axis=axis, rows=slice(None))
 
 
 def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
@@ -31,7 +27,7 @@ def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
         hidden = scores + scores.dtype.type(low) if added else low
-        return pieces.normalized(np.where(visible, scores, hidden).astype(scores.dtype), -1)
+        return pieces.normalized(np.where(visible, scores, hidden).astype(scores.dtype), plan.axis)
 
     return replace(plan, softmax=softmax)
 
@@ -40,10 +36,11 @@ def uniform_over(all_keys: bool, plan: Plan) -> Plan | None:
     """Let a query that sees no key see all keys, with equal weights or by its scores."""
     if not plan.hiding:
         return None
+    right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         empty = ~visible.any(-1, keepdims=True)
-        shares = pieces.softmax(plan, scores, visible)
+        shares = right(plan, scores, visible)
         instead = 1 / scores.shape[-1] if all_keys else pieces.normalized(scores, -1)
         return np.where(empty, instead, shares).astype(scores.dtype)
 
@@ -54,9 +51,10 @@ def divided_by_nothing(plan: Plan) -> Plan | None:
     """Give NaN, which is 0 / 0, to a query that sees no key."""
     if not plan.hiding:
         return None
+    right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        shares = pieces.softmax(plan, scores, visible)
+        shares = right(plan, scores, visible)
         return np.where(visible.any(-1, keepdims=True), shares, np.nan).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
@@ -68,7 +66,44 @@ def renormalised_late(plan: Plan) -> Plan | None:
         return None
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.where(visible, pieces.normalized(scores, -1), 0).astype(scores.dtype)
+        return np.where(visible, pieces.normalized(scores, plan.axis), 0).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
+    """Add the lowest number once for each condition that hides a key; together: conditions that are one mask."""
+    masks = [frozenset({name}) for name in plan.hiding if name not in together]
+    masks += [together] if together & plan.hiding.keys() else []
+    if len(masks) < 2 or not together <= plan.hiding.keys():
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        for mask in masks:
+            seen = np.ones((1, 1, 1, 1), bool)
+            for name in mask & plan.hiding.keys():
+                seen = seen & plan.hiding[name](plan)
+            lowest = np.finfo(scores.dtype).min
+            scores = np.where(plan.all_pairs(seen), scores, scores + lowest)
+        return pieces.normalized(scores, plan.axis)
+
+    return replace(plan, softmax=softmax)
+
+
+def not_rescaled(size: int, sum_too: bool, plan: Plan) -> Plan:
+    """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        K = scores.shape[-1]
+        if size >= K:
+            return right(plan, scores, visible)
+        low = np.where(visible, scores, -np.inf).astype(scores.dtype)
+        largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
+        largest = np.maximum(largest, np.finfo(scores.dtype).min)
+        shares = np.exp(low - np.repeat(largest, size, -1)[..., :K])
+        sums = (shares if sum_too else np.exp(low - largest[..., -1:])).sum(-1, keepdims=True)
+        return shares / np.where(sums == 0, 1, sums).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
@@ -98,4 +133,11 @@ OF_SOFTMAX = (
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
             {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS)
              for added in (False, True) if not (added and fill == -np.inf)}),
+    Mistake("the lowest number is added twice", "two masks add `finfo.min`: the sum is minus infinity", ("weights",),
+            {"for each mask": partial(lowest_for_each, frozenset()),
+             "causal order and window are one mask": partial(lowest_for_each, frozenset({"order", "window"}))}),
+    Mistake("the accumulator of blocks is not rescaled", "earlier blocks of keys keep the scale of their own maximum",
+            ("weights",),
+            {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(not_rescaled, size, sum_too)
+             for size in BLOCKS for sum_too in (False, True)}),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from mha.parity.pipeline.pieces import Array, Steps, norm, regrouped, rotate, split, widen
+from mha.parity.pipeline.pieces import Array, Steps, norm, regrouped, split, widen
 from mha.parity.pipeline.plan import Plan
 
 ROLES = {"q": "queries", "k": "keys", "v": "values"}
@@ -29,7 +29,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     if part in ROLES:
         return prepared(plan, part)
     if part == "scores":
-        q, k = before["q"][:, :, plan.rows], plan.share(before["k"], plan.heads // plan.groups)
+        q, k = before["q"][:, :, plan.rows], plan.share(plan.cached(before["k"]), plan.heads // plan.groups)
         first = plan.rounded(plan.scores(plan, q, k))
         steps = {"scores": first} | plan.bend(plan, first)
         return steps, list(steps.values())[-1]
@@ -37,7 +37,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         weights = plan.after(plan.softmax(plan, before["scores"], plan.visible()))
         return {"weights": weights.astype(plan.queries.dtype)}, weights
     if part == "pooled":
-        weights, values = before["weights"], plan.share(before["v"], plan.heads // plan.groups)
+        weights, values = before["weights"], plan.share_values(plan.cached(before["v"]), plan.heads // plan.groups)
         if plan.blanked:
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
@@ -69,10 +69,10 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
     """Turn queries or keys by their positions."""
-    places = plan.query_places[:, 0, :, 0] if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
+    places = plan.query_places(plan.offsets)[:, 0, :, 0] if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
-    return rotate(X, plan.of_samples(places), plan.frequencies, plan.interleaved)
+    return plan.rotate(plan, X, plan.of_samples(places))
 
 
 def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:

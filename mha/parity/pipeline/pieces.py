@@ -48,16 +48,31 @@ def norm(plan: Any, role: str, X: Array) -> Array:
     """Norm the heads of queries or keys (B, H, T, d)."""
     X, dtype = widen(X), X.dtype
     if plan.norm == "layer":
-        X = X - X.mean(-1, keepdims=True)
-    roots = np.sqrt((X * X).mean(-1, keepdims=True) + plan.eps)  # (B, H, T, 1)
+        X = X - X.mean(plan.norm_axes, keepdims=True)
+    roots = plan.root((X * X).mean(plan.norm_axes, keepdims=True), plan.eps)  # (B, H or 1, T, 1)
     return (X / roots * widen(plan.weights[f"{role}_norm.scale"])).astype(dtype)
 
 
-def rotate(X: Array, places: Array, frequencies: Array, interleaved: bool) -> Array:
-    """Turn the pairs of components of X (B, H, T, d) by positions (B or 1, T) times frequencies (n,)."""
+def root(squares: Array, eps: float) -> Array:
+    """Return the root by which a norm divides."""
+    return np.sqrt(squares + eps)
+
+
+def rotate(plan: Any, X: Array, places: Array) -> Array:
+    """Turn heads (B, H, T, d) by positions (B or 1, T)."""
+    return turn(X, places, plan.frequencies, plan.interleaved, plan.table)
+
+
+def turn(
+    X: Array, places: Array, frequencies: Array, interleaved: bool, table: Callable[[Array], Array] = as_it_is
+) -> Array:
+    """Turn the pairs of components of X (B, H, T, d) by positions (B or 1, T) times frequencies (n,).
+
+    table: applied to cosines and sines.
+    """
     n, wide = len(frequencies), widen(X)
     angles = (places[..., None] * frequencies)[:, None]  # (B or 1, 1, T, n)
-    cos, sin = np.cos(angles).astype(wide.dtype), np.sin(angles).astype(wide.dtype)
+    cos, sin = (table(of_angles(angles).astype(wide.dtype)) for of_angles in (np.cos, np.sin))
     first, second = (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if interleaved else (slice(n), slice(n, 2 * n))
     a, b, turned = wide[..., first], wide[..., second], wide.copy()
     turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
@@ -66,8 +81,8 @@ def rotate(X: Array, places: Array, frequencies: Array, interleaved: bool) -> Ar
 
 def softmax(plan: Any, scores: Array, visible: Array) -> Array:
     """Return the softmax over the visible keys; a row without keys is 0."""
-    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)
-    shares = normalized(np.where(visible, scores, hidden), -1)
+    hidden = np.where(visible.any(plan.axis, keepdims=True), -np.inf, 0).astype(scores.dtype)
+    shares = normalized(np.where(visible, scores, hidden), plan.axis)
     return np.where(visible, shares, 0).astype(scores.dtype)
 
 
@@ -86,22 +101,28 @@ def scores(plan: Any, q: Array, k: Array) -> Array:
     return widen(plan.product(np.tanh(sums), w_v)[..., 0])
 
 
+def cap(plan: Any, X: Array) -> Array:
+    """Cap scores."""
+    return plan.softcap * np.tanh(X / plan.softcap)
+
+
 def bend(plan: Any, X: Array) -> Steps:
     """Cap the scores (B, H, Q, K) and add the bias."""
     steps = {}
     if plan.softcap is not None:
-        steps["capped"] = X = plan.softcap * np.tanh(X / plan.softcap)
+        steps["capped"] = X = plan.cap(plan, X)
     if plan.score_bias is not None:
         steps["biased"] = X = X + widen(plan.of_pairs(plan.score_bias))
     return steps
 
 
-def within(plan: Any, left: int | None, right: int | None) -> Array:
-    """Whether keys are at most so many positions before and after the query; None = any number."""
+def within(plan: Any) -> Array:
+    """Whether keys are in the window: at most so many positions before and after the query; None = any number."""
+    (left, right), places = plan.window, plan.query_places(plan.window_offsets)
     seen = np.ones((1, 1, 1, 1), bool)
     if left is not None:
-        seen = seen & (plan.key_places >= plan.query_places - left)
-    return seen if right is None else seen & (plan.key_places <= plan.query_places + right)
+        seen = seen & (plan.key_places >= places - left)
+    return seen if right is None else seen & (plan.key_places <= places + right)
 
 
 # The conditions for a key to be seen: each returns booleans that broadcast against (B, H, Q, K).
@@ -109,6 +130,6 @@ CONDITIONS: dict[str, Callable[[Any], Array]] = {
     "lengths": lambda plan: plan.key_places < plan.lengths,
     "mask": lambda plan: plan.mask,
     "bias": lambda plan: plan.score_bias != -np.inf,
-    "order": lambda plan: plan.key_places <= plan.query_places,
-    "window": lambda plan: within(plan, *plan.config.window or (None, None)),
+    "order": lambda plan: plan.key_places <= plan.query_places(plan.order_offsets),
+    "window": within,
 }

@@ -14,7 +14,10 @@ from mha.parity.pipeline.pieces import (
     Steps,
     as_it_is,
     bend,
+    cap,
     merge,
+    root,
+    rotate,
     scores,
     share,
     softmax,
@@ -24,6 +27,8 @@ from mha.parity.pipeline.pieces import (
 from mha.parity.same.problem import Problem
 
 REMEMBERED = 2**28  # bytes of products, about
+# Fields of a plan that say which query sees which key, and nothing else.
+OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offsets"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +36,14 @@ class Plan:
     """All that a call is computed from; a mistake is a function from one plan to another.
 
     queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates
-    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query; samples: those to compute; rows: the
-    queries to compute, from the scores on; a mistake that needs all of them sets it to all; hiding: the conditions for
-    a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to
-    those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
-    have one. split, merge, share, scores, bend, softmax: the functions of these names above; after: applied to the
+    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query, for the rotation; order_offsets and
+    window_offsets: the same for the causal order and the window; base: of the rotation; samples: those to compute;
+    rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; hiding: the
+    conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right
+    positions to those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
+    have one; norm_axes: of (B, H, T, d), those over which its means are taken. split, merge, share, share_values, root,
+    rotate, scores, cap, bend, softmax: the functions of these names among the pieces; axis: of (B, H, Q, K), that of
+    the softmax; table: applied to cosines and sines; cached: to keys and values before they are shared; after: to the
     weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
     product; rounded: applied to every result; products: those of inputs and kernels that were computed already, of
     this plan and of those that are made from it.
@@ -51,11 +59,15 @@ class Plan:
     score_bias: Any
     gates: Any
     offsets: Array
+    order_offsets: Array
+    window_offsets: Array
+    window: Any
     scale: float
     softcap: float | None
     norm: str | None
     eps: float
     frequencies: Any
+    base: float
     interleaved: bool
     heads: int
     groups: int
@@ -65,12 +77,20 @@ class Plan:
     rotary_offsets: Any = None
     norm_first: bool = True
     normed: tuple[str, ...] = ("q", "k")
+    norm_axes: tuple[int, ...] = (3,)
+    root: Callable[[Array, float], Array] = root
+    rotate: Callable[..., Array] = rotate
+    table: Callable[[Array], Array] = as_it_is
     split: Callable[[Array, int], Array] = split
     merge: Callable[[Array], Array] = merge
     share: Callable[[Array, int], Array] = share
+    share_values: Callable[[Array, int], Array] = share
+    cached: Callable[[Array], Array] = as_it_is
     scores: Callable[..., Array] = scores
+    cap: Callable[..., Array] = cap
     bend: Callable[..., Steps] = bend
     softmax: Callable[..., Array] = softmax
+    axis: int = 3
     after: Callable[[Array], Array] = as_it_is
     blanked: bool = True
     into_product: Callable[[Array], Array] = as_it_is
@@ -82,10 +102,9 @@ class Plan:
         """Positions of keys, (1, 1, 1, K)."""
         return np.arange(self.keys.shape[1])[None, None, None]
 
-    @property
-    def query_places(self) -> Array:
-        """Positions of queries, (B or 1, 1, Q, 1)."""
-        return (self.offsets + np.arange(self.queries.shape[1]))[:, None, :, None]
+    def query_places(self, offsets: Array) -> Array:
+        """Positions of queries, (B or 1, 1, Q, 1), from these of the first on."""
+        return (offsets + np.arange(self.queries.shape[1]))[:, None, :, None]
 
     def of_samples(self, X: Array) -> Array:
         """Take the samples to compute from an array (B or 1, ...)."""
@@ -125,8 +144,12 @@ class Plan:
         seen = np.ones((1, 1, 1, 1), bool)
         for condition in self.hiding.values():
             seen = seen & condition(self)
+        return self.all_pairs(seen)
+
+    def all_pairs(self, X: Array) -> Array:
+        """Broadcast to (B, H, Q, K), in the samples and queries to compute."""
         full = len(self.queries), self.heads, self.queries.shape[1], self.keys.shape[1]
-        return self.of_pairs(np.broadcast_to(seen, full))
+        return self.of_pairs(np.broadcast_to(X, full))
 
 
 def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None)) -> Plan:
@@ -142,6 +165,7 @@ def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slic
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
         softcap=config.softcap, norm=config.qk_norm, eps=config.qk_norm_eps,
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
+        base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
         **of_hiding(problem.call),
@@ -156,7 +180,8 @@ def of_hiding(call: Call) -> dict[str, Any]:
         "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
     }  # fmt: skip
     hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
-    return {"lengths": lengths, "mask": mask, "offsets": np.asarray(call.offset).reshape(-1, 1), "hiding": hiding}
+    offsets = dict.fromkeys(("offsets", "order_offsets", "window_offsets"), np.asarray(call.offset).reshape(-1, 1))
+    return {"lengths": lengths, "mask": mask, "window": call.window, "hiding": hiding} | offsets
 
 
 def same(one: Plan, other: Plan) -> bool:

@@ -20,6 +20,9 @@ Array = np.ndarray
 Inputs = Literal["queries", "keys", "values"]
 TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
 FAR = 269  # tokens with positions that half precision rounds
+MANY = 523  # tokens of more than one block of keys, and beyond the end of a short table of angles
+TWICE = 1031  # keys of more than two blocks
+TABLE = 8200  # positions beyond the end of a long one
 SMALL = 5  # the largest bound of a window in a probe: what shows beyond it shows beyond a larger one, too
 MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
 QUIET = 1e-3  # of every third token, so that an epsilon matters
@@ -28,8 +31,9 @@ QUIET = 1e-3  # of every third token, so that an epsilon matters
 def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Inputs, Any]:
     """Make queries, keys and values that show each mistake that shows in a plain call of a layer.
 
-    They are longer than its window and long enough for its rotation, as far as a gigabyte reaches; some rows are so
-    small that an epsilon matters. Weights are the layer's: norms whose scales are all 1 and biases of 0 hide mistakes.
+    They are longer than its window, than blocks of keys and than a table of 512 angles, as far as a gigabyte reaches.
+    Some rows are so small that an epsilon matters. Weights are the layer's: norms whose scales are all 1 and biases of
+    0 hide mistakes.
 
     Args:
         attention: the layer.
@@ -46,7 +50,7 @@ def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Input
     config = attention.config
     if one_input and len({*widths(config)}) > 1:
         raise ValueError(f"one_input is True, expected False: queries, keys and values have widths {widths(config)}")
-    T = long_enough(config, FAR) or 7
+    T = max(long_enough(config, FAR), *(T for T in (7, FAR, MANY) if memory(config, T) <= MEMORY))
     B = 2 if memory(config, 2**0.5 * T) <= MEMORY else 1
     made = drawn(config, B, T, T if one_input else T + 4, one_input)[: 1 if one_input else 3]
     module = dispatch.load(attention.backend)
@@ -189,9 +193,30 @@ def nan_in_padding(asked: Problem) -> Problem | None:
 
 def further(asked: Problem) -> Problem | None:
     """The same call with queries that begin later, if anything goes by positions."""
-    if not (asked.call.causal or asked.config.window or asked.config.rotary):
+    if not goes_by_positions(asked):
         return None
     return asked_with(asked, {"offset": asked.call.arguments()["offset"] + np.int64(3)})
+
+
+def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
+    """A call of few queries and keys of more than two blocks; later: of queries where the third of these begins."""
+    made = longer(7, TWICE - 7, asked)
+    if not later:
+        return made
+    return asked_with(made, {"offset": TWICE - 11}) if goes_by_positions(asked) else None
+
+
+def beyond_table(asked: Problem) -> Problem | None:
+    """The same call with queries that begin as late as a long table of angles ends, or as their window reaches."""
+    if not asked.config.rotary:
+        return None
+    left = (asked.config.window or (None, None))[0]
+    return asked_with(asked, {"offset": TABLE if left is None else min(left, TABLE)})
+
+
+def goes_by_positions(asked: Problem) -> bool:
+    """Whether anything in a call goes by positions."""
+    return bool(asked.call.causal or asked.config.window or asked.config.rotary)
 
 
 def longer(T: int, more: int, asked: Problem) -> Problem:
@@ -241,6 +266,10 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("more keys than queries", partial(longer, 7, 4))
     for T in (TURNED, FAR):
         yield Probe(f"{T} tokens", partial(longer, T, 0))
+    yield Probe(f"{TWICE} keys", partial(beyond_blocks, False))
+    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", partial(beyond_blocks, True))
+    bound = min((X for X in (config.window or (None,))[:1] if X is not None), default=TABLE)
+    yield Probe(f"an offset of {min(bound, TABLE)}", beyond_table, "table")
     for size in (30.0, 1000.0):
         yield Probe(f"numbers {size:g} times as large", partial(other_numbers, size, True))
     yield Probe("all of this at once, in float64", all_together)
