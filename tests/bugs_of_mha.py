@@ -331,7 +331,8 @@ GROUPS = {
         "one mistake in gradients hides another": (r"\*\*before, \*\*both", "**both"),
         "no pairs of mistakes in gradients": (r" or self\.among\(list\(pairs\)\)", ""),
         "any p of dropout": (r"with_dropout\(1 - 1 / factor\)", "with_dropout(0.3)"),
-        "some of the gradients tell": (r"ratio = max\(ratio, (fraction\(far\[name\], limit\))\)", r"ratio = \1"),
+        "some of the gradients tell": (
+            r"ratio = max\(ratio, (fraction\(error\(X, wide\[name\]\), limit\))\)", r"ratio = \1"),
         "rightness before gradients is not asked": (r'"" if output else', '"" if True else'),
     }),
     "the catalogue": ("mha/parity/mistakes mha/parity/pipeline", "catalogue_by_hand", {

@@ -7,6 +7,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
+from mha.tables import counted
+
 SECONDS = 7.0  # of a search, about
 QUIET = 2.0  # seconds before progress is shown
 Thing = TypeVar("Thing")
@@ -41,3 +43,10 @@ class Effort:
         finally:
             if shown:
                 bar.stop()
+
+
+def untried(singles: int, pairs: int) -> str:
+    """Say how many forms and pairs of mistakes were not tried, since there was no time; "" if all were."""
+    counts = [counted(number, thing) for number, thing in ((singles, "form"), (pairs, "pair")) if number]
+    verb = "was" if singles + pairs == 1 else "were"
+    return f"{' and '.join(counts)} of mistakes {verb} not tried, there was no time" if counts else ""

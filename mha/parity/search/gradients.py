@@ -13,9 +13,8 @@ from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import bound, error, fraction, gradient_scale, largest
-from mha.parity.search.effort import Effort
+from mha.parity.search.effort import Effort, untried
 from mha.parity.search.verdicts import REFUTED, Verdict, apart, floor
-from mha.tables import counted
 
 
 class Form(NamedTuple):
@@ -38,7 +37,7 @@ class Gradients:
         self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
         self.right = {name: problem.expected(name) for name in theirs}
         self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
-        self.tried = self.untried = 0
+        self.tried, self.untried = 0, {1: 0, 2: 0}
 
     def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
         """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
@@ -67,12 +66,14 @@ class Gradients:
     def among(self, states: list[tuple[Form, ...]]) -> list[tuple[tuple[Form, ...], Verdict]]:
         """Judge these sets of mistakes, as far as the time reaches, and return those that give their gradients."""
         found = []
-        self.untried = len(states)
+        left = len(states)
         for state in self.effort.within(states):
-            self.untried -= 1
+            left -= 1
             self.tried += 1
             if (verdict := self.judged(state)).same:
                 found.append((state, verdict))
+        if states:
+            self.untried[len(states[0])] = left
         return found
 
     def computed(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
@@ -85,12 +86,12 @@ class Gradients:
     def judged(self, state: tuple[Form, ...]) -> Verdict:
         """Judge how far their gradients are from those with these mistakes."""
         none = Verdict(np.inf, np.inf, np.inf, 0)
-        if (wide := self.computed(self.oracle, state)) is None:
-            return none
-        far = {name: error(X, wide[name]) for name, X in self.theirs.items()}
-        if any(far[name] > REFUTED * max(self.right[name].limit, 0.01 * self.far(name)) for name in far):
-            return none
         if (narrow := self.computed(self.base, state)) is None:
+            return none
+        for name, X in self.theirs.items():  # what is far in the layer's dtype need not be computed in float64
+            if error(X, narrow[name]) > REFUTED * max(self.right[name].limit, 0.01 * self.far(name)):
+                return none
+        if (wide := self.computed(self.oracle, state)) is None:
             return none
         dtype = self.problem.config.dtype
         everything = self.problem.oracle_gradients | {name.removeprefix(GRADIENT): X for name, X in wide.items()}
@@ -100,7 +101,7 @@ class Gradients:
             parts = [everything[one] for one in OF_INPUTS]
             scale = max(map(largest, parts)) if short == INPUTS else gradient_scale(short, everything)
             limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale)
-            ratio = max(ratio, fraction(far[name], limit))
+            ratio = max(ratio, fraction(error(X, wide[name]), limit))
             if name in self.wrong:
                 left = max(left, fraction(apart(there, wide[name]), apart(there, self.right[name].X)))
             if "16" in dtype:
@@ -114,7 +115,7 @@ class Gradients:
     @property
     def missed(self) -> str:
         """What was not tried, since there was no time, in words; "" if everything was."""
-        return f"{counted(self.untried, 'set')} of mistakes not tried, there was no time" if self.untried else ""
+        return untried(self.untried[1], self.untried[2])
 
 
 def shaped(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:

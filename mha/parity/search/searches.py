@@ -6,11 +6,10 @@ from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
-from mha.parity.search.effort import Effort
+from mha.parity.search.effort import Effort, untried
 from mha.parity.search.focus import Focus, telling, worst_first
 from mha.parity.search.search import CONFIRMED, Search
 from mha.parity.search.verdicts import Judge, Verdict
-from mha.tables import counted
 
 SAMPLES, ROUNDS = 3, 6  # of searches, at most
 
@@ -91,7 +90,4 @@ class Searches:
     @property
     def missed(self) -> str:
         """What was not tried, since there was no time, in words; "" if everything was tried."""
-        singles, pairs = self.last.unlooked + self.last.untried[1], self.last.untried[2]
-        counts = [counted(singles, "form")] * (singles > 0) + [counted(pairs, "pair")] * (pairs > 0)
-        verb = "was" if singles + pairs == 1 else "were"
-        return f"{' and '.join(counts)} of mistakes {verb} not tried, there was no time" if counts else ""
+        return untried(self.last.unlooked + self.last.untried[1], self.last.untried[2])
