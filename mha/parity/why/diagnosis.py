@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mha.parity.described import calls
+from mha.parity.described.around import more_than_attention
 from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.catalogue import CATALOGUE
 from mha.parity.mistakes.mistake import Mistake, forms_of
@@ -52,6 +53,9 @@ def explained(
             return of_gradients(problem, gradients, first, bool(steps))
         return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
     fits = len(theirs) == len(rows)
+    if fits and (more := more_than_attention(problem, theirs)):
+        note = f"why: it is more than attention: {more}; give the output before that"
+        return Diagnosis((), note, 0, more=more)
     if not call_is_sure and fits and (other := calls.likely_calls(problem, theirs, SURE)):
         return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
     far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))

@@ -37,18 +37,20 @@ class Diagnosis:
     """Why theirs differs: explanations, best first; several if the given arrays fit them all.
 
     note: further words, in a line; tried: how many mistakes and combinations were tried; call: if the described call is
-    not the one that was made, the arguments as they should have been, by name, {} = it is.
+    not the one that was made, the arguments as they should have been, by name, {} = it is; more: what comes after
+    attention in their output, in words, "" = nothing that was recognised.
     """
 
     explanations: tuple[Explanation, ...]
     note: str
     tried: int
     call: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    more: str = ""
 
     @property
     def known(self) -> bool:
-        """Whether an explanation is sure, or another call is one."""
-        return bool(self.call) or any(one.sure for one in self.explanations)
+        """Whether an explanation is sure, or it is another call or more than attention."""
+        return bool(self.call or self.more) or any(one.sure for one in self.explanations)
 
     @property
     def mistakes(self) -> tuple[str, ...]:
