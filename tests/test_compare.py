@@ -160,7 +160,7 @@ def test_gradients_by_either_name_and_with_axes_of_heads(layer, inputs):
     assert report.first.note == "theirs is the transpose of ours"
     report = parity.compare(layer, {"queries": 2 * gradients["queries"]}, *inputs, LENGTHS)
     assert (report.first.name, report.first.note) == ("gradient.queries", "theirs is 2 times ours")
-    assert "of gradients no known mistake is tried" in str(report)
+    assert "the scale is forgotten in gradients" in str(report)
     wrong = kernel.copy()
     wrong[:, 4:8] = 0  # those of head 1
     place = parity.compare(layer, {"W_q.kernel": wrong}, *inputs, LENGTHS).first.place
