@@ -245,6 +245,7 @@ GROUPS = {
         "padding must fit": (r"rows, dtype = asked\.counted_rows,", "rows, dtype = asked.counted_rows | True,"),
         "steps before may differ": (r'if different != \["output"\]:', 'if "output" not in different:'),
         "two rows are enough": ("ROWS = 5", "ROWS = 2"),
+        "NaN is a norm": (r"if not np\.isfinite\(there\)\.all\(\):  # NaN has", "if False:  # NaN has"),
         "a norm has no shift": (r"if shifted else np\.zeros", "if False else np.zeros"),
         "a norm has no scale": (r"scale = \(X \* .*", "scale = np.ones(X.shape[1])"),
         "the mean stays in": (r" if centred else X", " if False else X"),

@@ -77,6 +77,7 @@ def test_other_errors_are_no_norm_and_no_residual(layer):
     nearly = layer_norm(output + X) * (1 + 1e-3 * noise)
     for theirs in (output + noise, output + X + 1e-3 * noise, nearly, output + X[::-1]):
         assert parity.diagnose(layer, theirs.astype("float32"), *INPUTS).more == ""
+    assert parity.diagnose(layer, np.full_like(output, np.nan), *INPUTS).more == ""
     wrong = layer.trace(*INPUTS)
     wrong["weights"] = wrong["weights"] + 1
     assert parity.diagnose(layer, wrong | {"output": output + X}, *INPUTS).more == ""

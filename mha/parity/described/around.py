@@ -41,6 +41,8 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
     rows, dtype = asked.counted_rows, asked.config.dtype
     output, plain = (X["output"][rows] for X in (asked.oracle, asked.base))  # (rows, features)
     queries, there = asked.queries[rows], theirs["output"][rows].astype(np.float64)
+    if not np.isfinite(there).all():  # NaN has every norm
+        return ""
     nothing = (np.zeros_like(output), np.zeros_like(plain))
     places = [Place("of the output", (output, plain), nothing)]
     if queries.shape == output.shape:
