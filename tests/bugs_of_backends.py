@@ -202,6 +202,10 @@ GROUPS = {
         "gradients of biases are summed in half precision": {"numpy": (r"widen\(by_output\)\.sum\(axes\)",
             "by_output.sum(axes)")},
     }),
+    "checks": ("checks", {
+        "as many samples as keys hide none": {"torch mxnet": (r"bounds\[0\] == keys\.shape\[1\]",
+            "bounds[0] == keys.shape[0]")},
+    }),
     "what pulls gradients back": ("vjp", {
         "the output of a call that was pulled back has a history": {"torch": (r"return output\.detach\(\), pull_back",
             "return output, pull_back")},

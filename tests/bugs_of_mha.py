@@ -389,6 +389,7 @@ GROUPS = {
         "a reason is sure nearer to the right answer": (r"SURE, LITTLE = 4\.0", "SURE, LITTLE = 2.0"),
         "a reason is sure that leaves more": (r"LITTLE = 4\.0, 0\.1", "LITTLE = 4.0, 0.2"),
         "an imitation of rounding may leave more": (r"LEFT = 0\.6 ", "LEFT = 0.7 "),
+        "dropout is looked for without an output": ("if output is None or kernel", "if kernel"),
         "numbers that are not finite leave nothing": (r"np\.isfinite\(far\)\.all\(\) and np\.isfinite\(same\)\.all\(\)",
             "np.isfinite(far).all()"),
         "few numbers prove a rounding": ("ENOUGH = 24", "ENOUGH = 23"),

@@ -1,7 +1,10 @@
 """Checks of a call's arguments, where a short cut is taken: many lengths, and one array three times."""
 
+import formula
 import numpy as np
 import pytest
+from calls import own
+from layers import agrees
 
 import mha
 from mha import checks, parity
@@ -79,3 +82,14 @@ def test_a_weight_has_no_more_numbers_than_memory_can_hold():
     assert shapes(Config(**sizes, key_dim=2**30 - 1))["W_q.kernel"] == (2**30, 2**30 - 1)  # 2**63 bytes of float64
     with pytest.raises(ValueError, match=r"^W_q.kernel would have shape .1073741824, 1073741824., too many numbers"):
         shapes(Config(**sizes, key_dim=2**30))
+
+
+@pytest.mark.parametrize("lengths", [[2, 4], [6, 7], [7, 7], [1, 7], [0, 2]])
+def test_a_call_of_a_known_kind_hides_by_its_own_lengths(backend, lengths):
+    """Two samples: lengths of 2 hide keys nevertheless."""
+    attention, rng = mha.MultiHeadAttention(6, 3, dtype="float64", seed=0, backend=backend), np.random.default_rng(0)
+    inputs = [rng.normal(size=(2, T, 6)) for T in (5, 7, 7)]
+    arrays = [own(backend, X) for X in inputs]
+    attention(*arrays, own(backend, np.array([3, 5])))
+    output = attention(*arrays, own(backend, np.array(lengths)))
+    assert agrees(mha.to_numpy(output), formula.attend(attention.config, attention.weights, *inputs, lengths))

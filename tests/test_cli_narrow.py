@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import narrow, run
+from rich.rule import Rule
 from stored import stored
 
 import mha
 from mha import dispatch, parity
 from mha.bench.run import Report, Row
 from mha.cli import bench
+from mha.tables import text
 
 PREFIX = "model.text_encoder.layers.0.attention."
 COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert"]
@@ -104,3 +106,7 @@ def test_convert(monkeypatch, checkpoint, tmp_path):
 @pytest.mark.parametrize("arguments", [["--from", "brt"], ["--prefix", "model"], [], ["--num-heads", "7"]])
 def test_errors(monkeypatch, checkpoint, tmp_path, arguments):
     keeps_words(monkeypatch, "convert", checkpoint, str(tmp_path / "out"), *arguments, code=2)
+
+
+def test_a_report_in_a_pipe_has_100_columns():
+    assert text(Rule(characters="-")) == "-" * 100

@@ -95,6 +95,14 @@ def test_dropout_is_looked_for_far_from_the_right_answer(far, known):
     assert [one.mistakes for one in found] == [("dropout left on",)] * known
 
 
+def test_steps_before_the_pooling_show_no_dropout():
+    layer, asked = small()
+    noise = np.random.default_rng(2).normal(size=(1, 4, 5, 5)).astype("float32")
+    found = parity.diagnose(layer, {"scores": noise}, asked.queries, asked.keys, asked.values)
+    assert not found.known
+    assert found.note.startswith("why: unknown, none of ")
+
+
 @pytest.mark.parametrize(("Q", "small_ones"), [(10, True), (7, False)])
 def test_rounding_explains_errors_of_a_fifth_of_the_largest_number(Q, small_ones):
     layer, asked = small(Q, D=3, H=1)
