@@ -46,7 +46,8 @@ def compare(
         attention: the layer, on any backend, whose weights the other implementation should have.
         theirs: its output (B, Q, D), or the pair (output, weights), where weights may be None; or a mapping of any of:
             the steps of `attention.trace` by their names; gradients as `attention.gradients` names them, or as
-            "gradient.queries", "gradient.W_q.kernel", kernels (in, out).
+            "gradient.queries", "gradient.W_q.kernel", kernels (in, out); that of one array which is queries, keys and
+            values is "gradient.inputs", the sum of the three.
             Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
             (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K).
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
@@ -90,8 +91,8 @@ def diagnose(
     """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
 
     The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients
-    tell the reason if they alone differ. The `Diagnosis` prints as text, and says so if no known mistake gives the
-    numbers.
+    tell the reason if they alone differ. Where another call explains the numbers, or a residual or a norm after
+    attention, the `Diagnosis` has that in place of a mistake. It prints as text, also if nothing gives the numbers.
     """
     more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
     return compare(attention, theirs, queries, keys, values, valid_lens, **more, **call).diagnosis
