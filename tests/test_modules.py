@@ -129,8 +129,11 @@ def test_what_a_module_contradicts_or_cannot_say_is_refused(rng):
         assert text in str(raised.value)
     with pytest.raises(ValueError, match=r"no attention layer of a known scheme is there; .* the arrays are table"):
         mha.from_native(Module({"table": np.ones((2, 3))}, Config(model_type="bert")))
-    with pytest.raises(TypeError, match=r"source is a .*Module, expected named arrays"):
-        mha.from_native(Module(arrays))
+    other = Module(arrays, Config(**config))
+    other.modules = [module]  # of something else, which has the name alone
+    for source in (Module(arrays), other):
+        with pytest.raises(TypeError, match=r"source is a .*Module, expected named arrays"):
+            mha.from_native(source)
 
 
 # 2. Options that `mha` reads

@@ -20,7 +20,7 @@ _WITHOUT_OUTPUT = {"query.weight", "key.weight", "value.weight"}
 
 def config_of(source: Any) -> Any | None:
     """The config of a module, or of the first of its parts that has one; None if it is no module of transformers."""
-    if isinstance(source, type) or not (hasattr(source, "state_dict") and hasattr(source, "modules")):
+    if isinstance(source, type) or not all(callable(getattr(source, name, None)) for name in ("state_dict", "modules")):
         return None
     found = (getattr(part, "config", None) for part in source.modules())
     return next((config for config in found if hasattr(config, "to_json_string")), None)
