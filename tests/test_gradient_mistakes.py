@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from written_ports.gradients import Backward, KeysDetached, ValuesDetached
 
 import mha
 from mha import parity
@@ -291,3 +292,59 @@ def test_what_was_not_tried_in_gradients_is_counted(monkeypatch):
         r"none of 0 tries .*; (\d+) forms and (\d+) pairs of mistakes were not tried, there was no time", note
     )
     assert sum(map(int, match.groups())) == diagnosis.tried
+
+
+# By hand in NumPy
+
+
+class Transposed(Backward):
+    def of_kernel(self, X, by_result):
+        return super().of_kernel(X, by_result).T
+
+
+class Divided(Transposed):
+    def of_kernel(self, X, by_result):
+        return super().of_kernel(X, by_result) / np.float32(len(X))
+
+
+class BothDetached(KeysDetached, ValuesDetached):
+    pass
+
+
+class Dropped(Backward):
+    def of_weights(self, by_weights):
+        return by_weights / np.float32(0.8)
+
+
+def by_hand(port):
+    """What a port by hand returns, and a function that compares it."""
+    layer = mha.MultiHeadAttention(24, 4, bias=True, seed=0, backend="numpy")
+    inputs = [np.random.default_rng(at).normal(size=(3, 7, 24)).astype("float32") for at in range(3)]
+    found = port(layer)(*inputs, LENGTHS)
+    return found, lambda theirs: parity.compare(layer, theirs, *inputs, LENGTHS)
+
+
+@pytest.mark.parametrize(("port", "mistakes"), [
+    (Divided, {"gradients of kernels are transposed", "gradients of weights are means"}),
+    (BothDetached, {"keys are detached", "values are detached"}),
+])  # fmt: skip
+def test_two_mistakes_are_named_at_one_place_and_at_two(port, mistakes):
+    found, compared = by_hand(port)
+    assert mistakes in [{*names} for names in compared(found).diagnosis.alternatives]
+
+
+def test_p_of_dropout_is_found():
+    found, compared = by_hand(Dropped)
+    (one,) = compared(found).diagnosis.explanations
+    assert (one.mistakes, one.how) == (("dropout's scale in gradients alone",), ("of attention weights, p 0.2",))
+
+
+@pytest.mark.parametrize("name", ["W_q.kernel", "W_o.bias"])
+def test_every_gradient_has_to_fit(name):
+    found, compared = by_hand(Transposed)
+    report = compared(found)
+    assert report.diagnosis.mistakes == ("gradients of kernels are transposed",)
+    bounds = {row.name: row.bound for row in report.rows}
+    found[name] = found[name].copy()
+    found[name].flat[5] += 3 * bounds[f"gradient.{name}"]
+    assert compared(found).diagnosis.mistakes == ()
