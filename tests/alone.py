@@ -52,7 +52,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "training": (True, False),
     "return_weights": (False,),  # every case is called with True too
 }
-# Two that hide at once, of which a quick path may take one for all.
+# Two at once, of which a quick path may take one for all.
 TOGETHER: tuple[dict[str, Any], ...] = (
     {"causal": True, "valid_lens": [K, 3, 5]},
     {"causal": True, "mask": (B, 1, 1, K)},
@@ -62,6 +62,7 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     {"valid_lens": [K, 3, 5], "score_bias": (B, 1, 1, K)},
     {"valid_lens": [K, 3, 5], "window": (1, None)},
     {"mask": (B, 1, 1, K), "score_bias": (1, H, 1, K)},
+    {"bias": True, "valid_lens": [0, 9, 2]},  # what nobody sees is projected to the bias
 )
 # What makes an option count that alone says nothing.
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {

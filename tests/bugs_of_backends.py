@@ -89,7 +89,7 @@ GROUPS = {
                 "return queries"),
         },
         "unseen values keep what they hold": {"mxnet": (r"zeroed\(values, seen\), call", "values, call")},
-        "a query before the first key counts as seeing": {"all": (r"call\.offset \+ right < 0",
+        "a query before the first key counts as seeing": {"numpy torch mxnet": (r"call\.offset \+ right < 0",
             "call.offset + right < -1")},
         "heads that are to be turned keep four axes": {"tensorflow": (r"turned = config\.qk_norm or config\.rotary or",
             "turned =")},
@@ -111,18 +111,18 @@ GROUPS = {
             "- 2 - left < num_keys")},
         "the first key of a late window is one beyond all": {"torch": (r"smaller\(lowest - left, num_keys - 1\)",
             "smaller(lowest - left, num_keys)")},
-        "the highest offset counts where the lowest does": {"all": (r"larger\(0, smaller\(lowest - left",
+        "the highest offset counts where the lowest does": {"numpy torch mxnet": (r"larger\(0, smaller\(lowest - left",
             "larger(0, smaller(highest - left")},
-        "the lowest offset counts where the highest does": {"all": (r"smaller\(highest \+ num_queries",
+        "the lowest offset counts where the highest does": {"numpy torch mxnet": (r"smaller\(highest \+ num_queries",
             "smaller(lowest + num_queries")},
         "a window to the right ends one key early": {"numpy torch mxnet": (
             r"num_keys - right\) \+ right\n", "num_keys - right) + right - 1\n")},
-        "keys between those that are seen are blank": {"all": (
+        "keys between those that are seen are blank": {"numpy torch mxnet": (
             r"if call\.pairs\(\) or \(per_query and left is not None\)", "if call.pairs()",
             r"lengths\.ndim == 2 and reach\(call\)\[0\] is not None", "False")},
-        "a length of the last query for all of its sample": {"all": (r"of\.maximum\(each_query, left\) - left",
-            "of.maximum(each_query, left) - left + 1")},
-        "where queries see no key by a window, the first does": {"all": (r"sees = first < last  #",
+        "a length of the last query for all of its sample": {"numpy torch mxnet": (
+            r"of\.maximum\(each_query, left\) - left", "of.maximum(each_query, left) - left + 1")},
+        "where queries see no key by a window, the first does": {"numpy torch mxnet": (r"sees = first < last  #",
             "sees = first <= last  #")},
         "queries past all keys count as seeing in a compiler": {"torch": (
             r"known = all\(isinstance\(size, int\) for size in \(num_queries, num_keys\)\)\n", "known = True\n",
@@ -130,12 +130,11 @@ GROUPS = {
         "a norm squares in half precision": {
             "torch jax tensorflow": (r"        wide = widen\(X\)\n", "        wide = X\n"),
             "numpy": (r"        X = widen\(X\)\n        ", "        "),
-            "mxnet": (r"wide, scale, d = widen\(X\)", "wide, scale, d = X"),
         },
         "a window of the whole starts a key late in blocks": {"torch numpy mxnet": (
             r"yield queries, span\(call\.part\(queries=queries\)",
             "yield queries, span(call.part(queries=slice(first + 1, queries.stop))")},
-        "samples in one part have the offset of the first": {"all": (
+        "samples in one part have the offset of the first": {"numpy torch mxnet": (
             r"checks\.extremes\(offset\)", "checks.extremes(offset[:1])")},
         "an offset has the axes of samples, wherever keys were cut off": {"tensorflow": (
             r"tuple\(call\.offset\.shape\) in \(\(\), \(1, 1\)\)", "call.offset.shape[0] == 1")},
