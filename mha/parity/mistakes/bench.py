@@ -48,6 +48,11 @@ class Bench:
         plan = self.planned(state)
         return plan is not None and plan.rows != self.rows
 
+    def changes_window(self, form: Form) -> bool:
+        """Whether a mistake takes another window."""
+        plan = self.planned((form,))
+        return plan is not None and plan.window != self.plan.window
+
     def work(self, state: State) -> tuple[bool, int]:
         """Compare the work for mistakes: whether all queries are needed, and how many projections several change."""
         several = [role for role in ROLES if sum(form.mistake.touches(role) for form in state) > 1]

@@ -143,8 +143,14 @@ class Search:
 
     @functools.cached_property
     def pairs(self) -> list[State]:
-        """The pairs of mistakes that give different numbers, those first that are soon computed."""
-        pairs: list[State] = list(itertools.combinations([forms[0] for forms in self.classes], 2))
+        """The pairs of mistakes that give different numbers, those first that are soon computed.
+
+        Two that give the same numbers alone may differ behind another change of the same window.
+        """
+        first = {forms[0] for forms in self.classes}
+        pairs: list[State] = list(itertools.combinations([form for form in self.forms if form in first], 2))
+        windows = [form for form in self.forms if self.bench.changes_window(form)]
+        pairs += [pair for pair in itertools.combinations(windows, 2) if not first.issuperset(pair)]
         return sorted(pairs, key=self.bench.work)
 
     def furthest(self, states: Sequence[State], additions: Sequence[State]) -> tuple[int, list[State]]:
