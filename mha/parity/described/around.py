@@ -9,7 +9,6 @@ from mha.config import numpy_dtype
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Expected, Problem
-from mha.parity.same.rules import bound, row_bounds
 
 ROWS = 5  # so few queries would fit any norm, whose scale and shift are not known
 FITTED = 64  # queries by which scale and shift are found
@@ -67,7 +66,7 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
 
 def same(dtype: Any, there: Array, oracle: Array, base: Array) -> bool:
     """Whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
-    return Expected(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base)).ratio(there) <= 1
+    return Expected.of(dtype, oracle, base).ratio(there) <= 1
 
 
 def normed(before: tuple[Array, Array]) -> Iterator[tuple[str, Array, Array]]:

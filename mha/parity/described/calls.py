@@ -18,9 +18,9 @@ from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import OF_HIDING, of_hiding, plan_of, same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem, problem
-from mha.parity.same.rules import UNIT, fraction
+from mha.parity.same.rules import fraction
 from mha.parity.search.focus import counted
-from mha.parity.search.verdicts import NOISE, apart
+from mha.parity.search.verdicts import NOISE, apart, floor
 from mha.tables import few
 
 
@@ -172,8 +172,7 @@ def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: f
             return False
         if "16" in dtype:  # its bounds are so wide that a similar call is within them
             plain = counted(described, name, described.base[name])
-            floor = apart(plain, expected.X) + 2 * UNIT[dtype] * apart(expected.X, 0 * expected.X)
-            if fraction(apart(there, expected.X), floor) > NOISE:
+            if fraction(apart(there, expected.X), floor(dtype, expected.X, plain)) > NOISE:
                 return False
         both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing
         shown |= right.ratio(np.where(both, there, right.X)) >= clear

@@ -11,6 +11,7 @@ from mha import arrays, checks, dispatch
 from mha.call import ROWS, Call, check, inputs
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
+from mha.names import FloatName
 from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS, Sizes, matters, traced
 from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
 
@@ -26,6 +27,11 @@ class Expected(NamedTuple):
     X: np.ndarray
     limit: float
     rows: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, dtype: FloatName, oracle: np.ndarray, base: np.ndarray, by_rows: bool = True) -> "Expected":
+        """Expect an oracle; base: the plain computation in dtype; by_rows: whether the mean of each row counts."""
+        return cls(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if by_rows else None)
 
     def ratio(self, theirs: np.ndarray) -> float:
         """Their error by its bound, at most 1 if they are the same; theirs are 0 where it does not matter."""
@@ -130,18 +136,15 @@ class Problem:
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)
             if short == INPUTS:
-                parts = [self.oracle_gradients[one] for one in OF_INPUTS]
-                base = np.sum([self.base_gradients[one] for one in OF_INPUTS], 0)
-                oracle, scale = np.sum(parts, 0), max(map(largest, parts))
+                gradients = self.oracle_gradients, self.base_gradients
+                oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in gradients)
             else:
                 oracle, base = self.oracle_gradients[short], self.base_gradients[short]
-                scale = gradient_scale(short, self.oracle_gradients)
+            scale = scale_of(short, self.oracle_gradients)
             return Expected(oracle, bound(dtype, oracle, base, gradient=True, scale=scale))
         counts = self.matters(name)
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
-        return Expected(
-            oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if name == "output" else None
-        )
+        return Expected.of(dtype, oracle, base, name == "output")
 
     def gradients(self) -> list[str]:
         """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
@@ -178,6 +181,11 @@ class Problem:
         cotangent = None if self.cotangent is None else self.cotangent.astype(dtype)
         with dispatch.load("numpy").context(layer.config.dtype):
             return module.gradients(layer.layer, *self._arguments(layer), cotangent)
+
+
+def scale_of(name: str, gradients: Named) -> float:
+    """The magnitude by which the rounding of a gradient is measured, see `bound`; that of a sum: its largest part's."""
+    return max(largest(gradients[one]) for one in OF_INPUTS) if name == INPUTS else gradient_scale(name, gradients)
 
 
 def problem(

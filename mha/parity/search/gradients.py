@@ -11,8 +11,8 @@ from mha.parity.pipeline.backward import Backward, backward
 from mha.parity.pipeline.pieces import Array, Steps
 from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS
-from mha.parity.same.problem import Problem
-from mha.parity.same.rules import bound, error, fraction, gradient_scale, largest
+from mha.parity.same.problem import Problem, scale_of
+from mha.parity.same.rules import bound, error, fraction
 from mha.parity.search.effort import Effort, untried
 from mha.parity.search.verdicts import REFUTED, Verdict, apart, floor
 
@@ -98,9 +98,7 @@ class Gradients:
         ratio = left = noise = 0.0
         for name, X in self.theirs.items():
             short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
-            parts = [everything[one] for one in OF_INPUTS]
-            scale = max(map(largest, parts)) if short == INPUTS else gradient_scale(short, everything)
-            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale)
+            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale_of(short, everything))
             ratio = max(ratio, fraction(error(X, wide[name]), limit))
             if name in self.wrong:
                 left = max(left, fraction(apart(there, wide[name]), apart(there, self.right[name].X)))

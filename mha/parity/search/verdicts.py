@@ -9,8 +9,8 @@ import numpy as np
 from mha.names import FloatName
 from mha.parity.mistakes.bench import ALL, Bench, State
 from mha.parity.pipeline.pieces import Array
-from mha.parity.same.problem import Problem
-from mha.parity.same.rules import UNIT, bound, error, fraction, ratio_of, row_bounds
+from mha.parity.same.problem import Expected, Problem
+from mha.parity.same.rules import UNIT, error, fraction
 from mha.parity.search.focus import Focus, errors, of_queries
 
 LEFT = 0.25  # the share of the error that an explanation may leave
@@ -85,8 +85,7 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base
         if wide is None or narrow is None or wide.shape != there.shape:
             return Verdict(np.inf, np.inf, np.inf, 0)
         wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
-        of_rows = row_bounds(dtype, wide, narrow) if name == "output" else None
-        ratio = ratio_of(there, wide, bound(dtype, wide, narrow), of_rows)
+        ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
         if ratio > worst:
             worst, sample = ratio, int(errors(there, wide).argmax())
             far = of_queries(name, there, wide) if rows == ALL else None

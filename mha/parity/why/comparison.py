@@ -14,7 +14,7 @@ from mha.layer import MultiHeadAttention
 from mha.parity.described.shifted import unshifted
 from mha.parity.same.layouts import FROM_SOFTMAX, GRADIENT, INPUTS, OF_INPUTS, choices, kind, layout_name, layouts
 from mha.parity.same.problem import Expected, Problem, problem, with_rows
-from mha.parity.same.rules import bound, error, of_rows, row_bounds
+from mha.parity.same.rules import error, of_rows
 from mha.parity.same.theirs import checked_others, named
 from mha.parity.unseen.views import sight
 from mha.parity.why.diagnosis import explained
@@ -137,12 +137,12 @@ def ratio(
     asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # raises what is wrong
     counts = asked.matters("output")
     oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
-    limit = bound(dtype, oracle, base)
-    if limit == math.inf:
+    expected = Expected.of(dtype, oracle, base)
+    if expected.limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
     if found.shape != oracle.shape:
         return np.inf
-    return Expected(oracle, limit, row_bounds(dtype, oracle, base)).ratio(np.where(counts, found, 0))
+    return expected.ratio(np.where(counts, found, 0))
 
 
 def report_of(

@@ -17,9 +17,18 @@ from typing import BinaryIO
 import numpy as np
 
 from mha.weights.readers import foreign, hdf5
-from mha.weights.readers.source import FLOATS, Entry, Source, dtype_name, in_memory, readable, refuse_bomb, unique
+from mha.weights.readers.source import (
+    FLOATS,
+    MOST_AXES,
+    Entry,
+    Source,
+    dtype_name,
+    in_memory,
+    readable,
+    refuse_bomb,
+    unique,
+)
 
-MOST_AXES = 32  # as in NumPy 1
 KERAS = "model.weights.h5"  # in a .keras file
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

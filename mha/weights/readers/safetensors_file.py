@@ -21,10 +21,9 @@ import numpy as np
 from mha.config import numpy_dtype
 from mha.weights import json_text
 from mha.weights.readers import foreign
-from mha.weights.readers.source import FLOATS, Entry, Source, in_memory
+from mha.weights.readers.source import FLOATS, MOST_AXES, Entry, Source, in_memory
 
 LIMIT = 100_000_000  # bytes of a header, as in the safetensors package
-MOST_AXES = 32  # as in NumPy 1
 
 # NumPy's names of dtypes, by their names in a file. Arrays of other dtypes, such as new ones, may be in the file, too.
 DTYPES = {

@@ -16,6 +16,7 @@ from mha.config import numpy_dtype
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 ALL = (*FLOATS, "int64", "bool")
 
+MOST_AXES = 32  # of an array, as in NumPy 1
 LARGE = 2**28  # bytes; a smaller array may be packed as well as it can
 MOST = 100  # times as many bytes as it is packed into; random numbers hardly become fewer
 
