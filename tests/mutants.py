@@ -1,19 +1,22 @@
 """Draw mutants of `mha` and see the tests fail: `python tests/mutants.py mha/tables.py`, or `--since main`.
 
 A mutant is one small change of the code (`mutations.py`). Each is made in a copy of the checkout, where the tests that
-import the changed module run, the nearest first, up to the first that fails. What no test notices is shown; if that is
-more than one of twenty, it is an error. Mutants that change nothing a user can see are listed in `mutants_alike.py`.
+import the changed module run, the nearest first, up to the first that fails: with one backend, then with the next. What
+no test notices is shown; if that is more than one of twenty, it is an error. Mutants that change nothing a user can see
+are listed in `mutants_alike.py`.
 """
 
 import ast
 import collections
 import hashlib
 import multiprocessing
+import queue
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +32,7 @@ from rich.table import Table
 from trials import ROOT, Trial, copied, tried
 
 SHARE = 1 / 20  # of the mutants that may go unnoticed
+WORKERS = 2  # each with a copy of the checkout
 HANGS = 60  # seconds in which a single test has to end
 # Which modules import others by names that are put together.
 BY_NAME = {"mha.dispatch": "mha.backends.", "mha.weights.native": "mha.d2l."}
@@ -74,19 +78,19 @@ def importers(files: Sequence[str], pattern: str) -> dict[str, dict[str, int]]:
     return {file: near or dict.fromkeys(tests, 0) for file, near in found.items()}
 
 
-def try_in_process(sender, changed: dict[str, str], copy: Path, tests: Sequence[str]) -> None:
+def try_in_process(sender, changed: dict[str, str], copy: Path, backend: str, tests: Sequence[str]) -> None:
     """Try a change in this process, and send the `Trial`; none comes if the change ends the process."""
     options = ["--timeout", str(HANGS), "--timeout-method", "thread", *tests]
-    sender.send(tried(changed, copy, "numpy", options))
+    sender.send(tried(changed, copy, backend, options))
 
 
-def trial_of(changed: dict[str, str], copy: Path, tests: Sequence[str]) -> Trial:
+def trial_of(changed: dict[str, str], copy: Path, backend: str, tests: Sequence[str]) -> Trial:
     """Try a change in a process of its own, which may hang or end."""
     before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(OTHERS))
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=try_in_process, args=(sender, changed, copy, tests))
+    process = context.Process(target=try_in_process, args=(sender, changed, copy, backend, tests))
     process.start()
     sender.close()
     try:
@@ -99,29 +103,46 @@ def trial_of(changed: dict[str, str], copy: Path, tests: Sequence[str]) -> Trial
             (copy / name).write_text(source, encoding="utf-8")
 
 
-def survivors(planned: Sequence[Mutant], copy: Path, pattern: str) -> list[Mutant]:
-    """Try mutants in a copy of the checkout, and return those that no test notices; pattern: of files of tests."""
+def survivors(planned: Sequence[Mutant], copies: Sequence[Path], backends: Sequence[str], pattern: str) -> list[Mutant]:
+    """Try mutants in copies of the checkout, and return those that no test notices; pattern: of files of tests."""
     console = Console(stderr=True, soft_wrap=True)
     reached = importers([*dict.fromkeys(mutant.file for mutant in planned)], pattern)
     tests = sorted({test for near in reached.values() for test in near})
-    console.print(f"{len(planned)} mutants of {len(reached)} files; first, {len(tests)} files of tests without any")
-    right = trial_of({}, copy, tests)
-    if right.code != pytest.ExitCode.OK:
-        raise typer.BadParameter(f"without a mutant, the tests fail: {right.failure or right.code}")
     noticed: collections.Counter[tuple[str, str]] = collections.Counter()  # mutants of a file by a file of tests
-    found = []
-    for mutant in track(planned, "Trying", console=console):
-        file = mutant.file
-        source = mutant.planted((copy / file).read_text(encoding="utf-8"))
+    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def trial(changed: dict[str, str], backend: str, order: Sequence[str]) -> Trial:
+        copy = free.get()
+        try:
+            return trial_of(changed, copy, backend, order)
+        finally:
+            free.put(copy)
+
+    def goes_unnoticed(mutant: Mutant) -> bool:
+        file, near = mutant.file, reached[mutant.file]
+        source = mutant.planted((ROOT / mutant.file).read_text(encoding="utf-8"))
         ast.parse(source, file)
-        order = {test: (-noticed[file, test], away, right.seconds[test]) for test, away in reached[file].items()}
-        trial = trial_of({file: source}, copy, sorted(order, key=order.__getitem__))
-        if trial.code == pytest.ExitCode.OK:
-            found.append(mutant)
-            console.print(escape(f"unnoticed by {len(order)} files of tests: {file}:{mutant.line} {mutant.name}"))
-        elif trial.failure:
-            noticed[file, f"tests/{trial.failure.partition('::')[0]}"] += 1
-    return found
+        for backend, right in zip(backends, rights, strict=True):
+            order = {test: (-noticed[file, test], away, right.seconds[test]) for test, away in near.items()}
+            seen = trial({file: source}, backend, sorted(order, key=order.__getitem__))
+            if seen.failure:
+                noticed[file, f"tests/{seen.failure.partition('::')[0]}"] += 1
+            if seen.code != pytest.ExitCode.OK:
+                return False
+        console.print(escape(f"unnoticed by {len(near)} files of tests: {file}:{mutant.line} {mutant.name}"))
+        return True
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        console.print(f"{len(planned)} mutants of {len(reached)} files; first, {len(tests)} files of tests without any")
+        rights = [*pool.map(lambda backend: trial({}, backend, tests), backends)]
+        for backend, right in zip(backends, rights, strict=True):
+            if right.code != pytest.ExitCode.OK:
+                why = f"{right.failure or right.code}, with {backend}"
+                raise typer.BadParameter(f"without a mutant, the tests fail: {why}")
+        unnoticed = track(pool.map(goes_unnoticed, planned), "Trying", total=len(planned), console=console)
+        return [mutant for mutant, it in zip(planned, unnoticed, strict=True) if it]
 
 
 def main(
@@ -129,6 +150,7 @@ def main(
     since: Annotated[str, typer.Option(help="Of those, the files that changed since this commit.")] = "",
     number: Annotated[int, typer.Option(help="How many mutants to draw.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
+    backends: Annotated[str, typer.Option(help="Those to run the tests with, one after the other.")] = "numpy",
     of_tests: Annotated[
         str, typer.Option("--tests", help="Run only files of tests whose names match this regular expression.")
     ] = "",
@@ -138,7 +160,8 @@ def main(
     if not planned:
         raise typer.BadParameter(f"no mutant in {' '.join(paths or ['mha'])}; expected files of mha/ with code in them")
     with tempfile.TemporaryDirectory() as folder:
-        unnoticed = survivors(planned, copied(Path(folder) / "checkout"), of_tests)
+        copies = [copied(Path(folder) / str(worker)) for worker in range(WORKERS)]
+        unnoticed = survivors(planned, copies, backends.split(","), of_tests)
     if unnoticed:
         table = Table("file", "before", "after", title="Unnoticed")
         for mutant in sorted(unnoticed, key=lambda one: (one.file, one.start)):

@@ -195,7 +195,7 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
     missed = [mutant.planted(source) for mutant in planned[:unnoticed]]
     tried = []
 
-    def trial_of(changed, copy, tests):
+    def trial_of(changed, copy, backend, tests):
         tried.append(tests)
         fails = changed and changed["mha/tables.py"] not in missed
         return trials.Trial(pytest.ExitCode.TESTS_FAILED, "test_b.py::test") if fails else trials.Trial()
@@ -205,7 +205,7 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
     near = {"tests/test_a.py": 1, "tests/test_b.py": 2}
     monkeypatch.setattr(mutants, "importers", lambda files, pattern: dict.fromkeys(files, near))
     with pytest.raises(typer.Exit) as end:
-        mutants.main(["mha/tables.py"], number=40)
+        mutants.main(["mha/tables.py"], number=40, backends="numpy")
     assert end.value.exit_code == code
     assert tried[:2] == [["tests/test_a.py", "tests/test_b.py"]] * 2
     assert tried[-1] == ["tests/test_b.py", "tests/test_a.py"]  # which has noticed mutants of this file before
