@@ -35,7 +35,9 @@ def minilm(dtype):
     import torch
     from transformers import AutoModel, BertConfig
 
-    example = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLE.parent)  # as Python does for a script
+        example = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))
     folder = example.model_folder()
     tokens, valid, _ = example.tokenise(folder)
     model = AutoModel.from_config(BertConfig.from_json_file(folder / "config.json"), attn_implementation="eager").eval()
