@@ -233,7 +233,7 @@ def test_a_gradient_of_a_bias_or_of_gates_has_its_place_by_axes(layer, inputs, s
 def test_a_shape_that_does_not_fit_is_a_result(layer, inputs):
     steps = layer.trace(*inputs, LENGTHS)
     cases = {
-        "weights": (steps["weights"].reshape(B, H, Q, K).mean(1), "they look averaged over the heads"),
+        "weights": (steps["weights"].reshape(B, H, Q, K).mean((0, 1)), "it has shape (5, 7), expected (B*H, Q, K) = "),
         "output": (steps["output"].swapaxes(0, 1), "it looks like (Q, B, D): swap the first two axes"),
         "scores": (steps["scores"][:, :2], "it has shape (6, 2, 7), expected (B*H, Q, K) = (6, 5, 7) or (B, H, Q, K)"),
     }
@@ -244,6 +244,44 @@ def test_a_shape_that_does_not_fit_is_a_result(layer, inputs):
         assert report.first.ratio == np.inf
         assert expected in report.first.note
         assert "nothing can be tried" in str(report)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_weights_may_be_means_over_the_heads(dtype):
+    """As PyTorch's layer returns them, beside the output."""
+    layer = mha.MultiHeadAttention(D, H, dtype=dtype, seed=3, backend="numpy")
+    X = tuple(mha.normal(0, 1, (B, T, D), dtype=dtype, backend="numpy") for T in (Q, K, K))
+    output, weights = layer(*X, LENGTHS, return_weights=True)
+    means = weights.mean(1, dtype="float64").astype(dtype)  # (B, Q, K)
+    report = parity.compare(layer, (output, means), *X, LENGTHS)
+    assert report, report
+    assert [row.name for row in report.rows] == ["mean weights", "output"]
+    assert report.rows[0].note == "means over the heads were given"
+    assert report.unseen == parity.compare(layer, output, *X, LENGTHS).unseen
+    wrong = means.copy()
+    wrong[1, 2, 0] += 0.125
+    row = parity.compare(layer, (output, wrong), *X, LENGTHS).first
+    assert (row.name, row.place.index, row.place.count) == ("mean weights", (1, 2, 0), 1)
+    assert row.place.where == "samples 1 of 2; queries 2 of 5; keys 0 of 7; not in padding"
+    assert row.place.picture[3].startswith("sample 1, query 2  #")
+    assert "mean weights, 1 of 70 numbers; worst at (1, 2, 0)" in str(
+        parity.compare(layer, {"weights": wrong}, *X, LENGTHS)
+    )
+
+
+def test_beside_means_of_weights_a_mistake_and_a_call_are_found(layer, inputs):
+    def given(**call):
+        output, weights = layer(*inputs, **call, return_weights=True)
+        return output, weights.mean(1)
+
+    assert parity.compare(layer, given(causal=True), *inputs).diagnosis.call == {"causal": True}
+    scaled = mha.MultiHeadAttention(**vars(layer.config) | {"scale": 1.0}, backend="numpy")
+    scaled.weights = layer.weights
+    output, weights = scaled(*inputs, return_weights=True)
+    assert parity.compare(layer, (output, weights.mean(1)), *inputs).diagnosis.mistakes == ("no scale",)
+    seen = (np.arange(Q) != 1)[:, None] & np.ones(K, bool)
+    weights = layer(*inputs, mask=seen, return_weights=True)[1].mean(1)
+    assert parity.compare(layer, {"weights": np.where(seen, weights, np.nan)}, *inputs, mask=seen)
 
 
 def test_other_dtypes_are_said(layer, inputs):

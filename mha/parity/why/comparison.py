@@ -19,8 +19,8 @@ from mha.parity.same.theirs import checked_others, named
 from mha.parity.unseen.views import sight
 from mha.parity.why.diagnosis import explained
 from mha.parity.why.explanations import Diagnosis
-from mha.parity.why.places import hints, located, outside
-from mha.parity.why.report import Place, Report, Row
+from mha.parity.why.places import hints, located, of_means, outside
+from mha.parity.why.report import MEANS, Place, Report, Row
 from mha.tables import counted
 
 
@@ -49,7 +49,8 @@ def compare(
             "gradient.queries", "gradient.W_q.kernel", kernels (in, out); that of one array which is queries, keys and
             values is "gradient.inputs", the sum of the three.
             Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
-            (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K).
+            (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K), or weights that are means over the heads,
+            (B, Q, K).
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
             framework.
         cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
@@ -173,13 +174,18 @@ def report_of(
     rows, known = tuple(compared_rows), checked_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
-        nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
+        nothing, look = (
+            partial(explained, alone, {}, rows, known),
+            partial(sight, [(lambda: alone, [row.name for row in rows])]),
+        )
         return Report(rows, asked.config.dtype, nothing, look)
     return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
+    if name == "weights" and X.shape == (asked.sizes.B, asked.sizes.Q, asked.sizes.K) and asked.config.num_heads > 1:
+        return mean_weights(asked, X), None
     right = asked.expected(name)
     expected, limit, _ = right
     turn = turned(asked, name, X, expected.shape, layout)
@@ -221,6 +227,19 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
 
 
+def mean_weights(asked: Problem, X: np.ndarray) -> Row:
+    """Compare attention weights (B, Q, K) that are means over the heads, as PyTorch's layer returns them."""
+    right = asked.expected_means()
+    there = np.where(asked.counted_rows[..., None], X, 0).astype(np.float64)  # (B, Q, K)
+    wrong, place = outside(there, right.X, right.limit), None
+    if wrong.any():
+        distance = np.where(wrong, np.nan_to_num(np.abs(there - right.X), nan=np.inf), -1.0)
+        at = tuple(int(i) for i in np.unravel_index(distance.argmax(), distance.shape))
+        where = of_means(asked, wrong, at[0])
+        place = Place(at, float(there[at]), float(right.X[at]), int(wrong.sum()), wrong.size, *where)
+    return Row(MEANS, error(there, right.X), right.limit, place, "means over the heads were given")
+
+
 def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
     """Count the rows (of a sample, or of a head of it) that see no key and do not count, in which theirs has NaN."""
     seeing = asked.visible.any((1, 3))
@@ -251,8 +270,6 @@ def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], lay
             return f"{came}, which may be {' or '.join(fits)}; say which with layout="
     written = [f"{one}{' = ' if one else ''}{own}" for one, (own, _) in layouts(name, shape).items()]
     hint = ""
-    if name == "weights" and X.shape == (shape[0], *shape[2:]):
-        hint = "; they look averaged over the heads: ask for those of each head"
     if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
         hint = "; it looks like (Q, B, D): swap the first two axes"
     return f"{came}, expected {' or '.join(written)}{hint}"

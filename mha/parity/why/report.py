@@ -14,6 +14,8 @@ from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.pictures import LEGEND
 from mha.tables import counted, lines, number, plain_table, text
 
+MEANS = "mean weights"  # the row of attention weights that were averaged over the heads
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -37,9 +39,9 @@ class Place:
 class Row:
     """One array: how far theirs is from float64 NumPy, and how far rounding may carry it.
 
-    name: a step of `trace`, or "gradient." and the name of a gradient. place: None if it is the same, or if the shape
-    differs. note: further words, in a line. rows: of an output in half precision, the largest root mean square of a
-    row's errors, by its own bound.
+    name: a step of `trace`, "gradient." and the name of a gradient, or "mean weights". place: None if it is the same,
+    or if the shape differs. note: further words, in a line. rows: of an output in half precision, the largest root mean
+    square of a row's errors, by its own bound.
     """
 
     name: str
