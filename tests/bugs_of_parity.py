@@ -62,6 +62,12 @@ GROUPS = {
         "the offset is left out of a comparison": (r"if name in ROWS\}", 'if name in ROWS and name != "offset"}'),
     }),
     "rows that count": ("mha/parity/same mha/parity/why mha/parity/described mha/parity/unseen", "compare_rows", {
+        "padded queries that differ are a mistake": (
+            r"\(tokens := calls\.tokens_alone\(problem, theirs\)\) is not None",
+            "False and (tokens := None)"),
+        "queries of cross-attention are padding, too": (r"said or not asked\.one_input or", "said or"),
+        "any query that differs is one in padding": (r"np\.where\(described\.matters\(name\), counted",
+            "np.where(False, counted"),
         "rows that see nothing count": ("if self.empty_rows else", "if True else"),
         "rows that see nothing never count": ("if self.empty_rows else", "if False else"),
         "rows= is passed over": (r"seeing if self\.rows is None else seeing & self\.rows", "seeing"),

@@ -92,6 +92,28 @@ def test_only_some_rows_count(layer):
     assert not parity.compare(layer, {"W_q": queries}, X, X, X, **call)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_in_padding_that_differ_are_not_blamed_on_a_port(layer, causal):
+    """Flax' masks hide all keys from padding, which then has their mean; here padding is on the right."""
+    lengths = np.array([T, 3, 5])
+    right = layer(X, X, X, lengths, causal=causal)
+    tokens = np.arange(T) < lengths[:, None]
+    output = np.where(tokens[..., None], right, right.mean(1, keepdims=True))
+    for call in ({"valid_lens": lengths}, {"mask": tokens[:, None]}):
+        report = parity.compare(layer, output, X, X, X, **call, causal=causal)
+        assert not report
+        assert (report.diagnosis.mistakes, report.diagnosis.known) == ((), True)
+        assert np.array_equal(report.diagnosis.call["rows"], tokens)
+        assert "why: only queries in padding differ, " in str(report)
+        assert parity.compare(layer, output, X, X, X, **call, causal=causal, **report.diagnosis.call)
+        other = np.array(X) + np.float32(1)  # queries of another kind have no padding where keys have
+        cross = np.where(tokens[..., None], layer(other, X, X, **call, causal=causal), output)
+        assert "rows" not in parity.diagnose(layer, cross, other, X, X, **call, causal=causal).call
+    wrong = output.copy()
+    wrong[1, 1] += 1
+    assert "rows" not in parity.diagnose(layer, wrong, X, X, X, lengths, causal=causal).call
+
+
 def test_the_loss_is_of_the_rows_that_count(layer):
     cotangent = np.random.default_rng(2).normal(size=(B, T, D)).astype("float32")
     for given in (None, cotangent):

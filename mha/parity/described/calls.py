@@ -70,6 +70,24 @@ def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, kn
     return moved if moved is not None and explains(asked, moved, theirs, clear) else None
 
 
+@np.errstate(all="ignore")
+def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
+    """Return which queries are no padding, (B, Q), if theirs differ in padding alone; None if not.
+
+    In self-attention a query is padding where no query sees the key at its place.
+    """
+    tokens = np.asarray(asked.visible.any((1, 2)))  # (B, K)
+    said = asked.rows is not None or asked.empty_rows
+    if said or not asked.one_input or tokens.all() or not (tokens & asked.counted_rows).any():
+        return None
+    described = replace(asked, rows=tokens)
+    for name in (name for name in theirs if name in PART_OF):
+        right = asked.expected(name)
+        if right.ratio(np.where(described.matters(name), counted(asked, name, theirs[name]), right.X)) > 1:
+            return None
+    return tokens
+
+
 def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
     """Whether another call can explain theirs: what differs, clearly, comes after the rotation."""
     steps = {name: X for name, X in theirs.items() if name in PART_OF}

@@ -148,8 +148,9 @@ class Problem:
 
     def expected_means(self) -> Expected:
         """Return what is expected of the means of attention weights over the heads, (B, Q, K)."""
-        means = (np.where(self.matters("weights"), X["weights"], 0).mean(1) for X in (self.oracle, self.base))
-        return Expected.of(self.config.dtype, *means, by_rows=False)
+        counts = self.matters("weights")
+        oracle, base = (np.where(counts, X["weights"], 0).mean(1) for X in (self.oracle, self.base))
+        return Expected.of(self.config.dtype, oracle, base, by_rows=False)
 
     def gradients(self) -> list[str]:
         """List the names of all gradients; that of the one input, where there is one, is the sum of three."""

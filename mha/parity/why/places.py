@@ -44,7 +44,7 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
 
 def of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
     """Describe where means of attention weights over the heads (B, Q, K) are wrong; sample: that of the picture."""
-    padding = ~asked.counted_pairs.any(1)  # (B, Q, K)
+    padding = ~np.asarray(asked.counted_pairs.any(1))  # (B, Q, K)
     labels = [f"sample {sample}, query {i}" for i in range(wrong.shape[1])]
     where = words(wrong, padding, ["samples", "queries", "keys"])
     return where, picture(wrong[sample], padding[sample], labels, "keys")
