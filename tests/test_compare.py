@@ -257,7 +257,9 @@ def test_weights_may_be_means_over_the_heads(dtype):
     assert report, report
     assert [row.name for row in report.rows] == ["mean weights", "output"]
     assert report.rows[0].note == "means over the heads were given"
-    assert report.unseen == parity.compare(layer, output, *X, LENGTHS).unseen
+    wide = parity.in_dtype(layer, "float64")(*(Y.astype("float64") for Y in X), LENGTHS, return_weights=True)[1].mean(1)
+    rough = weights.mean(1, dtype="float64" if dtype == "float64" else "float32").astype(dtype)
+    assert report.rows[0].bound == parity.bound(dtype, wide, rough)
     wrong = means.copy()
     wrong[1, 2, 0] += 0.125
     row = parity.compare(layer, (output, wrong), *X, LENGTHS).first
@@ -282,6 +284,30 @@ def test_beside_means_of_weights_a_mistake_and_a_call_are_found(layer, inputs):
     seen = (np.arange(Q) != 1)[:, None] & np.ones(K, bool)
     weights = layer(*inputs, mask=seen, return_weights=True)[1].mean(1)
     assert parity.compare(layer, {"weights": np.where(seen, weights, np.nan)}, *inputs, mask=seen)
+    assert parity.compare(layer, {"weights": given()[1]}, *inputs, LENGTHS).diagnosis.mistakes == (
+        "the lengths are ignored",
+    )
+
+
+@pytest.mark.backends("torch")
+def test_weights_of_torch_are_means_over_the_heads(backend):
+    import torch
+
+    torch.manual_seed(0)
+    X = torch.randn(2, 5, 24)
+    hidden = torch.arange(5) >= torch.tensor([[3], [5]])
+    for heads, name in ((4, "mean weights"), (1, "weights")):
+        layer = torch.nn.MultiheadAttention(24, heads, batch_first=True)
+        report = parity.compare(mha.from_native(layer), layer(X, X, X, key_padding_mask=hidden), X, X, X, [3, 5])
+        assert report, str(report)
+        assert [row.name for row in report.rows] == [name, "output"]
+        assert not parity.compare(mha.from_native(layer), layer(X, X, X), X, X, X, [3, 5])
+
+
+def test_weights_of_one_head_are_no_means(inputs):
+    single = mha.MultiHeadAttention(D, 1, seed=0, backend="numpy")
+    weights = single.trace(*inputs)["weights"]  # (B, Q, K)
+    assert [row.name for row in parity.compare(single, {"weights": weights}, *inputs).rows] == ["weights"]
 
 
 def test_other_dtypes_are_said(layer, inputs):

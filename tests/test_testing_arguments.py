@@ -72,6 +72,16 @@ def test_takes_says_what_kwargs_take():
     assert cases_of(lambda X, attention_mask=None: run(LAYER, X), takes=()) == PLAIN
 
 
+def test_weights_may_be_means_over_the_heads():
+    def port(X, mask=None):
+        output, weights = LAYER(X, X, X, mask=mask, return_weights=True)
+        return output, weights.mean(1)  # (B, Q, K)
+
+    assert "float32, lengths, mask, causal" in cases_of(port)
+    with pytest.raises(AssertionError, match=r"mean weights .* DIFFERS"):
+        cases_of(lambda X, mask=None: (port(X, mask)[0], port(X)[1]), cases="causal")
+
+
 # 2. Masks
 
 

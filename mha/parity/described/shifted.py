@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mha.parity.pipeline.pieces import Array, turn
-from mha.parity.same.layouts import PAIRS, POOLED
+from mha.parity.same.layouts import FROM_SOFTMAX, PAIRS
 from mha.parity.same.problem import Problem
 from mha.tables import few
 
@@ -30,7 +30,7 @@ def unshifted(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
     alike = all(np.array_equal(shifts[0], shift) for shift in shifts)
     turned = {name: turned_by(asked, -shifts[0], taken[name]) for name in given}
     fits = all(asked.expected(name).ratio(np.where(asked.matters(name), X, 0)) <= 1 for name, X in turned.items())
-    after = next((passed[name] for name in passed if name in (*PAIRS, *POOLED, "output")), False)
+    after = next((passed[name] for name in passed if name in (*PAIRS, *FROM_SOFTMAX)), False)
     if not (alike and fits) or (len(given) == 1 and not after):
         return {}, ""
     by = ", ".join(few([*map(str, shifts[0])]))

@@ -6,6 +6,7 @@ import numpy as np
 
 from mha.parity.pipeline.pieces import Array, Steps, norm, regrouped, split, widen
 from mha.parity.pipeline.plan import Plan
+from mha.parity.same.layouts import MEANS, means
 
 ROLES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -19,8 +20,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
-    "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights", "pooled": "pooled",
-    "head_gated": "pooled", "merged": "output", "output": "output",
+    "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights", MEANS: "weights",
+    "pooled": "pooled", "head_gated": "pooled", "merged": "output", "output": "output",
 }  # fmt: skip
 
 
@@ -35,7 +36,8 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         return steps, list(steps.values())[-1]
     if part == "weights":
         weights = plan.after(plan.softmax(plan, before["scores"], plan.visible()))
-        return {"weights": weights.astype(plan.queries.dtype)}, weights
+        given = weights.astype(plan.queries.dtype)
+        return {"weights": given, MEANS: means(given)}, weights
     if part == "pooled":
         weights, values = before["weights"], plan.share_values(plan.cached(before["v"]), plan.heads // plan.groups)
         if plan.blanked:

@@ -29,7 +29,8 @@ OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
 OF_VALUES = ("W_v", "split_v")
 POOLED = ("pooled", "head_gated", "merged")
 PAIRS = ("scores", "capped", "biased", "weights")
-FROM_SOFTMAX = ("weights", *POOLED, "output")  # a row of these that sees no key is a result, too
+MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
+FROM_SOFTMAX = ("weights", MEANS, *POOLED, "output")  # a row of these that sees no key is a result, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sizes:
     config: Config
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or for the output (B, Q, D)."""
+        """The shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or without heads (B, Q, any)."""
         config, B, Q, K = self.config, self.B, self.Q, self.K
         H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
         if name in OF_QUERIES:
@@ -53,6 +54,8 @@ class Sizes:
             return B, G, K, dv
         if name in POOLED:
             return B, H, Q, dv
+        if name == MEANS:
+            return B, Q, K
         return (B, H, Q, K) if name in PAIRS else (B, Q, config.num_hiddens)
 
 
@@ -80,6 +83,11 @@ def layouts(name: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...
     if kind(name) == "pairs":
         return {layout.replace("T, d", "Q, K"): each for layout, each in found.items() if "B, T" not in layout}
     return found
+
+
+def means(weights: np.ndarray) -> np.ndarray:
+    """Average attention weights over the heads, in float32 at least: (B, H, Q, K) -> (B, Q, K)."""
+    return weights.mean(1, dtype=np.promote_types(weights.dtype, np.float32)).astype(weights.dtype)
 
 
 def traced(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Turn]:
@@ -141,4 +149,4 @@ def matters(name: str, pairs: np.ndarray, rows: np.ndarray, groups: int) -> np.n
         return np.asarray(seen.any(2))[..., None]  # (B, G, K, 1)
     if name not in FROM_SOFTMAX:
         return pairs
-    return rows[..., None] if name == "output" else rows[:, None, :, None]  # (B, Q, 1), (B, 1, Q, 1)
+    return rows[..., None] if name in (MEANS, "output") else rows[:, None, :, None]  # (B, Q, 1), (B, 1, Q, 1)

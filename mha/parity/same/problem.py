@@ -12,7 +12,7 @@ from mha.call import ROWS, Call, check, inputs
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
-from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS, Sizes, matters, traced
+from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, traced
 from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
 
 Named = dict[str, np.ndarray]
@@ -146,12 +146,6 @@ class Problem:
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
         return Expected.of(dtype, oracle, base, name == "output")
 
-    def expected_means(self) -> Expected:
-        """Return what is expected of the means of attention weights over the heads, (B, Q, K)."""
-        counts = self.matters("weights")
-        oracle, base = (np.where(counts, X["weights"], 0).mean(1) for X in (self.oracle, self.base))
-        return Expected.of(self.config.dtype, oracle, base, by_rows=False)
-
     def gradients(self) -> list[str]:
         """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
         inputs = *OF_INPUTS, *[INPUTS] * self.one_input, *self.call.differentiable()
@@ -180,7 +174,12 @@ class Problem:
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
             steps = module.trace(layer.layer, *self._arguments(layer))
-        return {name: traced(name, self.sizes.shape(name))[1](X) for name, X in steps.items()}
+        found: Named = {}
+        for name, X in steps.items():
+            found[name] = traced(name, self.sizes.shape(name))[1](X)
+            if name == "weights":
+                found[MEANS] = means(found[name])
+        return found
 
     def _gradients(self, layer: MultiHeadAttention) -> Named:
         module, dtype = dispatch.lesson("numpy"), numpy_dtype(layer.config.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha import arrays, checks, dispatch
 from mha.layer import MultiHeadAttention
-from mha.parity.same.layouts import GRADIENT, INPUTS
+from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS
 from mha.parity.same.problem import Named, Problem
 
 
@@ -33,9 +33,12 @@ def named(asked: Problem, theirs: Any) -> Named:
             )
         if full not in known:
             raise ValueError(f"theirs has {unknown(name, known)}")
+        array = floats(f"theirs[{name!r}]", X)
+        if full == "weights" and asked.config.num_heads > 1 and array.shape == asked.sizes.shape(MEANS):
+            full = MEANS
         if full in found:
             raise ValueError(f"theirs has {full} twice, as {name!r} too; leave one out")
-        found[full] = floats(f"theirs[{name!r}]", X)
+        found[full] = array
         weight = asked.layer.weights.get(full.removeprefix(GRADIENT))
         if weight is not None and weight.any() and np.array_equal(weight, found[full]):
             raise ValueError(f"theirs[{name!r}] is the weight itself, expected the gradient of the loss by it")

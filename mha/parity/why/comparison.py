@@ -12,15 +12,25 @@ from mha import arrays, checks, dispatch
 from mha.call import Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
 from mha.parity.described.shifted import unshifted
-from mha.parity.same.layouts import FROM_SOFTMAX, GRADIENT, INPUTS, OF_INPUTS, choices, kind, layout_name, layouts
+from mha.parity.same.layouts import (
+    FROM_SOFTMAX,
+    GRADIENT,
+    INPUTS,
+    MEANS,
+    OF_INPUTS,
+    choices,
+    kind,
+    layout_name,
+    layouts,
+)
 from mha.parity.same.problem import Expected, Problem, problem, with_rows
 from mha.parity.same.rules import error, of_rows
 from mha.parity.same.theirs import checked_others, named
 from mha.parity.unseen.views import sight
 from mha.parity.why.diagnosis import explained
 from mha.parity.why.explanations import Diagnosis
-from mha.parity.why.places import hints, located, of_means, outside
-from mha.parity.why.report import MEANS, Place, Report, Row
+from mha.parity.why.places import hints, located, outside
+from mha.parity.why.report import Place, Report, Row
 from mha.tables import counted
 
 
@@ -174,18 +184,13 @@ def report_of(
     rows, known = tuple(compared_rows), checked_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
-        nothing, look = (
-            partial(explained, alone, {}, rows, known),
-            partial(sight, [(lambda: alone, [row.name for row in rows])]),
-        )
+        nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
         return Report(rows, asked.config.dtype, nothing, look)
     return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
-    if name == "weights" and X.shape == (asked.sizes.B, asked.sizes.Q, asked.sizes.K) and asked.config.num_heads > 1:
-        return mean_weights(asked, X), None
     right = asked.expected(name)
     expected, limit, _ = right
     turn = turned(asked, name, X, expected.shape, layout)
@@ -198,6 +203,8 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     expected, counts = (np.repeat(array, share, 1) if share > 1 else array for array in (expected, counts))
     there = np.where(counts, theirs, 0).astype(np.float64)
     notes = [] if checks.dtype_name(X.dtype) == asked.config.dtype else [f"in {X.dtype}"]
+    if name == MEANS:
+        notes.append("means over the heads were given")
     if limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
     if name in FROM_SOFTMAX and (empty := nan_rows(asked, theirs)):
@@ -225,19 +232,6 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
         ):
             notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
     return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
-
-
-def mean_weights(asked: Problem, X: np.ndarray) -> Row:
-    """Compare attention weights (B, Q, K) that are means over the heads, as PyTorch's layer returns them."""
-    right = asked.expected_means()
-    there = np.where(asked.counted_rows[..., None], X, 0).astype(np.float64)  # (B, Q, K)
-    wrong, place = outside(there, right.X, right.limit), None
-    if wrong.any():
-        distance = np.where(wrong, np.nan_to_num(np.abs(there - right.X), nan=np.inf), -1.0)
-        at = tuple(int(i) for i in np.unravel_index(distance.argmax(), distance.shape))
-        where = of_means(asked, wrong, at[0])
-        place = Place(at, float(there[at]), float(right.X[at]), int(wrong.sum()), wrong.size, *where)
-    return Row(MEANS, error(there, right.X), right.limit, place, "means over the heads were given")
 
 
 def nan_rows(asked: Problem, theirs: np.ndarray) -> int:

@@ -24,7 +24,7 @@ from mha.parity.search.gradients import Gradients
 from mha.parity.search.searches import Searches
 from mha.parity.search.verdicts import Verdict, apart
 from mha.parity.why.explanations import Diagnosis, Explanation
-from mha.parity.why.report import MEANS, Row, said
+from mha.parity.why.report import Row, said
 from mha.tables import few
 
 # To be sure, the right answer is so many bounds away, or so little of the error is left.
@@ -52,7 +52,7 @@ def explained(
         if any(row.name in gradients and not row.passed for row in rows):
             return of_gradients(problem, gradients, first, bool(steps))
         return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
-    fits = all(row.name in theirs or row.name == MEANS for row in rows)
+    fits = len(theirs) == len(rows)
     if fits and (more := more_than_attention(problem, theirs)):
         note = f"why: it is more than attention: {more}; give the output before that"
         return Diagnosis((), note, 0, more=more)

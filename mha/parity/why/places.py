@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.same.layouts import GRADIENT, INPUTS, OF_INPUTS, OF_KEYS, OF_VALUES, POOLED, kind
+from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, OF_KEYS, OF_VALUES, POOLED, kind
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error
 from mha.parity.why.pictures import picture, words
@@ -27,6 +27,8 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
         labels = [f"sample {b}" for b in range(len(wrong))]
         where = words(wrong, padding, ["samples", rows, "features"])
         return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
+    if name == MEANS:
+        return of_means(asked, wrong, int(worst[0]))
     if kind(name) == "whole":
         return of_weight(asked, short, wrong)
     padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)

@@ -14,8 +14,6 @@ from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.pictures import LEGEND
 from mha.tables import counted, lines, number, plain_table, text
 
-MEANS = "mean weights"  # the row of attention weights that were averaged over the heads
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
