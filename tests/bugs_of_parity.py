@@ -243,6 +243,8 @@ GROUPS = {
         "slopes go by the number of heads": (r"-8 \* \(h \+ 1\) / power", "-8 * (h + 1) / H"),
     }),
     "what is unseen": ("mha/parity/unseen", "unseen", {
+        "what changes nothing in these inputs is never unseen": ("return ratio if possible", "return ratio if changes"),
+        "what changes nothing in any inputs is unseen": (r"if not shown\.get\(form\) and", "if False and"),
         "inputs have one block of keys": (r"\(7, FAR, MANY\)", "(7, FAR)"),
         "no probe has more keys than a block": ("TWICE = 1031", "TWICE = 31"),
         "no probe goes beyond a table": (r'beyond_table, "table"', 'beyond_table, "nothing"'),

@@ -39,13 +39,19 @@ class View:
         return len(self.asked.call.given()) + self.asked.call.causal
 
     def ratio(self, form: Form) -> float | None:
-        """The largest error of a form by its bound; None if it changes nothing here, or needs queries left out."""
+        """The largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
         with np.errstate(all="ignore"):
             plan = self.bench.planned((form,))
-            possible = plan is not None and plan.rows == self.rows and not same(plan, self.bench.plan)
-            ratio = max(self.of(form, name) for name in self.names) if possible else None
+            possible = plan is not None and plan.rows == self.rows
+            changes = possible and not self.without_change(form)
+            ratio = max(self.of(form, name) for name in self.names) if changes else 0.0
         self.bench.forget()
-        return ratio
+        return ratio if possible else None
+
+    def without_change(self, form: Form) -> bool:
+        """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do."""
+        plan = self.bench.planned((form,))
+        return plan is not None and same(plan, self.bench.plan)
 
     def of(self, form: Form, name: str) -> float:
         """The error of one array by its bound; 0 for an array that there is not with this mistake."""
@@ -86,10 +92,13 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
     untried -= {form for form in judged if judged[form].ratio > 1}
     unseen = {form: one for form, one in judged.items() if one.ratio <= 1 and form not in untried}
     shown = shown_by(unseen, end)
+    # What changes nothing, here or with the inputs that were tried, is no mistake in such a layer.
+    nothing = {form for form, one in unseen.items() if not shown.get(form) and one.view.without_change(form)}
+    unseen = {form: one for form, one in unseen.items() if form not in nothing}
     return Sight(
         tuple(found(form, one, shown.get(form)) for form, one in unseen.items()),
         tuple(found(form, one, None) for form, one in judged.items() if 1 < one.ratio <= NARROW),
-        len(judged.keys() - untried),
+        len(judged.keys() - untried - nothing),
         len(untried),
         any(name.startswith(GRADIENT) for _, names in calls for name in names),
     )
