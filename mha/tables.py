@@ -70,7 +70,7 @@ def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
     """Wrap a text in any language; wide characters take two columns, and a line may break between them."""
     lines = [indent]
     for chunk in CHUNK.findall(text):
-        if cell_len(lines[-1] + chunk.rstrip()) > width and lines[-1] != indent:
+        if lines != [indent] and cell_len(lines[-1] + chunk.rstrip()) > width:
             lines.append(indent)
         lines[-1] += chunk
     return [line.rstrip() for line in lines]

@@ -56,6 +56,8 @@ GROUPS = {
         "heads come after rows in every layout": (r'"\(B, H, T, d\)": \(\(B, H, T, d\), lambda X: X\)',
             '"(B, H, T, d)": ((B, H, T, d), lambda X: X[:, ::-1])'),
         "a report is true unless all differs": (r"return all\(row\.passed", "return any(row.passed"),
+        "gradients of kernels have the heads of keys": (r"heads = config\.num_heads if role in .* else", "heads ="),
+        "inputs of a kernel are called outputs": ('"outputs" if role == "W_o" else "inputs"', '"outputs"'),
         "rows of keys are called queries": (r'"keys" if name in \(\*OF_KEYS, \*OF_VALUES\)', '"keys" if False'),
         "bounds of gradients are those of float64": ("self.oracle_gradients if self.config.dtype == .* else .*",
             "self.oracle_gradients"),

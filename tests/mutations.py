@@ -16,6 +16,7 @@ OPERATORS |= {other: one for one, other in OPERATORS.items()}
 OPERATORS |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult}
 NAMES = {"min": "max", "any": "all", "minimum": "maximum", "argmin": "argmax", "floor": "ceil", "zeros": "ones"}
 NAMES |= {other: one for one, other in NAMES.items()}
+SYMMETRIC = ("min", "max", "minimum", "maximum", "array_equal")  # functions whose arguments may be swapped
 UNSEEN = ("annotation", "returns", "decorator_list")  # fields of nodes that are left as they are
 GUARDS = ("strict", "encoding")  # arguments that ask Python for what it does here anyway
 DROPPED = (ast.Raise, ast.AugAssign, ast.Delete, ast.Break, ast.Continue)
@@ -57,7 +58,11 @@ def mutants(file: str, source: str) -> list[Mutant]:
     for line in source.encode().split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
     found, alike = [], collections.Counter[tuple[str, str, str]]()
-    for node, whole, function in _nodes(ast.parse(source), None, ""):
+    tree = ast.parse(source)
+    rests = [operand for node in ast.walk(tree) for operand in _rests(node)]
+    for node, whole, function in _nodes(tree, None, ""):
+        if node in rests:
+            continue
         old = node.test if isinstance(node, ast.If) else node
         place = whole or old
         start = starts[place.lineno - 1] + place.col_offset
@@ -120,7 +125,7 @@ def _changes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
             yield _set(node, body=node.orelse, orelse=node.body)
         case ast.If(test=ast.Name() | ast.Call() | ast.Attribute() as test):
             yield ast.UnaryOp(ast.Not(), test)  # in the place of the test alone
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) not in ("None", "False"):  # conditions, both
             yield ast.Return(ast.Constant(None))
         case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
             for i, one in enumerate(node.generators):
@@ -141,12 +146,21 @@ def _calls(node: ast.Call) -> Iterator[ast.Call]:
             yield _set(node, keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
     first, second, *rest = [*node.args, None, None][: max(2, len(node.args))]
     starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
-    if second is not None and not starred and ast.dump(first) != ast.dump(second):  # type: ignore[arg-type]
+    fixed = starred or ast.unparse(node.func).rpartition(".")[2] in SYMMETRIC
+    if second is not None and not fixed and ast.dump(first) != ast.dump(second):  # type: ignore[arg-type]
         yield _set(node, args=[second, first, *rest])
     if isinstance(node.func, ast.Name) and node.func.id in NAMES:
         yield _set(node, func=ast.Name(NAMES[node.func.id]))
     if isinstance(node.func, ast.Attribute) and node.func.attr in NAMES:
         yield _set(node, func=_set(node.func, attr=NAMES[node.func.attr]))
+
+
+def _rests(node: ast.AST) -> list[ast.expr]:
+    """The 1 of each -1 that stands for the rest in a reshape, where NumPy takes any number below 0 for it."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=sizes):
+            return [one.operand for one in sizes if isinstance(one, ast.UnaryOp)]
+    return []
 
 
 def _set(node, **fields):

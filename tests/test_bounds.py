@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
+from mha import checks, dispatch, parity
 from mha.config import numpy_dtype
 from mha.engine import cutting
 
@@ -83,6 +83,15 @@ def test_windows_at_every_offset(backend, pieces, window):
     attention = layer(backend, window=window)
     for offset in OFFSETS:
         assert_right(attention, window, offset, gradients=offset in (-Q, -1, K - Q + 2, K + 1))
+
+
+@pytest.mark.parametrize("window", WINDOWS[:3], ids=str)
+@pytest.mark.parametrize("offset", [-checks.FURTHEST, checks.FURTHEST])
+def test_the_furthest_positions(backend, offset, window):
+    """Sums of an offset and a side of a window are exact beyond what 32 bits hold."""
+    far = tuple(side and checks.FURTHEST for side in window)
+    for sides in (window, far):
+        assert_right(layer(backend, window=sides), sides, offset, gradients=False)
 
 
 @pytest.mark.parametrize("window", [None, (1, None)], ids=str)

@@ -60,6 +60,19 @@ def test_one_of_many_lengths_is_above_the_keys(place):
     assert limited(lengths, 6)[0].tolist() == [6 if i == place else 2 for i in range(MANY)]
 
 
+@pytest.mark.parametrize(("num_keys", "dtype", "lengths", "expected"), [
+    (7, "int64", [3, 7], [3, 7]), (7, "int64", [3, 8], [3, 7]), (7, "int64", [8, 9], [7, 7]),
+    (7, "int8", [3, 7], [3, 7]), (200, "int8", [3, 127], [3, 127]), (200, "uint8", [3, 201], [3, 200]),
+    (7, "uint64", [3, 2**64 - 1], [3, 7]), (None, "int64", [3, 2**31 - 1], [3, 2**31 - 1]),
+    (None, "int64", [3, 2**40], [3, 2**31 - 1]),
+])  # fmt: skip
+def test_lengths_are_at_most_all_keys_and_fit_32_bits_where_these_are_not_known(num_keys, dtype, lengths, expected):
+    found, extremes = limited(np.array(lengths, dtype), num_keys)
+    assert found.tolist() == expected
+    assert extremes == tuple(expected)
+    assert found.dtype in ("int32", "int64")
+
+
 @pytest.mark.parametrize(("size", "name"), [("query_size", "queries"), ("key_size", "keys"), ("value_size", "values")])
 def test_one_array_three_times_where_widths_differ(size, name):
     """The one that does not fit is named, though all three are the same."""

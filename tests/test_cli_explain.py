@@ -209,4 +209,5 @@ def test_lines_of_any_language():
     # No line begins with a closing mark, or ends with an opening one.
     assert wrapped_anywhere("キーと値。（隠す）", 6) == ["キーと", "値。", "（隠", "す）"]  # noqa: RUF001
     assert wrapped_anywhere("a longer-word-than-that, b", 6) == ["a", "longer-word-than-that,", "b"]
+    assert wrapped_anywhere("longer-word-than-that, b", 6, " ") == [" longer-word-than-that,", " b"]
     assert wrapped_anywhere("it is 1 * 2 = 2 here", 12) == ["it is", "1 * 2 = 2", "here"]

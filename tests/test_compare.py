@@ -227,7 +227,37 @@ def test_a_gradient_of_a_bias_or_of_gates_has_its_place_by_axes(layer, inputs, s
     place = parity.compare(layer, {f"gradient.{name}": wrong}, *inputs, **given).first.place
     at = [f"axis {i}: {size - 1} of {size}" for i, size in enumerate(shape) if size > 1]
     assert place.where == "; ".join(at)
-    assert sum(line.count("#") for line in place.picture) == 1
+    head, *rows = place.picture
+    assert head.split() == ["numbers", f"0-{shape[-1] - 1}"]
+    assert [row.partition("  ")[2].strip() for row in rows] == [
+        "." * (shape[-1] - 1) + ".#"[last] for last in [False] * (len(rows) - 1) + [True]
+    ]
+
+
+@pytest.mark.parametrize("kernel", ["W_q", "W_k", "W_v", "W_o"])
+def test_a_gradient_of_a_kernel_has_its_place_by_heads(kernel):
+    sizes = {"query_size": 11, "key_size": 13, "value_size": 17, "key_dim": 5, "value_dim": 7}
+    attention = mha.MultiHeadAttention(19, 6, num_key_value_heads=2, **sizes, bias=True, seed=0, backend="numpy")
+    inputs = [np.random.default_rng(0).normal(size=(B, T, sizes[f"{name}_size"])).astype("float32")
+              for name, T in (("query", Q), ("key", K), ("value", K))]  # fmt: skip
+    heads, width, across, of = {
+        "W_q": (6, 5, "inputs", 11), "W_k": (2, 5, "inputs", 13),
+        "W_v": (2, 7, "inputs", 17), "W_o": (6, 7, "outputs", 19),
+    }[kernel]  # fmt: skip
+    gradients = attention.gradients(*inputs)
+    wrong = gradients[f"{kernel}.kernel"].copy()
+    by_head = wrong if kernel == "W_o" else wrong.T
+    by_head[width + 1 : width + 3, [0, 3]] += 1  # two features of head 1
+    place = parity.compare(attention, {f"gradient.{kernel}.kernel": wrong}, *inputs).first.place
+    assert place.where == f"heads 1 of {heads}; {across} 0, 3 of {of}"
+    head, *rows = place.picture
+    assert head.split() == [across, f"0-{of - 1}"]
+    assert rows == [f"head {h}  {('#..#' if h == 1 else '....') + '.' * (of - 4)}" for h in range(heads)]
+    wrong = gradients[f"{kernel}.bias"].copy()
+    wrong[2:4] += 1
+    place = parity.compare(attention, {f"gradient.{kernel}.bias": wrong}, *inputs).first.place
+    assert place.where == f"axis 0: 2-3 of {len(wrong)}"
+    assert place.picture == (f"       numbers 0-{len(wrong) - 1}", f"row 0  {'..##' + '.' * (len(wrong) - 4)}")
 
 
 def test_a_shape_that_does_not_fit_is_a_result(layer, inputs):

@@ -73,6 +73,30 @@ def test_a_layer_that_was_copied_over_another_one_is_no_move(compare):
     assert "that of h.2.attn." in report.verdict
 
 
+def test_the_bias_of_another_layer_is_another_bias_where_outputs_do_not_show_it(compare):
+    foreign = with_weights(LAYERS[1], **{"W_k.bias": LAYERS[2].weights["W_k.bias"]})
+    report, _ = compare(of([0, 1, 2]), [LAYERS[0], foreign, LAYERS[2]], "gpt2", GPT2)
+    assert [bool(one) for one in report.reports] == [True, False, True]
+    assert report.reports[1].agree  # the softmax takes it away
+    assert report.reports[1].verdict == "the same layer, but for W_k.bias: that of h.2.attn."
+
+
+def test_each_weight_of_another_layer_is_that_of_its_own(compare):
+    shared = [with_weights(layer, W_v_kernel=LAYERS[0].weights["W_v.kernel"]) for layer in LAYERS]
+    mixed = {name: LAYERS[i].weights[name] for name, i in (("W_q.kernel", 2), ("W_q.bias", 2), ("W_o.kernel", 3))}
+    report, _ = compare(shared[:4], [shared[0], with_weights(shared[1], **mixed), *shared[2:4]], "gpt2", GPT2)
+    verdict = "the same layer, but for W_q.kernel, W_q.bias: that of h.2.attn.; W_o.kernel: that of h.3.attn."
+    assert report.reports[1].verdict == verdict
+
+
+def test_weights_that_one_layer_lacks_are_those_of_no_other_one(compare):
+    plain = made(0, bias=False)
+    plain.weights = {name: LAYERS[0].weights[name] for name in plain.weights}
+    report, _ = compare(of([0, 1]), [plain, LAYERS[1]])
+    lacking = ", ".join(name for name in LAYERS[0].weights if name.endswith("bias"))
+    assert report.reports[0].verdict == f"the same layer, but for {lacking}: not in B"
+
+
 # 2. By weights
 
 

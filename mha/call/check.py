@@ -75,8 +75,7 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
     if bounds is not None:
         known["valid_lens"] = lengths
         # JAX takes int64 in some contexts only.
-        stays = lengths is call.valid_lens and not isinstance(given.valid_lens, np.ndarray)
-        stays = stays and arrays.is_own(given.valid_lens)
+        stays = lengths is call.valid_lens and arrays.is_own(given.valid_lens)
         if stays and (lengths.dtype == np.int32 if place is None else given.valid_lens.device == place):
             lengths = given.valid_lens
     offset = column(call.offset)

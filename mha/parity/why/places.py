@@ -64,7 +64,7 @@ def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[
         where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
         grid = np.asarray(by_head.any(1))
         return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
-    grid = wrong.reshape(-1, wrong.shape[-1]) if wrong.ndim else wrong.reshape(1, 1)
+    grid = wrong.reshape(-1, wrong.shape[-1])  # (the others, the last)
     labels = [f"row {i}" for i in range(len(grid))]
     return words(wrong, nothing, [f"axis {i}:" for i in range(wrong.ndim)]), picture(
         grid, np.zeros(grid.shape, bool), labels, "numbers"
