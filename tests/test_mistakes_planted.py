@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 
+import adapters
 import make_mistakes
 import numpy as np
 import pages
@@ -38,6 +39,7 @@ def test_a_lesson_is_itself_where_nothing_is_planted(backend):
     assert make_mistakes.unlike(backend, planted.CALLS[5:8]) is None
 
 
+@pytest.mark.long(*adapters.COMPILED)  # which compile each
 def test_a_mistake_in_each_place_is_noticed_and_named_first(backend):
     for name, how, step in KINDS:
         answer = ROWS[name, how].asked(backend)

@@ -59,6 +59,7 @@ LONG = pytest.mark.long(*adapters.COMPILED)
 CALLS = [{}, {"valid_lens": [23, 7, 1], "causal": True}]
 
 
+@LONG
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
     ("D", "H"),

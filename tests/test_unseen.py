@@ -1,5 +1,6 @@
 """What a green comparison could not see: `report.unseen`, `Outcome.unseen`, `mha.parity.inputs`."""
 
+import adapters
 import numpy as np
 import pytest
 from ports import Port
@@ -140,6 +141,7 @@ def test_a_bias_of_keys_shows_only_with_a_rotation_or_a_norm():
     assert how_shown(qk_norm="rms") == "seen"
 
 
+@pytest.mark.long(*adapters.COMPILED)  # inputs are drawn with NumPy for each
 @pytest.mark.parametrize("alone", [False, True])
 def test_inputs_show_what_can_be_seen(backend, alone):
     layer = mha.MultiHeadAttention(**LLAMA | {"window": (7, 0)}, seed=0, backend=backend)
