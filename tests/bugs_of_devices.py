@@ -115,5 +115,7 @@ GROUPS = {
         "gradients of a bias pile up in the first columns": (r"columns, owner \* columns\.shape\[3\], 3",
             "columns, 0, 3"),
         "other weights are dropped backward": (r"(by_v \+= .*weights) \* kept", r"\1"),
+        "a file is loaded whatever the options of its layer": (r"whole\.read\(path, layer\.config\)",
+            'whole.weights.load(path, scheme="mha")[1]'),
     }),
 }

@@ -6,6 +6,7 @@ keys, H heads, D num_hiddens, N devices. The oracle is NumPy.
 """
 
 import collections
+import dataclasses
 import functools
 import json
 import re
@@ -353,6 +354,9 @@ def check_weights_are_split_saved_and_restored(folder):
     assert_same_weights(parallel.gather(loaded), expected)
     assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, loaded.variables, where))
     refused(lambda: parallel.save(module.bind(split), Path(folder) / "none" / "x"), "none", kind=OSError)
+    for name, number in {"scale": 0.7, "softcap": 3.0}.items():
+        mha.weights.save(path, dataclasses.replace(module.config, **{name: number}), expected)
+        refused(lambda: parallel.load(module.bind(zeros), path), f"{name}={number}, expected None as the layer")
 
     keeper = checkpoint.StandardCheckpointer()
     keeper.save(Path(folder).resolve() / "orbax", split)
