@@ -14,24 +14,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("alone", "bounds", "blocks", "calls", "poolings")
-# Sides that none of these tests takes: by the backend, a part of the text, and why.
+TESTS = ("test_alone.py", "test_bounds.py", "test_blocks.py", "test_calls.py", "test_poolings.py")
+# Of a backend, tests that take what those do not.
+MORE: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "test_bad_inputs.py::test_arrays_that_are_not_dense_or_lie_elsewhere_are_refused",
+        "test_compiled.py::test_a_trace_of_torch_takes_other_lengths",
+        "test_compiled.py::test_mapped_over_samples",
+        "test_memory.py::test_a_bias_that_needs_a_gradient_keeps_no_scores",
+    ),
+    "mxnet": ("test_dropout.py::test_the_same_seed_drops_the_same_weights",),
+}
+# Sides that no test can take here: by the backend, a part of the text, and why.
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "numpy": {},
     "torch": {
-        "torch.jit.is_tracing() is True": "a plan is not made while torch traces",
-        "getattr(bias, 'requires_grad', None) is False": "a bias of torch's own, which the calls here give as NumPy's",
-        "X.is_nested is True": "such arrays are refused",
-        "X.layout != torch.strided is True": "such arrays are refused",
-        "call.extremes is not None is False": "lengths whose values a transform of torch hides",
-        "_minimum: isinstance(Y, int) is False": "lengths beside an order, whose values only a compiler hides",
-        "_may_recompute: torch.compiler.is_compiling() is True": "a compiled call in blocks",
+        "_may_recompute: torch.compiler.is_compiling() is True": "a note would end test_compiled.py's graph",
     },
-    "mxnet": {
-        "call.training is None is True": "MXNet's own state of training, of a layer that is called in blocks",
-        "drawn.seed is not None is False": "dropout at once, in test_dropout.py",
-        "backward: own is True": "MXNet 2.0 gives its new kind of array; the tests run 1.9",
-    },
+    "mxnet": {"backward: own is True": "MXNet 2.0 gives its new kind of array; the tests run 1.9"},
 }
 
 
@@ -86,7 +85,7 @@ class Branches(importlib.abc.MetaPathFinder):
     """Imports the engine of a backend with notes, and remembers by which test each side was first taken; a plugin."""
 
     def __init__(self, backend):
-        self.room, self.test, self.taken = f"mha.backends.{backend}.engine.", "", {}
+        self.room, self.test, self.taken = f"mha.backends.{backend}.engine.", "the import", {}
         self.texts, self.values = [], set()  # values: the texts of what ends an `and` or `or`
 
     def find_spec(self, name, path, target=None):
@@ -132,10 +131,11 @@ def main(backend):
     sys.meta_path.insert(0, branches)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "--backends", backend]
-    code = pytest.main([*options, *(str(ROOT / "tests" / f"test_{name}.py") for name in TESTS)], [branches])
+    tests = *TESTS, *MORE.get(backend, ())
+    code = pytest.main([*options, *(str(ROOT / "tests" / name) for name in tests)], [branches])
     if code != pytest.ExitCode.OK:
         sys.exit(f"the tests ended with {code!r}")
-    untaken, elsewhere = [], ELSEWHERE[backend]
+    untaken, elsewhere = [], ELSEWHERE.get(backend, {})
     used = set()
     for text in dict.fromkeys(branches.texts):
         sides = [branches.taken.get((text, side)) for side in (True, False)]

@@ -47,6 +47,19 @@ GROUPS = {
         "a mask is not cut to the length of all": {"tensorflow": (
             r"_replace\(valid_lens=None\)\.part\(keys=seen\)", "_replace(valid_lens=None)")},
         "queries of empty samples stay": {"torch": ("if shortest == 0:", "if False:")},
+        "another thread has its own state of training": {"mxnet": (
+            r"autograd\.is_training\(\) if call\.training is None else call\.training\n", "call.training\n")},
+    }),
+    "what a compiler knows": ("compiled", {
+        "a trace keeps the lengths of its first call": {"torch": (
+            r"if (torch\.compiler\.is_compiling\(\)) or torch\.jit\.is_tracing\(\):", r"if \1:")},
+        "what is decided in a trace is remembered": {"torch": (r" or torch\.jit\.is_tracing\(\) or not", " or not")},
+        "lengths that a map hides count as known": {"torch": (r"alone and call\.extremes is not None:", "alone:")},
+        "compiled blocks end the graph": {"torch": (r"    if torch\.compiler\.is_compiling\(\):\n        return True",
+            "    if False:\n        return True")},
+    }),
+    "what is refused": ("bad_inputs", {
+        "sparse arrays pass for those that were checked": {"torch": (r" or X\.layout != torch\.strided:", ":")},
     }),
     "options alone": ("alone", {
         "views of heads that are to be turned": {"torch": (r" or config\.qk_norm or config\.rotary\b", "")},
@@ -188,6 +201,8 @@ GROUPS = {
                 "for X in (keys, values)))\n        for cuts in pieces], 1)"),
         },
         "a kernel that keeps the scores is taken": {"torch": ("keeps = .*", "keeps = False")},
+        "a bias with gradients passes for one without": {"torch": (
+            r'bias is not None and getattr\(bias, "requires_grad", None\)', "None")},
         "keys are copied for every head": {"torch": (r"\.expand\(-1, sizes\[1\], -1, -1\)",
             ".repeat(1, sizes[0] * sizes[1] // X.shape[0], 1, 1)")},
     }),

@@ -179,6 +179,25 @@ def test_what_is_computed_again_drops_the_same(backend, small):
     assert np.abs(outputs[0] - outputs[1]).max() > 0.01 * np.abs(plain).max()
 
 
+@pytest.mark.backends("mxnet")  # whose own state of training another thread does not have
+def test_blocks_drop_the_same_again_in_the_frameworks_own_training(backend, small):
+    from mxnet import autograd
+
+    case = dataclasses.replace(CASES["many pieces, causal"], options=parity.WIDTHS | {"bias": False})
+    attention = mha.MultiHeadAttention(**case.options, dropout=0.5, dtype="float64", backend=backend)
+    small()
+    with dispatch.load(backend).context("float64"):
+        queries, keys, values, cotangent = adapters.of(backend).own(*case.inputs("float64"))
+        values.attach_grad()
+        with autograd.record():
+            output = attention.layer(queries, keys, values, case.call("float64")["valid_lens"], None, None, True)
+        output.backward(cotangent)
+    shares, back = mha.to_numpy(output * cotangent), mha.to_numpy(values * values.grad).sum()
+    there = shares.sum()
+    limit = parity.bound("float64", there, there, gradient=True, scale=np.abs(shares).sum())
+    assert parity.error(back, there) <= limit
+
+
 @pytest.mark.backends("mxnet")  # the others ask for a gradient by what it is by, as the tests above do
 def test_gradients_by_some_alone(backend, small):
     """A frozen layer sends gradients into the values as any other, and weights may add theirs up."""

@@ -6,6 +6,7 @@ import pytest
 from layers import B, H, K, Q, agrees, draw, make
 
 import mha
+from mha.engine import cutting
 
 COMPILES = pytest.mark.needs("a compiler")
 # A compiler that traces does not know the values of lengths, and so nothing checks them.
@@ -89,6 +90,37 @@ def test_options_are_in_one_graph_of_any_sizes(backend, rng, name):
         given = {key: torch.tensor(A) if isinstance(A, np.ndarray) else A for key, A in call(T).items()}
         found, expected = (mha.to_numpy(attend(X, X, X, **given)) for attend in (compiled, layer))
         assert agrees(found, expected)
+
+
+@pytest.mark.backends("torch")
+def test_blocks_are_in_one_graph(backend, rng, monkeypatch):
+    """Their backward pass computes them again there, too."""
+    import torch
+
+    layer = mha.MultiHeadAttention(16, 4, dtype="float64", backend=backend).layer
+    X, mask = torch.tensor(rng.normal(size=(2, 11, 16)), requires_grad=True), torch.ones(11, 11, dtype=bool).tril()
+    monkeypatch.setattr(cutting, "SCORES", 2 * 4 * 3 * 11)  # of three queries
+    torch.compiler.reset()
+    results = []
+    for attend in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        output = attend(X, X, X, mask=mask)
+        results.append((output, *torch.autograd.grad(output.square().sum(), X)))
+    for expected, found in zip(*results, strict=True):
+        assert agrees(found, mha.to_numpy(expected), gradient=True)
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_of_torch_takes_other_lengths(backend, rng):
+    """Nothing of its symbols is remembered for later calls."""
+    import torch
+
+    layer = mha.MultiHeadAttention(16, 4, dtype="float64", backend=backend).layer
+    X, (first, other) = torch.tensor(rng.normal(size=(2, 7, 16))), torch.tensor([[3, 5], [7, 0]])
+    traced = torch.jit.trace(layer, (X, X, X, first), check_trace=False)
+    assert not layer.plans
+    for lengths in (first, other):
+        assert agrees(traced(X, X, X, lengths), mha.to_numpy(layer(X, X, X, lengths)))
 
 
 @COMPILES

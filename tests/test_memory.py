@@ -27,8 +27,8 @@ def in_numpy(attention, X):
         tracemalloc.stop()
 
 
-def in_torch(attention, X):
-    """The bytes that a call in training keeps for the backward pass."""
+def in_torch(attention, X, **call):
+    """The bytes that a call in training, with more arguments, keeps for the backward pass."""
     import torch
 
     kept = {}
@@ -39,7 +39,7 @@ def in_torch(attention, X):
 
     X = torch.tensor(X, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda X: X):
-        attention.layer(X, X, X, training=True)
+        attention.layer(X, X, X, training=True, **call)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -72,6 +72,16 @@ def test_gradients_keep_no_scores(backend, monkeypatch, options):
     X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
     monkeypatch.setattr(cutting, "SCORES", PIECE)
     assert MEASURED[backend](attention, X) < ALL_SCORES / 2
+
+
+@on_torch
+def test_a_bias_that_needs_a_gradient_keeps_no_scores(backend, monkeypatch):
+    """Nor after a call with one that needs none, for which the kernel is right."""
+    attention, bias = mha.MultiHeadAttention(6, H, backend=backend), np.zeros((1, H, 1, T), "float32")
+    X, (bias,) = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32"), adapters.of(backend).own(bias)
+    monkeypatch.setattr(cutting, "SCORES", PIECE)
+    for needed in (False, True):
+        assert in_torch(attention, X, score_bias=bias.requires_grad_(needed)) < ALL_SCORES / 2, needed
 
 
 @on_these
