@@ -227,6 +227,16 @@ def test_a_prefix_that_is_too_short_lists_what_begins_with_it():
     assert "layers.1." not in str(error.value)
 
 
+def test_a_scheme_and_a_prefix_at_which_nothing_is_are_said_with_what_is_there():
+    with pytest.raises(
+        ValueError, match=r"no attention layer .* scheme='opt', prefix='x'; choose scheme='opt', prefix="
+    ):
+        schemes.choose(model(), "opt", "x")
+    part = "k_proj.weight"
+    assert schemes.choose([f"x.{part}"], "opt", "x") == schemes.choose([f"x.{part}"], "opt", "x.") == ("opt", "x.")
+    assert schemes.choose([part], "opt", "") == ("opt", "")
+
+
 def test_a_long_list_is_cut():
     names = [name for number in range(12) for name in stored("bert", f"layer.{number}.")[1]]
     with pytest.raises(ValueError, match=r"12 attention layers .* prefix='layer.7.'; and 4 more$"):

@@ -55,9 +55,9 @@ _PACKED: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
     "bloom": {"alibi": True},
 }
-# The tables of biases of these models are an argument of the call.
-_T5: dict[str, Any] = {"d_kv": 64, "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
-_BIASED = {
+# What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
+_T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
+_BIASED: dict[str, dict[str, Any]] = {
     "t5": _T5 | {"num_heads": 8},
     "mt5": _T5 | {"num_heads": 6},
     "umt5": _T5 | {"num_heads": 6},

@@ -58,7 +58,7 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
     ]
     if len(fitting) == 1:
         return fitting[0]
-    if scheme != "auto" and prefix is not None and not fitting:
+    if scheme != "auto" and prefix is not None:
         begin = prefix and prefix.removesuffix(".") + "."
         if any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
             return scheme, begin  # `wanted` says what is missing
