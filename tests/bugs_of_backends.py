@@ -36,7 +36,7 @@ GROUPS = {
         "the bias of the first queries in every piece": {
             "tensorflow": (r"\(s \* P \+ p\) \* C \+ c", "(s * P + p) * C"),
             "mxnet": (r"zip\(\(block, seen\), pairs", "zip((slice(block.stop - block.start), seen), pairs"),
-            "jax": (r"\(lens, offset, \*pairs\)", "(lens, offset, *map(of_first, pairs))", r"    arrays = \[",
+            "jax": (r"\(lens, (offset.*), \*pairs\)", r"(lens, \1, *map(of_first, pairs))", r"    arrays = \[",
             "    of_first = lambda X: X if X.shape[2] == 1 else jnp.tile(\n"
             "        X[:, :, :size], (1, 1, -(-Q // size), 1))[:, :, :Q]\n    arrays = ["),
         },
@@ -46,6 +46,16 @@ GROUPS = {
         },
         "a mask is not cut to the length of all": {"tensorflow": (
             r"_replace\(valid_lens=None\)\.part\(keys=seen\)", "_replace(valid_lens=None)")},
+        "both passes of a function of one's own drop other weights": {"tensorflow": (
+            r"seed = pooling\.dropping\.seed_generator\.next\(\) if .*\n",
+            "seed = tf.random.uniform((2,), maxval=2**30, dtype=tf.int32)\n",
+            r"stateless_fold_in\(tf\.cast\(seed, tf\.int32\), piece\)",
+            "stateless_fold_in(tf.random.uniform((2,), maxval=2**30, dtype=tf.int32), piece)")},
+        "several samples have the first one's length": {"tensorflow": (
+            r"isinstance\(heads, int\) and heads <= G", "isinstance(heads, int)")},
+        "offsets of 64 bits meet integers of 32": {"tensorflow": (
+            r"isinstance\(offset, int\) and offset\.dtype != tf\.int32", "isinstance(offset, int) and False")},
+        "a mask of one column is cut as others are": {"jax": (r"X if X\.shape\[3\] == 1 else cut", "cut")},
         "queries of empty samples stay": {"torch": ("if shortest == 0:", "if False:")},
         "another thread has its own state of training": {"mxnet": (
             r"autograd\.is_training\(\) if call\.training is None else call\.training\n", "call.training\n")},
@@ -57,6 +67,32 @@ GROUPS = {
         "lengths that a map hides count as known": {"torch": (r"alone and call\.extremes is not None:", "alone:")},
         "compiled blocks end the graph": {"torch": (r"    if torch\.compiler\.is_compiling\(\):\n        return True",
             "    if False:\n        return True")},
+    }),
+    "what a layer of Keras was made": ("tensorflow_calls", {
+        "a part that looks at neighbours has rows": {"tensorflow": (
+            r"return type\(dense\) is keras\.layers\.Dense and is_untouched\(dense\)", "return True")},
+        "rows count as samples in the loss of a part": {"tensorflow": (r"Dense and is_untouched\(dense\)", "Dense")},
+        "a part's own loss is forgotten": {"tensorflow": (r" and part\.activity_regularizer is None\n", "\n")},
+        "a part of another precision counts as the layer's": {"tensorflow": (
+            r" or part\.dtype_policy\.name != dtype\.name", "")},
+        "a norm of another class counts as the layer's": {"tensorflow": (r"type\(part\) is not HeadNorm or \(", "(")},
+        "a norm's epsilon counts as the configuration's": {"tensorflow": (
+            r"is not HeadNorm or \(part\.kind, part\.eps\) != .*:", "is not HeadNorm:")},
+        "a dropout counts as the configuration's": {"tensorflow": (
+            r"pooling\.dropout == pooling\.dropping\.rate == config\.dropout and ", "")},
+        "a cap counts as the configuration's": {"tensorflow": (r" and pooling\.softcap == config\.softcap\)", ")")},
+        "a scale counts as the configuration's": {"tensorflow": (r"pooling\.scale != config\.scale:", "False:")},
+        "scores of one's own count as finite": {"tensorflow": (
+            r" and is_untouched\(layer\.attention\) and not", " and not")},
+        "a variable passes for a compiled function's array": {"tensorflow": (
+            r"if not isinstance\(X, \(tf\.Tensor, np\.ndarray\)\) or 0 in X\.shape", "if 0 in X.shape")},
+    }),
+    "what is remembered of calls": ("programs", {
+        "lengths that were seen count as all others": {"jax": (r"_seen and _seen\(\) is lengths", "_seen")},
+        "lengths that only a compiler knows are looked at": {"jax": (
+            r"    if \(known := (arrays\.known\(lengths\))\) is None:.*\n        return given\n", r"    known = \1\n")},
+        "all calls are remembered": {"jax": (r"len\(PLANS\) >= MOST", "False")},
+        "each offset is looked at anew": {"jax": (r" or int in types", "")},
     }),
     "what is refused": ("bad_inputs", {
         "sparse arrays pass for those that were checked": {"torch": (r" or X\.layout != torch\.strided:", ":")},

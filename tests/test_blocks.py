@@ -17,7 +17,7 @@ SMALL = 60  # scores at a time: some queries of one head, so that samples, heads
 
 
 MANY = parity.Case("", ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), offset=[0, -7, 4], head_gates=(3, 6), batch=3)
-MANY = dataclasses.replace(MANY, num_queries=29, num_keys=31)
+MANY = dataclasses.replace(MANY, mask=(3, 1, 29, 1), num_queries=29, num_keys=31)
 WINDOW = parity.WIDTHS | {"num_heads": 6, "num_key_value_heads": 2, "window": (4, 1)}
 LARGE = {"batch": 3, "num_queries": 29, "num_keys": 31}
 # PyTorch's kernel asks for one width of heads, which these have.
@@ -47,7 +47,7 @@ CASES = {
         parity.Case(
             "many pieces, causal", parity.WIDTHS, [5, 31, 0], causal=True, batch=3, num_queries=29, num_keys=31
         ),
-        parity.Case("many pieces, window", WINDOW, [31, 0, 17], batch=3, num_queries=29, num_keys=31, offset=-1),
+        parity.Case("many pieces, window", WINDOW, [31, 0, 17], offset=-1, head_gates=(6,), **LARGE),
         parity.Case("window of some keys", WINDOW, causal=True, num_queries=7, num_keys=17, offset=[8, 6]),
         parity.Case(
             "window, lengths per query",
@@ -277,6 +277,55 @@ def test_sizes_that_are_learnt_late_may_be_zero(backend, small):
             output = called(tf.ones((B, Q, 12)), *2 * [tf.ones((B, K, 12))])
             assert output.shape == (B, Q, 12)
             assert (np.abs(output).max(initial=0) > 0) == (min(B, Q, K) > 0)
+
+
+KNOWN = {
+    "heads": (40, {}),
+    "heads, lengths": (40, {"valid_lens": [7, 3, 0, 5]}),
+    "heads, lengths per query": (40, {"valid_lens": np.arange(20).reshape(4, 5) % 8}),
+    "heads, offsets": (40, {"offset": [1, -2, 0, 3]}),
+    "samples, lengths": (220, {"valid_lens": [7, 3, 0, 5]}),
+}
+
+
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("name", KNOWN)
+def test_sizes_that_a_function_of_ones_own_knows(backend, rng, small, name):
+    """In training too: without dropout that is nothing else."""
+    import tensorflow as tf
+
+    scores, call = KNOWN[name]
+    attention = mha.MultiHeadAttention(12, 3, dtype="float64", backend=backend)
+    arrays, causal = [rng.normal(size=(4, T, 12)) for T in (5, 7, 7)], "offset" in call
+    expected = attention.to("numpy")(*arrays, **call, causal=causal)
+    small(scores)
+    attend = tf.function(lambda *X, **call: attention.layer(*X, **call, causal=causal, training=True), autograph=False)
+    found = attend(*map(tf.constant, arrays), **{key: tf.constant(X, tf.int64) for key, X in call.items()})
+    assert parity.error(found.numpy(), expected) <= parity.bound("float64", expected, expected)
+
+
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("scores", [cutting.SCORES, 40], ids=["one piece", "pieces"])
+def test_both_passes_of_ones_own_function_drop_the_same(backend, rng, small, scores):
+    """Without biases the output is linear in the values."""
+    import tensorflow as tf
+
+    small(scores)
+    layer = mha.MultiHeadAttention(12, 3, dropout=0.5, dtype="float64", backend=backend).layer
+    queries, keys, values = (tf.constant(rng.normal(size=(4, T, 12))) for T in (5, 7, 7))
+
+    @tf.function(autograph=False)
+    def both(values):
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            output = layer(queries, keys, values, training=True)
+        return output, tape.gradient(output, values)
+
+    first, second = both(values), both(values)
+    assert np.abs(first[0] - second[0]).max() > 0.01
+    for output, gradient in (first, second):
+        there, back, size = (X.numpy() for X in map(tf.reduce_sum, (output, values * gradient, abs(output))))
+        assert parity.error(back, there) <= parity.bound("float64", there, there, gradient=True, scale=size)
 
 
 @pytest.mark.backends("jax")

@@ -1,7 +1,6 @@
 """How many programs the frameworks compile: for kinds of calls, not for each of their sizes or lengths."""
 
-import functools
-
+import adapters
 import numpy as np
 import pytest
 
@@ -32,19 +31,57 @@ def test_lengths_compile_nothing_new_in_jax(backend, rng):
     assert called._cache_size() == 1
 
 
-@pytest.mark.backends("jax")
-def test_offsets_compile_nothing_new_in_jax(backend, rng):
+@pytest.fixture
+def plans():
+    """What JAX remembers of calls; nothing at first."""
     from mha.backends.jax.engine import calls
 
     calls.PLANS.clear()
+    return calls.PLANS
+
+
+@pytest.mark.backends("jax")
+@pytest.mark.parametrize("kind", ["numpy", "own"])
+def test_offsets_compile_nothing_new_in_jax(backend, rng, plans, kind):
     attention = mha.MultiHeadAttention(12, 3, window=(2, 0), rotary=mha.Rotary(), backend=backend)
     X, programs = rng.normal(size=(2, 8, 12)).astype("float32"), set()
+    (own,) = [X] if kind == "numpy" else adapters.of(backend).own(X)
     for offset in (1, 2, 5, -3):
         options = {"causal": True, "offset": offset}
-        called = functools.partial(attention, X, X, **options)
-        check(called, attention, X, None, **options)
-        programs |= {program._cache_size() for program, _ in calls.PLANS.values()}
-    assert len(calls.PLANS) == len(programs) == 1
+        check(lambda _, lengths: attention(own, own, own, lengths, **options), attention, X, None, **options)  # noqa: B023
+        programs |= {program._cache_size() for program, _ in plans.values()}
+    assert len(plans) == len(programs) == 1
+
+
+@pytest.mark.backends("jax")
+def test_lengths_that_were_seen_count_for_other_keys(backend, rng, plans):
+    """An array of JAX does not change, and is looked at once; what a compiler will know is not."""
+    import jax
+
+    attention, X = mha.MultiHeadAttention(12, 3, backend=backend), rng.normal(size=(2, 8, 12)).astype("float32")
+    lengths, wide = adapters.of(backend).own(np.array([3, 6], "int32"), np.array([3, 2**32 - 1], "uint32"))
+    for num_keys in (8, 8, 8, 5, 5):
+        keys, numpy = X[:, :num_keys], attention.to("numpy")
+        expected = numpy(X, keys, keys, np.minimum([3, 6], num_keys))
+        for found in (attention(X, keys, keys, lengths), attention(X, keys, keys, np.array([3, 6], "int8"))):
+            assert parity.error(found, expected) <= parity.bound("float32", expected, expected)
+    twice = jax.jit(lambda X, lengths: attention(X, X, X, lengths) + attention(X, X, X, lengths))
+    expected = 2 * numpy(X, X, X, [3, 8])
+    assert parity.error(mha.to_numpy(twice(X, wide)), expected) <= parity.bound("float32", expected, expected)
+    assert len(plans) == 5
+
+
+@pytest.mark.backends("jax")
+def test_only_so_many_calls_are_remembered_in_jax(backend, rng, plans, monkeypatch):
+    from mha.backends.jax.engine import calls
+
+    monkeypatch.setattr(calls, "MOST", 2)
+    attention, X = mha.MultiHeadAttention(12, 3, backend=backend), rng.normal(size=(2, 8, 12)).astype("float32")
+    expected = attention(X, X, X)
+    for num_queries in (1, 2, 3, 1):
+        found, wanted = attention(X[:, :num_queries], X, X), expected[:, :num_queries]
+        assert parity.error(found, wanted) <= parity.bound("float32", wanted, wanted)
+        assert len(plans) <= 2
 
 
 @pytest.mark.backends("tensorflow")

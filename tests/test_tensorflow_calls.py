@@ -157,6 +157,36 @@ def adapted(attention):
     attention.layer.W_v.enable_lora(2, b_initializer="ones")
 
 
+def convolved(attention):
+    """Layers that take three axes, as Keras' dense one need not."""
+    import keras
+
+    for name in ("W_q", "W_v", "W_o"):
+        setattr(attention.layer, name, keras.layers.Conv1D(12, 3, padding="same", use_bias=False, dtype="float64"))
+
+
+def capped(attention):
+    attention.layer.attention.softcap = 0.1
+
+
+def scaled(attention):
+    attention.layer.attention.scale = 3.0
+
+
+def normed(attention):
+    attention.layer.q_norm.eps = 3.0
+
+
+def normed_by_another(attention):
+    norm = attention.layer.k_norm
+
+    class Doubled(type(norm)):
+        def call(self, X):
+            return 2 * super().call(X)
+
+    attention.layer.k_norm = Doubled(norm.kind, 4, norm.eps, "float64")
+
+
 def pooled(attention):
     pool = attention.layer.attention
     pool.scores = lambda queries, keys, scores=pool.scores: 2 * scores(queries, keys)
@@ -173,12 +203,20 @@ def subclassed(attention):
 
 
 CHANGES = [replaced, activated, wrapped, pooled, subclassed]
+NORMS = {"qk_norm": "rms"}
 
 
-@pytest.mark.parametrize("change", [*CHANGES, adapted])
-def test_a_part_that_is_changed_counts(rng, tf, functions, change):
-    attention, arrays = make(), draw(rng)
-    before = make()(*arrays)  # of the same configuration: the function is there
+@pytest.mark.parametrize(
+    ("change", "options"),
+    [
+        *((one, {}) for one in (*CHANGES, adapted, convolved, capped, scaled)),
+        (normed, NORMS),
+        (normed_by_another, NORMS),
+    ],
+)
+def test_a_part_that_is_changed_counts(rng, tf, functions, change, options):
+    attention, arrays = make(**options), draw(rng)
+    before = make(**options)(*arrays)  # of the same configuration: the function is there
     close(attention.trace(*arrays)["output"], before)
     change(attention)
     traced = tf.function(attention.layer, autograph=False)(*map(tf.constant, arrays))
@@ -198,6 +236,80 @@ def test_a_part_that_is_changed_counts_in_gradients(rng, tf, functions, change):
     expected = tape.gradient(output, values)
     assert np.abs(expected - before).max() > 0.01
     close(attention.gradients(*arrays)["values"], expected)
+    output, pull_back = attention.vjp(*arrays)
+    close(pull_back(np.ones_like(output))["values"], expected)
+
+
+def test_a_dropout_that_is_changed_counts(rng, functions):
+    attention, arrays = make(dropout=0.5), draw(rng)
+    before = make(dropout=0.5)(*arrays, training=True)
+    attention.layer.attention.dropping.rate = 0
+    expected = attention(*arrays)
+    assert np.abs(before - expected).max() > 0.01
+    close(attention(*arrays, training=True), expected)
+
+
+def test_a_part_of_another_precision_counts(rng, functions):
+    import keras
+
+    attention, arrays = make(dtype="float32"), [X.astype("float32") for X in draw(rng)]
+    expected = attention(*arrays)
+    attention.layer.W_v.dtype_policy = keras.DTypePolicy("mixed_bfloat16")
+    found = attention(*arrays)
+    assert (found != expected).any()
+    assert parity.error(found, expected) <= parity.bound("bfloat16", expected, expected)
+
+
+def test_a_part_that_is_new_is_built_by_the_call(rng, functions):
+    import keras
+
+    attention, arrays = make(), draw(rng)
+    attention.layer.W_v = keras.layers.Dense(12, use_bias=False, dtype="float64")
+    output = attention.layer(*arrays, training=False)
+    assert np.abs(output - make()(*arrays)).max() > 0.01
+    close(attention.layer(*arrays, training=False), output)
+
+
+def test_the_loss_of_a_part_is_the_layers(rng, functions):
+    import keras
+
+    attention, arrays = make(), draw(rng)
+    attention.layer(*arrays, training=False)
+    attention.layer.W_v.activity_regularizer = keras.regularizers.L2(1.0)
+    for weights in (False, True):
+        attention.layer(*arrays, training=False, return_weights=weights)
+        (found,) = attention.layer.losses
+        close(found, np.square(arrays[2] @ attention.weights["W_v.kernel"]).sum() / 2)  # of two samples
+
+
+def test_scores_of_ones_own_may_be_infinite_where_lengths_hide(rng, tf, functions):
+    """Hidden keys are blank, and have no direction."""
+    attention, (queries, keys, values) = make(), draw(rng)
+    attention.layer.attention.scores = lambda q, k: -tf.math.log(tf.matmul(q, k, transpose_b=True) ** 2)
+    attend = tf.function(attention.layer, autograph=False)
+    output = attend(queries, keys, values, tf.constant([3, 5]))
+    for sample, length in enumerate((3, 5)):
+        own = slice(sample, sample + 1)
+        close(output[own], attend(queries[own], keys[own, :length], values[own, :length]))
+
+
+def test_a_part_that_looks_at_neighbours_has_them_in_pieces(rng, tf, functions, monkeypatch):
+    monkeypatch.setattr(cutting, "SCORES", 40)
+    attention, arrays = make(), draw(rng)
+    convolved(attention)
+    close(attention(*arrays, [7, 5]), attention(*arrays, [7, 5], return_weights=True)[0])
+
+
+def test_variables_of_tensorflow_are_arrays(rng, tf, functions):
+    attention, arrays = make(), draw(rng)
+    close(attention.layer(*map(tf.Variable, arrays), training=False), attention(*arrays))
+
+
+def test_a_layer_of_several_replicas(rng, tf, functions):
+    attention, arrays = make(), draw(rng)
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        copied = make()
+    close(copied(*arrays), attention(*arrays))
 
 
 def test_dropout_draws_anew_and_by_the_seed(rng, functions):
@@ -254,8 +366,9 @@ def test_weights_of_a_stateless_call(rng, tf, functions):
     attention, other, arrays = make(), make(seed=1), [tf.constant(X) for X in draw(rng)]
     attention(*arrays)
     weights = [W.value for W in other.layer.trainable_variables]
-    output, _ = attention.layer.stateless_call(weights, [], *arrays, training=False)
-    close(output, other(*arrays))
+    for given in (weights, [tf.convert_to_tensor(W) for W in weights]):
+        output, _ = attention.layer.stateless_call(given, [], *arrays, training=False)
+        close(output, other(*arrays))
 
 
 def test_a_layer_around_it_with_another_precision(rng, tf, functions):

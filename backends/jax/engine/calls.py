@@ -25,7 +25,7 @@ MOST = 4096  # kinds, and programs, that are remembered
 SWITCHES = {bool, type(None)}
 _aval = operator.attrgetter("aval")
 _NUMBERS = [(name, Call._fields.index(name), ROWS[name].default) for name in ARRAYS]
-_seen = (lambda: None), 0  # lengths that were found to be right, and for how many keys
+_seen = None  # a weak reference to lengths that were found to be right
 
 
 def attend(layer, queries, keys, values, call):
@@ -94,13 +94,13 @@ def checked(given, num_keys):
     if "offset" in given:
         column(given["offset"])
     lengths = given.get("valid_lens")
-    if lengths is None or (_seen[0]() is lengths and _seen[1] == num_keys):
+    if lengths is None or (_seen and _seen() is lengths):
         return given
     if (known := arrays.known(lengths)) is None:  # a compiler will know them
         return given
     limit, _ = limited(known, num_keys)
     if limit is known and type(lengths) is not np.ndarray and lengths.dtype == np.int32:
-        _seen = weakref.ref(lengths), num_keys
+        _seen = weakref.ref(lengths)
         return given
     return given | {"valid_lens": arrays.tensor(checks.plain(limit))}  # JAX takes int64 in some contexts only
 

@@ -81,7 +81,8 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
         if narrow + left + right < K:  # else all keys may be seen
             size, seen = narrow, narrow + left + right
     heads = cutting.heads(BG, G, of_pair * size * seen)
-    if seen < K and type(call.offset) is not int and len(call.offset) > 1:
+    offset = call.offset + jnp.zeros((1, 1), int)  # (B or 1, 1)
+    if seen < K and len(offset) > 1:
         heads = min(heads, G)  # each sample has its own keys
     sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
     counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
@@ -90,9 +91,8 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     flipped = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
     keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
-    offset = (call.offset + jnp.zeros((1, 1), int))[:, :, None, None]  # (B or 1, 1, 1, 1)
     names, pairs = call.pairs().keys(), call.pairs().values()
-    arrays = [None if X is None else arranged(X) for X in (lens, offset, *pairs)]
+    arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *pairs)]
     cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 

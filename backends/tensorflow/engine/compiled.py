@@ -73,10 +73,10 @@ def variables(layer):
     if config.qk_norm:
         norms += layer.q_norm, layer.k_norm
     for part in (layer, pooling, *dense, *norms):
-        if not METHODS.isdisjoint(vars(part)) or part.activity_regularizer is not None:
+        if not is_untouched(part):
             return None
     for part in dense:
-        plain = type(part) is keras.layers.Dense and part.built and part.activation is keras.activations.linear
+        plain = type(part) is keras.layers.Dense and part.activation is keras.activations.linear
         if not plain or part.lora_enabled or part.dtype_policy.name != dtype.name:
             return None
     for part in norms:

@@ -15,7 +15,7 @@ from .. import arrays
 from .. import layer as lesson
 from ..arrays import refuse_masks, shape_of
 from ..hiding import blank
-from .compiled import INTEGERS, Plan, drawn_seed, run, tracing, variables
+from .compiled import INTEGERS, Plan, drawn_seed, is_untouched, run, tracing, variables
 from .compiled import fits as scores_fit
 from .operations import OPERATIONS
 from .pieces import fits, of_seen, whole
@@ -62,7 +62,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if 0 in (*queries.shape[:2], keys.shape[1]):
             return call
         plan = Plan()
-        if reach(call) == (None, None) or (type(call.offset) is int and call.offset == 0):
+        if reach(call) == (None, None) or call.offset == 0:
             plan.fits = scores_fit(self.config, queries, keys, call)
         return call._replace(plan=plan, lesson=self.in_lesson(queries, keys, call))
 
@@ -126,7 +126,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if len(pooled.shape) == 3:
             return super().merge(pooled)  # (B, Q, H*dv)
         (B, H, Q, dv), pooled = shape_of(pooled), tf.transpose(pooled, (0, 2, 1, 3))  # (B, Q, H, dv)
-        if isinstance(self.W_o, keras.layers.Dense):
+        if takes_rows(self.W_o):
             return tf.reshape(pooled, (-1, H * dv))  # (B*Q, H*dv)
         return tf.reshape(pooled, (B, Q, H * dv))  # (B, Q, H*dv)
 
@@ -173,11 +173,16 @@ def by_rows(dense, X, seen=None):
 
     seen: None, or where X counts, (B or 1, T): the other rows are zeros, and not projected.
     """
+    if not takes_rows(dense):
+        return dense(X)  # (B, T, out)
     if seen is not None:
         return of_seen(dense, X, seen)  # (B, T, out)
-    if isinstance(dense, keras.layers.Dense):
-        X = tf.reshape(X, (-1, shape_of(X)[2]))  # (B*T, in)
-    return dense(X)
+    return dense(tf.reshape(X, (-1, shape_of(X)[2])))  # (B*T, out)
+
+
+def takes_rows(dense):
+    """Whether a layer of Keras gives the same for rows; another may look at their neighbours, or count samples."""
+    return type(dense) is keras.layers.Dense and is_untouched(dense)
 
 
 def split(X, sizes, into_batch):
