@@ -8,6 +8,7 @@ import pages
 import pytest
 from commands import narrow, run, run_installed
 from rich.cells import cell_len
+from rich.console import Console
 
 from mha import explain
 from mha.cli import explain as command
@@ -211,3 +212,10 @@ def test_lines_of_any_language():
     assert wrapped_anywhere("a longer-word-than-that, b", 6) == ["a", "longer-word-than-that,", "b"]
     assert wrapped_anywhere("longer-word-than-that, b", 6, " ") == [" longer-word-than-that,", " b"]
     assert wrapped_anywhere("it is 1 * 2 = 2 here", 12) == ["it is", "1 * 2 = 2", "here"]
+
+
+@pytest.mark.parametrize(("width", "longest"), [(200, 80), (60, 60)])
+def test_lines_are_as_long_as_fits_a_usual_terminal(width, longest):
+    lines = command._lines(Console(width=width), "注" * 100)
+    assert max(map(cell_len, lines)) == longest
+    assert all(line.startswith("    ") for line in lines)

@@ -27,7 +27,7 @@ def test_one_call_is_longer_than_the_window(window):
     options = WINDOWED | {"window": window}
     outcome = outcome_of(Port, options)
     long = ["float64, long sequence", "float64, long sequence, causal"]
-    assert {*long[: 1 + (window[1] != 0)]} <= {*outcome.reports}
+    assert [name for name in outcome.reports if "long" in name and "64" in name] == long[: 1 + (window[1] != 0)]
     with pytest.raises(AssertionError, match="the window is ignored"):
         outcome_of(Unwindowed, options)
 
