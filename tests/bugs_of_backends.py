@@ -84,13 +84,12 @@ GROUPS = {
         "a scale counts as the configuration's": {"tensorflow": (r"pooling\.scale != config\.scale:", "False:")},
         "scores of one's own count as finite": {"tensorflow": (
             r" and is_untouched\(layer\.attention\) and not", " and not")},
-        "a variable passes for a compiled function's array": {"tensorflow": (
-            r"if not isinstance\(X, \(tf\.Tensor, np\.ndarray\)\) or 0 in X\.shape", "if 0 in X.shape")},
     }),
     "what is remembered of calls": ("programs", {
         "lengths that were seen count as all others": {"jax": (r"_seen and _seen\(\) is lengths", "_seen")},
         "lengths that only a compiler knows are looked at": {"jax": (
             r"    if \(known := (arrays\.known\(lengths\))\) is None:.*\n        return given\n", r"    known = \1\n")},
+        "a number counts as a switch": {"jax": (r" or not SWITCHES\.issuperset\(map\(type, switches\)\)", "")},
         "all calls are remembered": {"jax": (r"len\(PLANS\) >= MOST", "False")},
         "each offset is looked at anew": {"jax": (r" or int in types", "")},
     }),

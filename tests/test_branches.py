@@ -1,15 +1,15 @@
-"""Each side of each branch in the engines that run operation by operation is taken by a test that checks numbers."""
+"""Each side of each branch in the engines is taken by a test that checks numbers, in two of them while it is traced."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import adapters
 import pytest
 
+from mha import dispatch
 
-@pytest.mark.backends(*adapters.EAGER)
-@pytest.mark.long(*adapters.EAGER)  # it runs hundreds of tests once more
+
+@pytest.mark.long(*dispatch.FRAMEWORKS)  # it runs hundreds of tests once more
 def test_each_side_is_taken(backend):
     command = [sys.executable, str(Path(__file__).with_name("branches.py")), backend]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha import parity
+from mha import dispatch, parity
 
 LENGTHS = range(1, 9)
 
@@ -69,6 +69,25 @@ def test_lengths_that_were_seen_count_for_other_keys(backend, rng, plans):
     expected = 2 * numpy(X, X, X, [3, 8])
     assert parity.error(mha.to_numpy(twice(X, wide)), expected) <= parity.bound("float32", expected, expected)
     assert len(plans) == 5
+
+
+@pytest.mark.backends("jax")
+def test_lengths_of_64_bits_and_of_more_keys(backend, rng, plans):
+    attention, X = mha.MultiHeadAttention(12, 3, dtype="float64", backend=backend), rng.normal(size=(2, 600, 12))
+    with dispatch.load(backend).context("float64"):
+        (lengths,) = adapters.of(backend).own(np.array([300, 6]))
+    expected = attention.to("numpy")(X[:, :2], X, X, [300, 6])
+    for _ in range(2):
+        found = attention(X[:, :2], X, X, lengths)
+        assert parity.error(found, expected) <= parity.bound("float64", expected, expected)
+
+
+@pytest.mark.backends("jax")
+def test_a_number_is_no_switch_after_a_call_with_one(backend, plans):
+    attention, (X,) = mha.MultiHeadAttention(12, 3, backend=backend), adapters.of(backend).own(np.ones((2, 8, 12), "f"))
+    attention(X, X, X, causal=True)
+    with pytest.raises(TypeError, match=r"causal is 1 \(int\), expected True or False"):
+        attention(X, X, X, causal=1)
 
 
 @pytest.mark.backends("jax")

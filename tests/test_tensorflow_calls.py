@@ -302,7 +302,12 @@ def test_a_part_that_looks_at_neighbours_has_them_in_pieces(rng, tf, functions, 
 
 def test_variables_of_tensorflow_are_arrays(rng, tf, functions):
     attention, arrays = make(), draw(rng)
-    close(attention.layer(*map(tf.Variable, arrays), training=False), attention(*arrays))
+    variables = [*map(tf.Variable, arrays)]
+    with tf.GradientTape() as tape:
+        output = attention.layer(*variables, training=False)
+    close(output, attention(*arrays))
+    for found, expected in zip(tape.gradient(output, variables), attention.gradients(*arrays).values(), strict=False):
+        close(found, expected)
 
 
 def test_a_layer_of_several_replicas(rng, tf, functions):
