@@ -131,6 +131,8 @@ def _changes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
             for i, one in enumerate(node.generators):
                 if one.ifs:
                     yield _set(node, generators=[*node.generators[:i], _set(one, ifs=[]), *node.generators[i + 1 :]])
+        case ast.Lambda(body=ast.Tuple(elts=[first, second, *rest])):  # what things are ordered by, first and next
+            yield _set(node, body=ast.Tuple([second, first, *rest]))
         case ast.Call():
             yield from _calls(node)
         case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
@@ -140,7 +142,7 @@ def _changes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 
 
 def _calls(node: ast.Call) -> Iterator[ast.Call]:
-    """What a call may be changed to: less one named argument, its first two swapped, or another function."""
+    """What a call may be changed to: less one named argument, its first two swapped, or another function or order."""
     for i, keyword in enumerate(node.keywords):
         if keyword.arg and keyword.arg not in GUARDS:
             yield _set(node, keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
@@ -149,6 +151,8 @@ def _calls(node: ast.Call) -> Iterator[ast.Call]:
     fixed = starred or ast.unparse(node.func).rpartition(".")[2] in SYMMETRIC
     if second is not None and not fixed and ast.dump(first) != ast.dump(second):  # type: ignore[arg-type]
         yield _set(node, args=[second, first, *rest])
+    if ast.unparse(node.func).rpartition(".")[2] in ("sorted", "sort"):
+        yield _set(node, keywords=[*node.keywords, ast.keyword("reverse", ast.Constant(True))])
     if isinstance(node.func, ast.Name) and node.func.id in NAMES:
         yield _set(node, func=ast.Name(NAMES[node.func.id]))
     if isinstance(node.func, ast.Attribute) and node.func.attr in NAMES:

@@ -325,6 +325,16 @@ def test_peak_memory():
     assert worker._peak() - worker._reset_peak() < 2**20
 
 
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_peak_memory_where_no_file_tells_it(monkeypatch, platform, unit):
+    def no_file(field):
+        raise OSError(field)
+
+    monkeypatch.setattr(worker, "_status", no_file)
+    monkeypatch.setattr(worker.sys, "platform", platform)
+    assert worker._peak() == unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def test_a_worker_of_each_backend(backend):
     names = [REFERENCE, "readable"]
     result = parent.work("times", backend=backend, shape="S", kind="inference", names=names, seconds=0)

@@ -61,6 +61,13 @@ def test_mutants_change_code_and_no_texts_annotations_or_decorators():
     ]
 
 
+def test_an_order_may_be_turned_and_its_reasons_swapped():
+    assert [after for _, _, after in changes("x = sorted(y, key=lambda z: (z.a, z.b))")] == [
+        "sorted(y)", "sorted(y, key=lambda z: (z.a, z.b), reverse=True)", "lambda z: (z.b, z.a)",
+    ]  # fmt: skip
+    assert "y.sort(reverse=True)" in [after for _, _, after in changes("y.sort()")]
+
+
 def test_what_changes_nothing_is_no_mutant():
     assert changes("def f(x):\n    return False") == [(2, "False", "True")]
     assert [after for _, _, after in changes("np.minimum(x, y)")] == ["pass", "np.maximum(x, y)"]
