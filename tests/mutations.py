@@ -131,8 +131,6 @@ def _changes(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
             for i, one in enumerate(node.generators):
                 if one.ifs:
                     yield _set(node, generators=[*node.generators[:i], _set(one, ifs=[]), *node.generators[i + 1 :]])
-        case ast.Lambda(body=ast.Tuple(elts=[first, second, *rest])):  # what things are ordered by, first and next
-            yield _set(node, body=ast.Tuple([second, first, *rest]))
         case ast.Call():
             yield from _calls(node)
         case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Subscript() | ast.Attribute()]):
@@ -153,6 +151,10 @@ def _calls(node: ast.Call) -> Iterator[ast.Call]:
         yield _set(node, args=[second, first, *rest])
     if ast.unparse(node.func).rpartition(".")[2] in ("sorted", "sort"):
         yield _set(node, keywords=[*node.keywords, ast.keyword("reverse", ast.Constant(True))])
+        for keyword in node.keywords:
+            match keyword.value:
+                case ast.Lambda(body=ast.Tuple(elts=[one, next_one, *others])) as key:  # what comes first in the order
+                    yield _with(node, key, _set(key, body=ast.Tuple([next_one, one, *others])))
     if isinstance(node.func, ast.Name) and node.func.id in NAMES:
         yield _set(node, func=ast.Name(NAMES[node.func.id]))
     if isinstance(node.func, ast.Attribute) and node.func.attr in NAMES:

@@ -40,8 +40,8 @@ OF_MHA = bugs_of_mha.GROUPS | bugs_of_parity.GROUPS | bugs_of_devices.GROUPS | b
 class Bug:
     """One bug of one backend, or of mha itself.
 
-    of: the backend, or the group of mha's bugs; rooms: the folders to search, from the root of the checkout, of "mha"
-    the top alone; replacements: patterns and what takes their places; seam: the function to replace, "" = none.
+    of: the backend, or the group of mha's bugs; rooms: the folders and files to search, from the root of the checkout,
+    of "mha" the top alone; replacements: patterns and what takes their places; seam: the function to replace or "".
     """
 
     of: str
@@ -79,7 +79,9 @@ class Bug:
 
 
 def files(folder: Path, nested: bool) -> list[Path]:
-    """The sources in a folder, and in those in it."""
+    """The sources in a folder, and in those in it; a file is its own."""
+    if folder.is_file():
+        return [folder]
     return sorted(path for path in folder.glob("**/*" if nested else "*") if path.suffix in (".py", ".js"))
 
 

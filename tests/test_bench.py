@@ -327,6 +327,8 @@ def test_peak_memory():
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 def test_peak_memory_where_no_file_tells_it(monkeypatch, platform, unit):
+    import resource
+
     def no_file(field):
         raise OSError(field)
 

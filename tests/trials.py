@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-OURS = ("mha", "bugs_by_seam", "seams", "imported", "mutants", "mutations", "mutants_alike")
+OURS = ("mha", "bugs_by_seam", "seams", "imported", "trials", "mutants", "mutations", "mutants_alike")
 
 
 def copied(folder: Path) -> Path:
@@ -44,8 +44,7 @@ def tried(changed: Mapping[str, str], copy: Path, backend: str, options: Sequenc
     """
     before = {name: (copy / name).read_text(encoding="utf-8") for name in changed}
     ours = [name for name, module in sys.modules.items() if name.partition(".")[0] in OURS or _is_in(copy, module)]
-    for name in ours:
-        del sys.modules[name]
+    modules = {name: sys.modules.pop(name) for name in ours}
     sys.path[:] = dict.fromkeys([str(copy), str(copy / "tests"), *sys.path])
     os.environ["PYTHONPATH"] = f"{copy}{os.pathsep}{copy / 'tests'}"
     os.chdir(copy)
@@ -56,6 +55,7 @@ def tried(changed: Mapping[str, str], copy: Path, backend: str, options: Sequenc
             (copy / name).write_text(source, encoding="utf-8")
         trial.code = pytest.main([*always, *options], [trial])
     finally:
+        sys.modules.update(modules)  # that of `Trial`, as who unpickles it knows it
         for name, source in before.items():
             (copy / name).write_text(source, encoding="utf-8")
     return trial
