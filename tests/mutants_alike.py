@@ -10,6 +10,8 @@ ALIKE: dict[str, dict[str, str]] = {
     },
     "mha/parity/same/relations.py": {
         "related: np.zeros(0) -> np.ones(0)": "both have no number",
+        "sorted_alike: min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize) "
+        "-> min((X.dtype, Y.dtype))": "NumPy orders dtypes, too, and a smaller one comes first",
     },
     "mha/weights/readers/foreign.py": {"_is_pickle: 6 -> 7": "there is no protocol 6"},
 }

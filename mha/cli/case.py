@@ -86,7 +86,9 @@ def check(
     dtypes = {name: dispatch.FRAMEWORKS[name].dtypes for name in chosen}
     pairs = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
     if not pairs:
-        terminal.fail(f"{', '.join(chosen)} has no {', '.join(sorted({one.config.dtype for one in cases.values()}))}")
+        terminal.fail(
+            f"{', '.join(chosen)} has no {', '.join(dict.fromkeys(one.config.dtype for one in cases.values()))}"
+        )
     results = {(file, name): case_files.check(cases[file], name) for file, name in terminal.track("Checking", pairs)}
     console = terminal.console()
     console.print((_of_one if len(cases) == 1 else _of_many)(cases, chosen, results))

@@ -191,11 +191,11 @@ def _run(runner: Any, what: list[Any]) -> list[Outcome]:
 
 
 def _summary(results: list[Result]) -> Table:
-    """The table of the worst result for each backend and check: a failed one, or else the largest ratio."""
+    """The table of the worst result for each backend and check, that of the largest ratio."""
     worst: dict[tuple[str, str], Result] = {}
     for result in results:
         key = result.backend, result.check
-        worst[key] = max(worst.get(key, result), result, key=lambda one: (not one.passed, one.ratio))
+        worst[key] = max(worst.get(key, result), result, key=lambda one: one.ratio)
     table = plain_table("backend", "check", "error", "bound", "ratio", "result", "where")
     for (backend, check), result in worst.items():
         numbers = (_number(result.error, ".1e"), _number(result.bound, ".1e"), _number(result.ratio, ".2f"))
