@@ -161,6 +161,35 @@ def taken(kernels=None, biases=None):
     return port(project=project)
 
 
+def cut(stored, read):
+    """Weights of one array whose columns are stored in one order and read in another: r role, h head, c component."""
+
+    def change(name, X, weights, config):
+        role, kind = name.split(".")
+        if role not in PROJECTIONS[:3]:
+            return X
+        sizes = {"r": 3, "h": config.num_heads, "c": config.key_dim}
+        columns = [dict(zip(stored, at, strict=True)) for at in np.ndindex(*(sizes[one] for one in stored))]
+        places = [dict(zip(read, at, strict=True)) for at in np.ndindex(*(sizes[one] for one in read))]
+        mine = [column for column, place in zip(columns, places, strict=True) if PROJECTIONS[place["r"]] == role]
+        return np.stack([weights[f"{PROJECTIONS[one['r']]}.{kind}"][..., one["h"] * sizes["c"] + one["c"]]
+                         for one in mine], -1)  # fmt: skip
+
+    return weight(change)
+
+
+def split_pooled(self, pooled):
+    return pooled.swapaxes(0, 1)  # (H, B, Q, d)
+
+
+def by_each_head(self, name, X):
+    """Each head has its rows of W_o, and adds the bias."""
+    if name != "W_o":
+        return Port.project(self, name, X)
+    rows = np.split(self.weights["W_o.kernel"], self.H)
+    return sum(head @ kernel + self.weights["W_o.bias"] for head, kernel in zip(X, rows, strict=True))
+
+
 def without(*names):
     return weight(lambda name, X, weights, config: 0 * X if name.removesuffix(".bias") in names else X)
 
@@ -173,6 +202,13 @@ def exponents(scores, axis=-1):
 def weighed(softmax):
     """A port with another softmax, a function of scores and of what is seen."""
     return port(softmax=lambda self, scores, seen: softmax(scores, seen))
+
+
+def beside_one(late, scores, seen):
+    """The softmax beside one more score: 0, or the largest."""
+    low = np.where(seen, scores, LOWEST)
+    other = low.max(-1, keepdims=True) if late else np.zeros((*low.shape[:-1], 1))
+    return np.where(seen, exponents(np.concatenate([low, other], -1))[..., :-1], 0)
 
 
 def online(size, sum_too, scores, seen):
@@ -278,6 +314,12 @@ def scales(change):
 
 def tiled(self, X):
     return X[:, [h % self.G for h in range(self.H)]]  # (B, H, K, d)
+
+
+def lengths_kept(self, seen, valid_lens):
+    """Nothing is hidden by lengths, which are kept for later."""
+    self.kept = np.arange(seen.shape[-1]) < np.reshape(valid_lens, (-1, 1, 1, 1))
+    return seen
 
 
 def tiled_lengths(self, seen, valid_lens):

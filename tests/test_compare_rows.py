@@ -109,6 +109,9 @@ def test_queries_in_padding_that_differ_are_not_blamed_on_a_port(layer, causal):
         other = np.array(X) + np.float32(1)  # queries of another kind have no padding where keys have
         cross = np.where(tokens[..., None], layer(other, X, X, **call, causal=causal), output)
         assert "rows" not in parity.diagnose(layer, cross, other, X, X, **call, causal=causal).call
+    unmasked = parity.diagnose(layer, layer(X, X, X, causal=True), X, X, X, lengths, causal=True)
+    assert (unmasked.mistakes, [*unmasked.call]) == (("the lengths are ignored",), ["rows"])  # tokens see none of it
+    assert " or only queries in padding differ, " in " ".join(str(unmasked).split())
     wrong = output.copy()
     wrong[1, 1] += 1
     assert "rows" not in parity.diagnose(layer, wrong, X, X, X, lengths, causal=causal).call

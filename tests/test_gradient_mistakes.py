@@ -195,6 +195,8 @@ MADE = {
         for how, number in (("over samples", 3), ("over tokens", 7), ("over both", 21))
         for kind, ends in KINDS.items()
     },
+    ("gradients are added twice", "those of weights"): {"found": divided(0.5, ".kernel", ".bias", ".scale")},
+    ("gradients are added twice", "all"): {"found": divided(0.5, "")},
     ("gradients of shared heads are not summed", "the first of each group"): {"shared": first_of_group},
     ("gradients of shared heads are not summed", "their mean"): {name: hooked(lambda G: G / 3) for name in "kv"},
     ("gradients are not turned back", "not at all"): {"turned": lambda result, X, turned: values_of(result, X)},

@@ -21,6 +21,7 @@ from by_hand import (
     taken,
     untransposed,
     weighed,
+    weight,
     without,
 )
 from ports import Port
@@ -92,6 +93,14 @@ for order, names in ORDERS.items():
     if names["W_k"] == "W_k" or all(a != b for a, b in names.items()) or order.split(", ")[1] == "W_k":
         add("packed kernels in another order", lengths, **{order: taken(names, names)})
 
+add("packed heads are cut as packed kernels", lengths, by_hand.cut("hrc", "rhc"),
+    **{"the other way": by_hand.cut("rhc", "hrc")})  # fmt: skip
+for times in of_weights.TIMES:
+    add("W_o.bias is added several times", lengths, **{
+        f"{times} times": weight(lambda name, X, *_, n=times: sum([X] * n) if name == "W_o.bias" else X)})  # fmt: skip
+add("W_o.bias is added several times", groups, **{"once for each head": port(
+    merge=by_hand.split_pooled, project=by_hand.by_each_head)})  # fmt: skip
+
 # Heads
 
 
@@ -138,6 +147,9 @@ add("no scale", modern, option(scale=1.0))
 add("the scale of D for that of d", modern, option(scale=1 / math.sqrt(48)))
 add("the scale is applied twice", modern, option(scale=0.49))
 add("the scale lacks its root", modern, option(scale=1 / 8))
+add("the bias of W_q is not scaled", lengths, port(
+    project=lambda self, name, X: Port.project(self, name, X * self.scale if name == "W_q" else X),
+    score=lambda self, q, k: np.einsum("bhid,bhjd->bhij", q, k)))  # fmt: skip
 add("the scale of the rotated width", modern, option(scale=1 / math.sqrt(6)))
 add("the default scale for the model's own", modern, option(scale=None))
 add("the default scale on top of the model's own", modern, option(scale=0.7 / math.sqrt(8)))
@@ -233,6 +245,15 @@ for fill in of_softmax.FILLS:
     add("weak mask fill", lengths, **{
         f"{fill:g}": weighed(partial(filled, fill, False)),
         f"{fill:g}, added": weighed(partial(filled, fill, True))})  # fmt: skip
+for fill in of_softmax.SMALL:
+    add("weak mask fill", lengths, **{f"{fill:g}": weighed(partial(filled, fill, False))})
+add("booleans are added to the scores", lengths, weighed(lambda scores, seen: exponents(scores + seen)))
+add("booleans are added to the scores", masks, **{"in lengths and mask alone": port(
+    lengths=by_hand.lengths_kept, softmax=lambda self, scores, seen: over(-1, scores + self.kept, seen))})  # fmt: skip
+add("hidden scores are capped", Case(MODERN, {"offset": 2, "score_bias": BIAS, "causal": True}), weighed(
+    lambda scores, seen: exponents(np.where(seen, scores, BIAS - 1.5))))  # fmt: skip
+add("1 is added to the sum of the softmax", lengths, weighed(partial(by_hand.beside_one, False)),
+    **{"after the largest is subtracted": weighed(partial(by_hand.beside_one, True))})  # fmt: skip
 add("the lowest number is added twice", masks, **{
     "for each mask": lowest_added(["lengths"], ["order"], ["window"]),
     "causal order and window are one mask": lowest_added(["lengths"], ["order", "window"])})  # fmt: skip
@@ -256,6 +277,15 @@ add("the rotation is forgotten", modern, **{
     "of keys": of_places(lambda role, places: places if role == "q" else 0 * places)})  # fmt: skip
 for base in of_rotations.BASES:
     add("another base", modern, **{f"{base:g}": option(rotary=mha.Rotary(6, base))})
+add("keys turn twice", modern, of_places(lambda role, places: places if role == "q" else places + places), **{
+    "those before the first query": of_places(
+        lambda role, places: places if role == "q" else np.array([[0, 2, *range(2, 7)]])),
+    "queries, too": frequencies(lambda rotary, d: [X + X for X in by_hand.by_base(50.0, 3, 6)])})  # fmt: skip
+add("values turn, too", modern, port(share_values=lambda self, X: Port.share_values(
+    self, self.turn("v", X, np.arange(X.shape[2])[None]))))  # fmt: skip
+add("frequencies in half precision", modern, **{
+    "bfloat16": frequencies(lambda rotary, d: by_hand.to_bfloat16(by_hand.by_base(50.0, 3, 6))),
+    "float16": frequencies(lambda rotary, d: map(float, map(np.float16, by_hand.by_base(50.0, 3, 6))))})  # fmt: skip
 add("another base", own, **{"the same, without the model's own scaling": option(rotary=mha.Rotary(6, 50.0))})
 for factor in of_rotations.FACTORS:
     add("frequencies are scaled linearly", own, **{

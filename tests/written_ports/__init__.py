@@ -7,6 +7,7 @@ from written_ports.right_calls import RIGHT_CALLS
 from written_ports.right_parts import RIGHT_PARTS
 from written_ports.written import Written, made, report_of, run
 from written_ports.wrong_in_heads import WRONG_IN_HEADS
+from written_ports.wrong_in_models import WRONG_IN_MODELS
 from written_ports.wrong_in_scores import WRONG_IN_SCORES
 from written_ports.wrong_unlisted import WRONG_UNLISTED
 
@@ -17,6 +18,7 @@ PORTS = (
     *GRADIENTS,
     *DESCRIBED,
     *WRONG_IN_HEADS,
+    *WRONG_IN_MODELS,
     *WRONG_IN_SCORES,
     *WRONG_UNLISTED,
 )

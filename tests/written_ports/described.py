@@ -3,7 +3,19 @@
 import numpy as np
 from ports import Port
 
-from written_ports.written import CAUSAL, GROUPED, LLAMA, PLAIN, Written
+from written_ports.written import CAUSAL, GROUPED, LENGTHS, LLAMA, PLAIN, Written
+
+
+class PaddingSeesNothing(Port):
+    """As Flax makes masks of tokens by tokens: padded queries see no key, and get the mean of all values."""
+
+    def lengths(self, seen, valid_lens):
+        tokens = np.arange(seen.shape[-1]) < valid_lens[:, None]
+        return seen & tokens[:, None, None] & tokens[:, None, :, None]
+
+    def softmax(self, scores, seen):
+        return super().softmax(np.where(seen, scores, np.finfo("f4").min), np.ones_like(seen))
+
 
 HALF = {"mask": np.random.default_rng(1).random((3, 1, 13, 13)) < 0.5}
 PADDING = {"mask": (np.arange(13) < np.array([13, 4, 7])[:, None])[:, None, None]}
@@ -21,5 +33,8 @@ DESCRIBED = [
     described("causal was left out", LLAMA, {}, CAUSAL, "causal"),
     described("lengths were left out", PLAIN, {}, {"valid_lens": np.array([13, 5, 7])}, "valid_lens"),
     described("causal was made up", LLAMA, CAUSAL, {"causal": False}, "causal", "causal order is ignored"),
+    Written(
+        "padded queries that see nothing", PaddingSeesNothing, LLAMA, CAUSAL | LENGTHS, "output", described=("rows",)
+    ),
     described("a mask that was not used", PLAIN, PADDING, {"mask": None}, "mask", "the mask is ignored"),
 ]

@@ -46,14 +46,6 @@ class LastHeadMissing(Port):
         return super().merge(pooled)
 
 
-class Sink(Port):
-    """One more score of 0, of no key."""
-
-    def softmax(self, scores, seen):
-        shares = np.where(seen, np.exp(scores), np.float32(0))
-        return shares / (1 + shares.sum(-1, keepdims=True))
-
-
 class Residual(Port):
     def __call__(self, queries, *inputs, **call):
         output, weights = super().__call__(queries, *inputs, **call)
@@ -100,11 +92,6 @@ class ShrunkWeights(Port):
         return super().softmax(scores, seen) * np.float32(0.97)
 
 
-class ValuesTurnToo(Port):
-    def share_values(self, X):
-        return super().share_values(self.turn("k", X, np.arange(X.shape[2])[None]))
-
-
 class HalfPrecisionOfOneHead(Port):
     def score(self, q, k):
         scores = super().score(q, k)
@@ -120,7 +107,6 @@ WRONG_UNLISTED = [
     Written("rectified scores", Rectified, PLAIN, CAUSAL, "output"),
     Written("a sigmoid", Sigmoid, PLAIN, LENGTHS, "output"),
     Written("the last head missing", LastHeadMissing, GROUPED, CAUSAL, "output"),
-    Written("an attention sink", Sink, LLAMA, CAUSAL, "output"),
     Written("a residual", Residual, PLAIN, {}, "output"),
     Written("a bias after the softmax", BiasAfterwards, PLAIN, {"score_bias": ...}, "output"),
     Written("cosines for dot products", Cosines, PLAIN, CAUSAL, "output"),
@@ -129,6 +115,5 @@ WRONG_UNLISTED = [
     Written("a dilated window", DilatedWindow, GEMMA, {}, "output"),
     Written("scores by the logarithm of the length", LogOfTokens, GROUPED, CAUSAL, "output"),
     Written("weights that add up to 0.97", ShrunkWeights, PLAIN, LENGTHS, "output"),
-    Written("values turn, too", ValuesTurnToo, LLAMA, CAUSAL, "output"),
     Written("rounded scores of one head", HalfPrecisionOfOneHead, PLAIN, {}, "output"),
 ]

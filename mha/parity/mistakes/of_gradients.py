@@ -181,6 +181,9 @@ GRADIENT_MISTAKES = (
     GradientMistake("gradients of weights are means", "sums over samples or tokens are divided by their number",
                     {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
                      for how, factor in MEANS.items()}),
+    GradientMistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice",
+                    {"those of weights": partial(of_parameters, lambda back: 2.0, (".kernel", ".bias", ".scale")),
+                     "all": partial(whole, lambda back: 2.0)}),
     GradientMistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum",
                     {how: partial(whole, factor) for how, factor in MEANS.items()}
                     | {"over all numbers": partial(whole, lambda back: 1 / back.cotangent.size)}),

@@ -6,7 +6,9 @@ from functools import partial
 
 import numpy as np
 
+from mha.config import numpy_dtype
 from mha.parity.mistakes.mistake import Change, Mistake, one, with_weights
+from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
 
@@ -117,6 +119,30 @@ def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
     }
 
 
+def again(plan: Plan, role: str, places: Array) -> Array:
+    """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
+    return np.where(places < plan.offsets, 2 * places, places) if role == "k" else places
+
+
+def values_too(plan: Plan) -> Plan | None:
+    """Turn values by the positions of keys, if their heads are wide enough."""
+    if plan.frequencies is None or plan.config.value_dim < 2 * len(plan.frequencies):
+        return None
+    right = plan.share_values
+
+    def share_values(X: Array, times: int) -> Array:
+        return right(pieces.rotate(plan, X, plan.key_places[0, 0]), times)
+
+    return replace(plan, share_values=share_values)
+
+
+def in_half(dtype: str, plan: Plan) -> Plan | None:
+    """Round the frequencies to half precision."""
+    if plan.frequencies is None:
+        return None
+    return replace(plan, frequencies=plan.frequencies.astype(numpy_dtype(dtype)).astype(np.float64))
+
+
 def coarse(plan: Plan) -> Plan | None:
     """Round positions to bfloat16, which changes those beyond 256."""
     if plan.frequencies is None:
@@ -148,6 +174,13 @@ OF_ROTATIONS = (
             ("q", "k"),
             {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
              for base in (None, 500000.0) for factor in FACTORS}),
+    Mistake("keys turn twice", "as a cache stores them, and again as they are read", ("q", "k"),
+            {"": partial(turned_by, lambda plan, role, places: places * (1 + (role == "k"))),
+             "those before the first query": partial(turned_by, again),
+             "queries, too": partial(turned_by, lambda plan, role, places: 2 * places)}),
+    Mistake("values turn, too", "the rotation is applied to values as to keys", ("pooled",), one(values_too)),
+    Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
+            ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
     Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),
             one(of_head)),
     Mistake("the whole head turns", "all components turn, where only `dim` should", ("q", "k"), one(whole_head)),

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.mistakes.mistake import Mistake, one, scaled
+from mha.parity.mistakes.mistake import Mistake, one, scaled, with_weights
 from mha.parity.pipeline.pieces import Array, Steps, widen
 from mha.parity.pipeline.plan import Plan
 
@@ -46,6 +46,14 @@ def of_turned(plan: Plan) -> Plan | None:
     return scaled(lambda plan: width**-0.5 / plan.scale, plan)
 
 
+def scaled_before_bias(plan: Plan) -> Plan | None:
+    """Scale the product with W_q alone, and add its bias afterwards."""
+    bias = plan.weights.get("W_q.bias")
+    if bias is None or plan.config.pooling != "dot" or plan.norm is not None or plan.scale == 1:
+        return None
+    return with_weights(plan, {"W_q.bias": bias / bias.dtype.type(plan.scale)})
+
+
 def default_scale(plan: Plan) -> float:
     """Return the factor from the layer's scale to 1 / sqrt(d)."""
     return plan.config.key_dim**-0.5 / plan.scale
@@ -59,6 +67,8 @@ OF_SCALE = (
             one(partial(scaled, lambda plan: plan.scale))),
     Mistake("the scale lacks its root", "1 / d instead of 1 / sqrt(d)", ("scores",),
             one(partial(scaled, lambda plan: plan.config.key_dim**-1 / plan.scale))),
+    Mistake("the bias of W_q is not scaled", "queries are scaled before their bias is added", ("q",),
+            one(scaled_before_bias)),
     Mistake("the scale of the rotated width", "1 / sqrt(dim) of the components that turn instead of 1 / sqrt(d)",
             ("scores",), one(of_turned)),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from mha.parity.pipeline.plan import Plan
 
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)
+SMALL = (1e-9, 0.0)  # a minus in the wrong place, and products with a mask
 
 
 def along(axis: int, plan: Plan) -> Plan:
@@ -28,6 +29,49 @@ def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
         low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
         hidden = scores + scores.dtype.type(low) if added else low
         return pieces.normalized(np.where(visible, scores, hidden).astype(scores.dtype), plan.axis)
+
+    return replace(plan, softmax=softmax)
+
+
+def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
+    """Add 1 to the scores of keys that some conditions leave visible; the others hide as ever; None = all of them."""
+    chosen = plan.hiding.keys() if names is None else names & plan.hiding.keys()
+    if not chosen or (names is not None and chosen == plan.hiding.keys()):
+        return None
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        added = seen = np.ones((1, 1, 1, 1), bool)
+        for name, condition in plan.hiding.items():
+            added, seen = (added & condition(plan), seen) if name in chosen else (added, seen & condition(plan))
+        return right(plan, scores + plan.all_pairs(added).astype(scores.dtype), plan.all_pairs(seen))
+
+    return replace(plan, softmax=softmax)
+
+
+def capped_when_hidden(plan: Plan) -> Plan | None:
+    """Give hidden keys the score minus the cap, and the bias."""
+    if plan.softcap is None or not plan.hiding:
+        return None
+    low = -plan.softcap
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        bias = 0 if plan.score_bias is None else plan.of_pairs(plan.score_bias)
+        return pieces.normalized(np.where(visible, scores, low + bias).astype(scores.dtype), plan.axis)
+
+    return replace(plan, softmax=softmax)
+
+
+def with_one_more(late: bool, plan: Plan) -> Plan:
+    """Add 1 to the sum of exponents; late: after the largest score was subtracted."""
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        low = np.where(visible, scores, -np.inf)
+        largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+        sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
+        more = 1 if late else np.exp(-largest)
+        return right(plan, scores, visible) * (sums / (sums + more)).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
@@ -131,8 +175,16 @@ OF_SOFTMAX = (
     Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
             ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
-            {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS)
-             for added in (False, True) if not (added and fill == -np.inf)}),
+            {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
+             for added in (False, True) if not added or fill in FILLS}),
+    Mistake("booleans are added to the scores", "True adds 1 where a key is seen, and False hides nothing",
+            ("weights",), {"": partial(added_as_numbers, None),
+                           "in lengths and mask alone": partial(added_as_numbers, frozenset({"lengths", "mask"}))}),
+    Mistake("hidden scores are capped", "the mask comes before the cap, which makes minus the cap of minus infinity",
+            ("weights",), one(capped_when_hidden)),
+    Mistake("1 is added to the sum of the softmax", "weights add up to less than 1, as beside a sink that is not there",
+            ("weights",), {"": partial(with_one_more, False),
+                           "after the largest is subtracted": partial(with_one_more, True)}),
     Mistake("the lowest number is added twice", "two masks add `finfo.min`: the sum is minus infinity", ("weights",),
             {"for each mask": partial(lowest_for_each, frozenset()),
              "causal order and window are one mask": partial(lowest_for_each, frozenset({"order", "window"}))}),

@@ -49,6 +49,31 @@ def reordered(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Pla
     return with_weights(plan, changed) if changed else None
 
 
+def bias_again(times: int | None, plan: Plan) -> Plan | None:
+    """Add the bias of W_o several times; None = once for each head."""
+    bias = plan.weights.get("W_o.bias")
+    if bias is None or (times is None and plan.heads in TIMES):
+        return None
+    return with_weights(plan, {"W_o.bias": bias * bias.dtype.type(plan.heads if times is None else times)})
+
+
+def by_heads(stored: bool, plan: Plan) -> Plan | None:
+    """Cut one array of Q, K and V of each head, (H, 3, d), as if it were (3, H, d); stored: False = the other way."""
+    H, width = plan.heads, plan.weights["W_q.kernel"].shape[-1]
+    changed: dict[str, Array | None] = {}
+    for kind in ("kernel", "bias"):
+        arrays = [plan.weights.get(f"{name}.{kind}") for name in QKV]
+        given = [X for X in arrays if X is not None]
+        if given and (len(given) < 3 or len({X.shape for X in given}) > 1):
+            return None
+        if given:
+            packed = np.stack([X.reshape(*X.shape[:-1], H, width // H) for X in given], -2 if stored else -3)
+            packed = packed.reshape(*packed.shape[:-3], *((3, H) if stored else (H, 3)), width // H)
+            packed = packed if stored else packed.swapaxes(-2, -3)  # (..., 3, H, d)
+            changed |= {f"{name}.{kind}": packed[..., at, :, :].reshape(given[0].shape) for at, name in enumerate(QKV)}
+    return with_weights(plan, changed)
+
+
 def other_inputs(order: tuple[str, ...], plan: Plan) -> Plan | None:
     """Take queries, keys and values in another order, if their shapes are the same."""
     inputs = {name: getattr(plan, source) for name, source in zip(("queries", "keys", "values"), order, strict=True)}
@@ -75,6 +100,7 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
     return made
 
 
+TIMES = (2, 4, 8)  # devices that each add a bias
 ORDERS = [order for order in itertools.permutations(PROJECTIONS[:3]) if order != PROJECTIONS[:3]]
 
 
@@ -103,11 +129,16 @@ OF_ORDERS_AND_BIASES = (
     Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order", ("q", "k", "v"),
             {", ".join(order): partial(reordered, order, ("kernel", "bias"))
              for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
+    Mistake("packed heads are cut as packed kernels", "columns (H, 3, d) are taken for (3, H, d), or the other way",
+            ("q", "k", "v"), {"": partial(by_heads, True), "the other way": partial(by_heads, False)}),
     Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
             ("q", "k", "v"), {", ".join(order): partial(reordered, order, ("bias",)) for order in ORDERS}),
     *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias", (PART[name],), one(partial(without_bias, (name,))))
       for name in PROJECTIONS),
     Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),
             one(partial(without_bias, QKV))),
+    Mistake("W_o.bias is added several times", "by each of several devices, or for each head, before all is added up",
+            ("output",), {f"{times} times": partial(bias_again, times) for times in TIMES}
+            | {"once for each head": partial(bias_again, None)}),
     Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
 )  # fmt: skip

@@ -56,10 +56,8 @@ def explained(
     if fits and (more := more_than_attention(problem, theirs)):
         note = f"why: it is more than attention: {more}; give the output before that"
         return Diagnosis((), note, 0, more=more)
-    if not call_is_sure and fits and (tokens := calls.tokens_alone(problem, theirs)) is not None:
-        note = "why: only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
-        return Diagnosis((), note, 0, {"rows": tokens})
-    if not call_is_sure and fits and (other := calls.likely_calls(problem, theirs, SURE)):
+    tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
+    if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs, SURE)):
         return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
     far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
     with np.errstate(all="ignore"):
@@ -68,6 +66,10 @@ def explained(
     sure = [one for one in explanations if one.sure]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
+    if tokens is not None:
+        sure = [one for one in sure if len(one.mistakes) == 1]  # two at once are less likely
+        note = "only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
+        return Diagnosis(tuple(sure), f"{'or' if sure else 'why:'} {note}", tried, {"rows": tokens})
     if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, SURE, bool(sure))):
         note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
