@@ -97,6 +97,7 @@ GROUPS = {
         "large mappings of msgpack are not known": (r"\{0xDE: 3, 0xDF: 5\}", "{}"),
     }),
     "modules and stacks": ("mha/weights", "modules", {
+        "modules of ViT rotate": (r'and kind not in _VIT', "and True"),
         "a module's number is not looked at": (r"if number is not None else prefix", "if False else prefix"),
         "a module's dropout is forgotten": (r"next\(\(model\[name\] for name in _DROPOUT.*", "0.0"),
         "a part's config is not found": (r"for part in source\.modules\(\)\)", "for part in [source])"),

@@ -277,7 +277,10 @@ def test_unknown_mistakes_in_gradients_get_no_name():
         report = parity.compare(layer, found, *inputs, LENGTHS)
         assert not report
         assert report.diagnosis.mistakes == (), report
-        assert "tries among known mistakes in gradients gives these numbers; first to differ" in report.diagnosis.note
+        loss = "they are compared with those of the output's sum, without cotangent=; "
+        assert f"tries among known mistakes in gradients gives these numbers; {loss}first to" in report.diagnosis.note
+        ones = np.ones_like(found["output"])
+        assert loss not in parity.diagnose(layer, found, *inputs, LENGTHS, cotangent=ones).note
         note = parity.diagnose(layer, {name: found[name]}, *inputs, LENGTHS).note
         assert "give the output, too, which may differ; first to differ" in note
 

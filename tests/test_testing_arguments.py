@@ -135,6 +135,7 @@ def test_what_a_mask_hides_in_every_case_is_unseen():
         (lone, {}, r'its \*\*given take: takes=\("mask",\) if they take the mask, takes=\(\) if they take none'),
         (lambda X, attention_mask=None, **rest: X, {}, r"hides keys by `attention_mask`, .* \(B, 1 or H, Q, K\), "
          r"True = may attend: lambda X, mask=None: port\(X, attention_mask=\.\.\.\); or takes=\(\), to compare only"),
+        (lambda X, places, attn_mask: X, {}, r"lambda X, places, mask=None: port\(X, places, attn_mask=\.\.\.\)"),
         (lambda q, k, v, attn_mask=None: q, {}, r"lambda q, k, v, mask=None: port\(q, k, v, attn_mask=\.\.\.\)"),
         (lone, {"takes": ["mas"]}, "takes is 'mas', expected one of valid_lens, mask, .*; did you mean 'mask'"),
         (lone, {"takes": 3}, "takes is 3 .*, expected names of valid_lens"),

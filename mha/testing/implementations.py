@@ -157,8 +157,8 @@ def _taken(
             "name nor **kwargs"
         )
     if takes is None and not set(HIDING).intersection(named):
-        given = ", ".join(inputs)
         other = next((one.name for one in signature.parameters.values() if _is_mask(one)), None)
+        given = ", ".join(one for one in inputs if one != other)
         if other:
             raise TypeError(
                 f"implementation {name} hides keys by `{other}`, which each library means in its own way: pass a "

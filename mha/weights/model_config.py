@@ -50,6 +50,8 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
 }
+# As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
+_VIT = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
 _PACKED: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
@@ -63,7 +65,8 @@ _BIASED: dict[str, dict[str, Any]] = {
     "umt5": _T5 | {"num_heads": 6},
     "switch_transformers": _T5 | {"num_heads": 12},
 }
-KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _LLAMA, "neox": _PACKED, "t5": _BIASED}
+_NAMED_SO = _LLAMA | {kind: {} for kind in _VIT}
+KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _NAMED_SO, "neox": _PACKED, "t5": _BIASED}
 # The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
@@ -110,7 +113,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
             f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
             "the arrays to mha.from_native to say yourself what it computes"
         )
-    rotates = kinds and scheme != "t5"
+    rotates = kinds and scheme != "t5" and kind not in _VIT
     defaults = kinds.get(kind, {})
     _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()))
     model = defaults | model
@@ -121,6 +124,8 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
     if heads is None and not rotates:
         return {}
     num_heads = checks.size("num_attention_heads", heads)
+    if kinds and not rotates:
+        return {"num_heads": num_heads, "rotary": None}
     return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads) if rotates else {})
 
 

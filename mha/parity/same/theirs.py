@@ -17,7 +17,9 @@ def named(asked: Problem, theirs: Any) -> Named:
     known = asked.names()
     if isinstance(theirs, tuple):
         if len(theirs) != 2:
-            raise ValueError(f"theirs is a tuple of {len(theirs)}, expected the pair (output, weights)")
+            raise ValueError(
+                f"theirs is a tuple of {len(theirs)}, expected the pair (output, weights), or theirs[0] alone"
+            )
         theirs = {"output": theirs[0]} | ({} if theirs[1] is None else {"weights": theirs[1]})
     if not isinstance(theirs, Mapping):
         return {"output": floats("theirs", theirs)}

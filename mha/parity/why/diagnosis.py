@@ -85,7 +85,10 @@ def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, outp
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
     sure = [one for one in explanations if one.sure]
     reason = f"none of {search.tried} tries among known mistakes in gradients gives these numbers"
-    more = filter(None, [search.missed, "" if output else "give the output, too, which may differ"])
+    loss = (
+        "" if problem.cotangent is not None else "they are compared with those of the output's sum, without cotangent="
+    )
+    more = filter(None, [search.missed, loss, "" if output else "give the output, too, which may differ"])
     note = "" if sure else f"why: unknown, {'; '.join([reason, *more])}; first to differ: {said(first)}"
     return Diagnosis(tuple(sure or explanations), note, search.tried)
 
