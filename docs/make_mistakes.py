@@ -135,14 +135,16 @@ def named(name: str, report: parity.Report) -> str:
     mine = next((one for one in found if one.mistakes == (name,)), None)
     if mine is None:
         return "named otherwise" if report.diagnosis.known else "not named"
-    rank = 1 + sum(order(one) < order(mine) for one in found)
-    alike = sum(order(one) == order(mine) for one in found)
+    rank = 1 + sum(better(one, mine) for one in found)
+    alike = sum(not better(one, mine) and not better(mine, one) for one in found)
     return f"{'' if mine.sure else 'perhaps '}{rank}{f' of {alike}' * (alike > 1)}"
 
 
-def order(one: parity.Explanation) -> tuple[int, float]:
-    """The key by which explanations are sorted."""
-    return len(one.mistakes), round(one.ratio, 1)
+def better(one: parity.Explanation, other: parity.Explanation) -> bool:
+    """Whether an explanation comes before another one: it has fewer mistakes, or fits better by more than rounding."""
+    if len(one.mistakes) != len(other.mistakes):
+        return len(one.mistakes) < len(other.mistakes)
+    return one.ratio < other.ratio - 0.1
 
 
 def rows() -> list[Row]:

@@ -113,6 +113,9 @@ GROUPS = {
         "no word on a mask of keys": ('if of_keys else ""', 'if False else ""'),
     }),
     "more than attention": ("mha/parity/described mha/parity/why", "compare_around", {
+        "attention over samples is unknown": (r"if swapped and ", "if False and "),
+        "samples that see each other are not turned back": (r"X\.swapaxes\(0, 1\) for X in found", "X for X in found"),
+        "rows that do not count see other samples": (r" or not asked\.counted_rows\.all\(\)", ""),
         "a residual is unknown": (r"        if same\(dtype, there, \*total\):", "        if False:"),
         "a residual is added after no norm": (r"        places\.append\(Place\(words, .*\n", ""),
         "a residual is added before no norm": (r"        places\.append\(Place\(\"of the sum.*\n", ""),

@@ -106,3 +106,23 @@ def test_a_block_of_torch(backend):
         output = theirs.norm1(Y + theirs.self_attn(Y, Y, Y)[0])
     diagnosis = parity.diagnose(mha.from_native(theirs.self_attn), output, Y, Y, Y)
     assert diagnosis.more == "a layer norm of the sum of output and queries (a residual)"
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary": mha.Rotary(4)}], ids=["plain", "rotated"])
+def test_attention_over_samples_is_named(options):
+    """As PyTorch's layer computes it that was made without batch_first."""
+    layer = mha.MultiHeadAttention(D, H, seed=0, backend="numpy", **options)
+    X = random.normal(size=(B, Q, D)).astype("float32")
+    output = layer(*[X.swapaxes(0, 1)] * 3).swapaxes(0, 1)  # (B, Q, D)
+    for theirs in (output, (output, np.ones((Q, H, B, B), "float32") / B)):
+        report = parity.compare(layer, theirs, X, X, X)
+        assert report.diagnosis.mistakes == ("samples and tokens are swapped",)
+    assert "as of PyTorch's layer without batch_first [ratio 0" in " ".join(str(report.diagnosis).split())
+    assert not parity.diagnose(layer, output, X, X, X, [4, 5]).known  # no layer could have hidden the keys so
+    rows = np.ones((B, Q), bool)
+    rows[1, 2] = False
+    assert not parity.diagnose(layer, output, X, X, X, rows=rows).known
+    nearly = output + np.float32(1e-3)
+    assert not parity.diagnose(layer, nearly, X, X, X).known
+    cross = [random.normal(size=(B, T, D)).astype("float32") for T in (Q, K, K)]
+    assert not parity.diagnose(layer, output, *cross).known

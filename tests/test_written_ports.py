@@ -8,6 +8,7 @@ from written_ports.gradients import Backward
 
 import mha
 from mha import parity
+from mha.parity.described.axes import SWAPPED
 from mha.parity.mistakes.of_gradients import DROPOUT, GRADIENT_MISTAKES
 from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.unseen.sight import BARELY
@@ -15,7 +16,7 @@ from mha.parity.unseen.sight import BARELY
 RIGHT = [port for port in PORTS if not port.seen]
 WRONG = [port for port in PORTS if port.seen]
 FORMS = {mistake.name: len(mistake.forms) for mistake in parity.CATALOGUE}
-KNOWN = {*FORMS} | {mistake.name for mistake in (*ROUNDINGS, *GRADIENT_MISTAKES, DROPOUT)}
+KNOWN = {*FORMS} | {mistake.name for mistake in (*ROUNDINGS, *GRADIENT_MISTAKES, DROPOUT)} | {SWAPPED}
 # Green ones of which the list of what was unseen is looked at; others take as long and say nearly the same.
 LOOKED_AT = {
     "einsum, heads behind tokens", "kernels (out, in), a mask of minus infinity", "head by head, outputs added",

@@ -7,6 +7,11 @@ from written_ports.gradients import Backward
 from written_ports.written import CAUSAL, GEMMA, LENGTHS, LLAMA, PLAIN, Written
 
 
+def batch_second(layer, queries, keys, values):
+    """torch.nn.MultiheadAttention without batch_first=True."""
+    return Port(layer)(*(X.swapaxes(0, 1) for X in (queries, keys, values)))[0].swapaxes(0, 1)
+
+
 class ZeroAndOne(Port):
     """scores + attention_mask, as the tokenizer gives it."""
 
@@ -107,6 +112,7 @@ class NotSetToZero(Backward):
 
 
 WRONG_IN_MODELS = [
+    Written("the batch second", batch_second, PLAIN, {}, "output", "samples and tokens are swapped", cross=True),
     Written("a mask of 0 and 1 is added", ZeroAndOne, PLAIN, LENGTHS, "output", "booleans are added to the scores"),
     Written("a mask of 0 and 1 is added in a decoder", ZeroAndOne, PLAIN, LENGTHS | CAUSAL, "output",
             "booleans are added to the scores", described=("rows",)),

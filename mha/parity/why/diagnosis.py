@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mha.parity.described import calls
+from mha.parity.described import axes, calls
 from mha.parity.described.around import more_than_attention
 from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.catalogue import CATALOGUE
@@ -64,6 +64,11 @@ def explained(
         explanations, tried, missed = attempts(problem, steps, mistakes, far)
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
     sure = [one for one in explanations if one.sure]
+    swapped = "output" in steps and far >= SURE and not sure
+    if swapped and (expected := axes.over_samples(problem, steps["output"])):
+        there, right = steps["output"], problem.expected("output")
+        left = apart(there, expected.X) / apart(there, right.X)
+        sure = [Explanation((axes.SWAPPED,), ("",), (axes.WHAT,), expected.ratio(there), left, True)]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
     if tokens is not None:
