@@ -217,7 +217,6 @@ GROUPS = {
         "bytes are counted as characters": (r'source\.encode\(\)\.split\(b"\\n"\)', r'source.split("\\n")'),
         "annotations change": (r'UNSEEN = \("annotation", ', "UNSEEN = ("),
         "decorators change": (r', "decorator_list"\)', ")"),
-        "parts of an f-string change in their places": (r"whole = whole or node", "pass"),
         "what type checkers read changes": (r'\("TYPE_CHECKING", ', "("),
         "encodings are left out": (r'"strict", "encoding"', '"strict", "strict"'),
         "arguments of a minimum are swapped": (r'SYMMETRIC = \("min", "max", "minimum", ', 'SYMMETRIC = ("max", '),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     two = 2
 
 
-@property
+@functools.lru_cache(maxsize=3)
 def clamp(number: Literal[1, 2], most: "int | None" = None, *, least: int = 0) -> Literal[3, 4]:
     """Return 5 + 6."""
     if most:
@@ -95,7 +95,9 @@ def test_each_mutant_is_one_change_that_python_reads(source):
 def test_every_file_of_mha_has_mutants_that_python_reads():
     for path in sorted((mutants.ROOT / "mha").rglob("*.py"))[::20]:
         source = path.read_text(encoding="utf-8")
-        for mutant in mutations.mutants(str(path), source)[::10]:
+        found = mutations.mutants(str(path), source)
+        assert len({mutant.name for mutant in found}) == len(found)
+        for mutant in found[::10]:
             ast.parse(mutant.planted(source))
 
 
@@ -202,6 +204,15 @@ def test_what_no_test_notices_is_shown_and_an_error(checkout):
     result = run()
     assert result.returncode == 2
     assert "without a mutant, the tests fail: test_small.py::test" in result.stderr
+
+
+@pytest.mark.long("numpy")
+def test_a_mutant_that_ends_its_process_is_noticed_and_stays_nowhere(checkout):
+    _, folder = checkout
+    source = (folder / "mha/small.py").read_text()
+    trial = mutants.trial_of({"mha/small.py": "import os\n\nos._exit(0)\n"}, folder, "numpy", ["tests/test_small.py"])
+    assert trial.code == pytest.ExitCode.INTERNAL_ERROR
+    assert (folder / "mha/small.py").read_text() == source
 
 
 @pytest.mark.parametrize(("unnoticed", "code"), [(2, 0), (3, 1)])
