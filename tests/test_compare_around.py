@@ -126,3 +126,11 @@ def test_attention_over_samples_is_named(options):
     assert not parity.diagnose(layer, nearly, X, X, X).known
     cross = [random.normal(size=(B, T, D)).astype("float32") for T in (Q, K, K)]
     assert not parity.diagnose(layer, output, *cross).known
+
+
+def test_a_few_rows_tell_of_no_norm(layer):
+    X = random.normal(size=(1, 67, D)).astype("float32")
+    output = layer_norm(layer(X, X, X))
+    assert parity.diagnose(layer, output, X, X, X).more == "a layer norm of the output"
+    output[:, -1] += 0.01
+    assert parity.diagnose(layer, output, X, X, X).more == ""

@@ -8,6 +8,7 @@ from written_ports.gradients import Backward, KeysDetached, ValuesDetached
 
 import mha
 from mha import parity
+from mha.call import call_of
 from mha.parity.mistakes.of_gradients import GRADIENT_MISTAKES
 from mha.parity.pipeline.backward import backward
 from mha.parity.pipeline.plan import plan_of
@@ -297,6 +298,20 @@ def test_what_was_not_tried_in_gradients_is_counted(monkeypatch):
         r"none of 0 tries .*; (\d+) forms and (\d+) pairs of mistakes were not tried, there was no time", note
     )
     assert sum(map(int, match.groups())) == diagnosis.tried
+
+
+def test_what_is_computed_once_is_what_each_mistake_computes_by_itself():
+    layer, inputs = made(**SQUARE)
+    plan = plan_of(problem(layer, *inputs, call_of("compare", LENGTHS, {})._asdict()), "float32")
+    known = backward(plan, None)
+    known.gradients()
+    for mistake in GRADIENT_MISTAKES:
+        for how, change in mistake.forms.items():
+            after, alone = change(known), change(backward(plan, None))
+            if after is None:
+                continue
+            for name, X in alone.gradients().items():
+                assert np.array_equal(after.gradients()[name], X), (mistake.name, how, name)
 
 
 # By hand in NumPy

@@ -8,7 +8,6 @@ import pytest
 
 import mha
 from mha import parity
-from mha.parity.mistakes.bench import ALL
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.mistakes.mistake import Mistake
 from mha.parity.mistakes.of_precision import everything
@@ -17,11 +16,12 @@ from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 from mha.parity.same.relations import Change, related
 from mha.parity.search import precision
+from mha.parity.search.effort import Effort
 from mha.parity.search.focus import Focus
 from mha.parity.search.verdicts import Judge, Verdict
 from mha.parity.why import diagnosis
 
-EVERYTHING = Focus(ALL, ALL)
+EVERYTHING = Focus()
 FORM = next(form for form in FORMS if form.mistake.name == "W_q.kernel is not transposed")
 
 
@@ -83,7 +83,7 @@ def test_noise_in_half_precision_is_measured_by_that_of_numpy(dtype, share):
 def test_rounding_is_looked_for_far_from_the_right_answer(far, sure):
     _, asked = small()
     theirs = all_steps(everything("bfloat16")(plan_of(asked, "float32")), ["output"])
-    found, _, _ = diagnosis.attempts(asked, theirs, (), far)
+    found, _, _ = diagnosis.attempts(asked, theirs, (), far, Effort())
     assert tuple(one.mistakes for one in found if one.sure) == sure
 
 
@@ -91,7 +91,7 @@ def test_rounding_is_looked_for_far_from_the_right_answer(far, sure):
 def test_dropout_is_looked_for_far_from_the_right_answer(far, known):
     layer, asked = small(Q=11, dropout=0.5)
     theirs = {"output": layer(asked.queries, asked.keys, asked.values, training=True)}
-    found, _, _ = diagnosis.attempts(asked, theirs, (), far)
+    found, _, _ = diagnosis.attempts(asked, theirs, (), far, Effort())
     assert [one.mistakes for one in found] == [("dropout left on",)] * known
 
 

@@ -1,11 +1,13 @@
 """More than attention in the output that was given: the queries are added to it, or a norm comes after it."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from mha.config import numpy_dtype
+from mha.names import FloatName
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Expected, Problem
@@ -13,7 +15,23 @@ from mha.parity.same.problem import Expected, Problem
 ROWS = 5  # so few queries would fit any norm, whose scale and shift are not known
 FITTED = 64  # queries by which scale and shift are found
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
-NORMS = {"a layer norm": True, "an RMS norm": False}  # whether the mean is taken out
+
+
+class Norm(NamedTuple):
+    """A norm of rows, without scale and shift; centred: whether the mean is taken out."""
+
+    name: str
+    centred: bool
+    eps: float
+
+    def __call__(self, X: Array) -> Array:
+        """Return the normed rows (rows, features), in float64."""
+        X = X.astype(np.promote_types(X.dtype, np.float32))
+        X = X - X.mean(-1, keepdims=True) if self.centred else X
+        return (X / np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)).astype(np.float64)
+
+
+NORMS = [Norm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
 
 
 class Place(NamedTuple):
@@ -25,6 +43,12 @@ class Place(NamedTuple):
     words: str
     before: tuple[Array, Array]
     added: tuple[Array, Array]
+
+    def after(self, norm: Norm, fit: tuple[Array, Array], dtype: FloatName, rows: slice) -> tuple[Array, Array]:
+        """Return some rows after a norm with this scale and shift: in float64, and as computed in dtype."""
+        right, rough = (norm(X[rows]) * fit[0] + fit[1] for X in self.before)
+        rough = rough.astype(numpy_dtype(dtype)) + self.added[1][rows]
+        return right + self.added[0][rows], rough.astype(np.float64)
 
 
 @np.errstate(all="ignore")
@@ -54,31 +78,17 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
         places.append(Place(words, (output, plain), (wide, queries)))
     if len(there) < ROWS:
         return ""
-    for place in places:
-        for name, wide, narrow in normed(place.before):
-            scale, shift = fitted(wide[:FITTED], (there - place.added[0])[:FITTED], NORMS[name])
-            right, rough = (X * scale + shift for X in (wide, narrow))
-            rough = (rough.astype(numpy_dtype(dtype)) + place.added[1]).astype(np.float64)
-            if same(dtype, there, right + place.added[0], rough):
-                return f"{name} {place.words}"
+    for place, norm in itertools.product(places, NORMS):
+        few = slice(FITTED)
+        fit = fitted(norm(place.before[0][few]), (there - place.added[0])[few], norm.centred)
+        if all(same(dtype, there[rows], *place.after(norm, fit, dtype, rows)) for rows in (few, slice(None))):
+            return f"{norm.name} {place.words}"
     return ""
 
 
-def same(dtype: Any, there: Array, oracle: Array, base: Array) -> bool:
+def same(dtype: FloatName, there: Array, oracle: Array, base: Array) -> bool:
     """Whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
     return Expected.of(dtype, oracle, base).ratio(there) <= 1
-
-
-def normed(before: tuple[Array, Array]) -> Iterator[tuple[str, Array, Array]]:
-    """Give the norms of rows, without scale and shift: the name of each, and its results of both precisions."""
-    for name, centred in NORMS.items():
-        for eps in EPSILONS:
-            results = []
-            for X in before:
-                X = X.astype(np.promote_types(X.dtype, np.float32))
-                X = X - X.mean(-1, keepdims=True) if centred else X
-                results.append((X / np.sqrt((X * X).mean(-1, keepdims=True) + eps)).astype(np.float64))
-            yield name, results[0], results[1]
 
 
 def fitted(X: Array, Y: Array, shifted: bool) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from mha.parity.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import of_hiding, plan_of
 from mha.parity.same.problem import Problem
-from mha.parity.search.focus import counted
+from mha.parity.search.focus import counted, features_of
 
 FEW = 8  # queries with the largest errors, and as many at the end
 WORK = 2e9  # numbers to read for all values of an argument, at most
@@ -23,15 +23,20 @@ class Near:
 
     def __init__(self, asked: Problem, theirs: Mapping[str, Array], few: int = FEW) -> None:
         self.asked = asked
-        self.theirs = {name: X for name, X in theirs.items() if PART_OF.get(name, "q") not in EARLY}
-        self.rows = chosen_rows(asked, self.theirs, few)
+        late = {name: X for name, X in theirs.items() if PART_OF.get(name, "q") not in EARLY}
+        self.rows, features = chosen_rows(asked, late, few), features_of(asked, late)
+        self.theirs = {name: X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows] for name, X in late.items()}
+        if "output" in late:
+            self.theirs["output"] = self.theirs["output"][..., features]
         kind = np.float64 if asked.config.dtype == "float64" else np.float32
         rows: Any = self.rows
         blanked = not np.isfinite(asked.values).all()
-        self.plan = replace(plan_of(asked, kind, rows=rows), blanked=blanked)  # which takes long
-        self.results: dict[str, Array] = {}
+        plan = replace(plan_of(asked, kind, rows=rows, features=features), blanked=blanked)  # which takes long
+        results: dict[str, Array] = {}
         for part in ("q", "k", "v", "scores"):
-            self.results[part] = np.ascontiguousarray(compute(part, self.plan, self.results)[1])
+            results[part] = np.ascontiguousarray(compute(part, plan, results)[1])
+        shared = {part: plan.share(results[part], plan.heads // plan.groups) for part in ("k", "v")}
+        self.plan, self.results = replace(plan, groups=plan.heads), results | shared
         self.limits = {name: 4 * asked.expected(name).limit for name in self.theirs}
 
     def to(self, call: Call) -> bool:
@@ -53,11 +58,10 @@ class Near:
         if self.asked.rows is not None:
             rows = rows & self.asked.rows[:, self.rows]
         worst = np.where(rows.any(1), 0.0, np.nan)  # (B,)
-        for name, X in self.theirs.items():
+        for name, there in self.theirs.items():
             if name not in steps:
                 continue
-            there = X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows]
-            counts = rows[..., None] if X.ndim == 3 else rows[:, None, :, None]
+            counts = rows[..., None] if there.ndim == 3 else rows[:, None, :, None]
             counts = counts & visible if PART_OF[name] == "scores" else counts
             far = np.where(counts & (there != steps[name]), np.abs(there - steps[name]), 0)
             far = np.nan_to_num(far, nan=np.inf).reshape(len(far), -1).max(1, initial=0.0) / self.limits[name]
@@ -66,8 +70,8 @@ class Near:
 
     def best(self, call: Call, name: str, values: list[int]) -> Array | None:
         """Find the first value, for each sample, of those that are nearest; None if one has none that is near."""
-        B, weights, k, v = self.asked.sizes.B, self.plan.weights, self.results["k"], self.results["v"]
-        if not B or len(values) * (k.size + v.size + weights["W_o.kernel"].size) > WORK:
+        B, k, v = self.asked.sizes.B, self.results["k"], self.results["v"]
+        if not B or len(values) * (k.size + v.size) > WORK:
             return None
         column = (B, 1) if name == "offset" else (B,)
         far = np.stack([self.far(call._replace(**{name: np.full(column, value)})) for value in values])  # (values, B)

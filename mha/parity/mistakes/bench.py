@@ -16,23 +16,26 @@ ALL = slice(None)
 class Bench:
     """The pipeline of some samples and queries in one dtype, with mistakes; what several of them share is made once.
 
-    samples: a slice, or a list of integers; rows: the queries, a slice or a tuple of integers.
+    samples: a slice, or a list of integers; rows: the queries, a slice or a tuple of integers; features: of the output,
+    a slice or a list of integers.
     """
 
-    def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL) -> None:
-        self.plan, self.samples, self.rows = plan_of(problem, dtype, samples, rows), samples, rows
+    def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL, features: Any = ALL) -> None:
+        self.plan, self.samples, self.rows = plan_of(problem, dtype, samples, rows, features), samples, rows
         self.parts: dict[tuple[str, bool, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
+        self.latest: tuple[State, Plan | None] = (), self.plan
 
     def planned(self, state: State) -> Plan | None:
         """Return the plan with these mistakes, None if one of them is impossible here."""
-        if state not in self.plans:
+        if state in self.plans:
+            return self.plans[state]
+        if state != self.latest[0]:
             before = self.planned(state[:-1])
-            made = None if before is None else state[-1].change(before)
-            if len(state) > 1:
-                return made
-            self.plans[state] = made
-        return self.plans[state]
+            self.latest = state, None if before is None else state[-1].change(before)
+            if len(state) == 1:
+                self.plans[state] = self.latest[1]
+        return self.latest[1]
 
     def forget(self) -> None:
         """Keep only what has no mistakes."""
@@ -83,10 +86,12 @@ class Bench:
         return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))
 
     def cut(self, name: str, X: Array) -> Array:
-        """Take the samples and queries to compute from a step of the whole call, or an array that broadcasts to it."""
+        """Take what is to be computed from a step of the whole call, or from an array that broadcasts to it."""
         if X.ndim == 0:
             return X
         X = self.plan.of_samples(X)
+        if name == "output" and X.shape[2] > 1:
+            X = X[..., self.plan.features]
         return X if X.shape[1 if X.ndim == 3 else 2] == 1 else self.of_rows(name, X)
 
     def of_bounds(self, rows: Array | None) -> Array | None:

@@ -24,11 +24,16 @@ def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
             X = plan.weights.get(f"{name}.{kind}")
             if X is None or (name == "W_o" and kind == "bias"):
                 continue
-            X = X if name == "W_o" else np.moveaxis(X, -1, 0)  # (H*d, ...)
-            grid = (heads, -1) if inward else (X.shape[0] // heads, heads)
-            mixed = X.reshape(*grid, *X.shape[1:]).swapaxes(0, 1).reshape(X.shape)
-            changed[f"{name}.{kind}"] = mixed if name == "W_o" else np.moveaxis(mixed, 0, -1)
+            how = 0 if name == "W_o" else -1, heads, inward
+            changed[f"{name}.{kind}"] = plan.once(how, partial(mixed, *how), X)
     return with_weights(plan, changed)
+
+
+def mixed(axis: int, heads: int, inward: bool, X: Array) -> Array:
+    """Read an axis as (d, H) instead of (H, d); inward: or the other way round."""
+    X = np.moveaxis(X, axis, 0)  # (H*d, ...)
+    grid = (heads, -1) if inward else (X.shape[0] // heads, heads)
+    return np.moveaxis(X.reshape(*grid, *X.shape[1:]).swapaxes(0, 1).reshape(X.shape), 0, axis)
 
 
 def split_interleaved(plan: Plan) -> Plan:
@@ -98,11 +103,12 @@ def split_regrouped(back: bool, plan: Plan) -> Plan | None:
     """Split heads of queries as (r, g)."""
     if (order := regrouped(back, plan)) is None:
         return None
-    found = {name: plan.weights.get(name) for name in ("W_q.kernel", "W_q.bias")}
-    return with_weights(plan, {
-        name: X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)
-        for name, X in found.items() if X is not None
-    })  # fmt: skip
+
+    def reordered(X: Array) -> Array:
+        return X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)  # (..., H*d)
+
+    found = {name: X for name, X in plan.weights.items() if name in ("W_q.kernel", "W_q.bias")}
+    return with_weights(plan, {name: plan.once(("heads", *order), reordered, X) for name, X in found.items()})
 
 
 def merge_regrouped(back: bool, plan: Plan) -> Plan | None:

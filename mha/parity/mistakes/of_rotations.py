@@ -101,12 +101,13 @@ def repaired(interleave: bool, names: Iterable[str], plan: Plan) -> Plan | None:
     n, d = len(plan.frequencies), plan.config.key_dim
     order = np.arange(2 * n).reshape((2, n) if interleave else (n, 2)).T.ravel()  # (2n,)
     order = np.concatenate([order, np.arange(2 * n, d)])  # (d,)
+
+    def reordered(X: Array) -> Array:
+        return X.reshape(*X.shape[:-1], -1, d)[..., order].reshape(X.shape)  # (..., H*d)
+
     chosen = {name: X for name, X in plan.weights.items() if name.startswith(tuple(names))}
-    if not chosen:
-        return None
-    return with_weights(plan, {
-        name: X.reshape(*X.shape[:-1], -1, d)[..., order].reshape(X.shape) for name, X in chosen.items()
-    })  # fmt: skip
+    changed = {name: plan.once(("components", *order), reordered, X) for name, X in chosen.items()}
+    return with_weights(plan, changed) if changed else None
 
 
 def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:

@@ -41,10 +41,7 @@ def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        added = seen = np.ones((1, 1, 1, 1), bool)
-        for name, condition in plan.hiding.items():
-            added, seen = (added & condition(plan), seen) if name in chosen else (added, seen & condition(plan))
-        return right(plan, scores + plan.all_pairs(added).astype(scores.dtype), plan.all_pairs(seen))
+        return right(plan, scores + visible.astype(scores.dtype), plan.seen(plan.hiding.keys() - chosen))
 
     return replace(plan, softmax=softmax)
 
@@ -124,11 +121,8 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         for mask in masks:
-            seen = np.ones((1, 1, 1, 1), bool)
-            for name in mask & plan.hiding.keys():
-                seen = seen & plan.hiding[name](plan)
-            lowest = np.finfo(scores.dtype).min
-            scores = np.where(plan.all_pairs(seen), scores, scores + lowest)
+            seen = plan.seen(mask & plan.hiding.keys())
+            scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
         return pieces.normalized(scores, plan.axis)
 
     return replace(plan, softmax=softmax)

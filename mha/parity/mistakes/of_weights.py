@@ -25,7 +25,12 @@ def untransposed(names: Iterable[str], plan: Plan) -> Plan | None:
     kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
     if any(X.shape != X.T.shape for X in kernels.values()):
         return None
-    return with_weights(plan, {name: np.ascontiguousarray(X.T) for name, X in kernels.items()})
+    return with_weights(plan, {name: plan.once("transposed", turned, X) for name, X in kernels.items()})
+
+
+def turned(X: Array) -> Array:
+    """Return the transpose of a kernel."""
+    return np.ascontiguousarray(X.T)
 
 
 def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:

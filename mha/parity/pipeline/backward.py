@@ -68,7 +68,8 @@ class Backward:
     (B, Q, D); on_the_way: by name, functions of gradients by the output ("output"), heads that are pooled ("pooled"),
     attention weights ("weights"), scaled scores, for queries and for keys ("scaled_q", "scaled_k"),
     heads ("q", "k", "v"), inputs and weights (their names); blanked: whether rows of queries and keys that see or are
-    seen by nothing count as 0. The others: the functions of these names above.
+    seen by nothing count as 0; computed: what `once` has computed without mistakes. The others: the functions of these
+    names above.
     """
 
     plan: Plan
@@ -82,6 +83,7 @@ class Backward:
     unshare: Callable[[Array, int], Array] = unshare
     turn_back: Callable[["Backward", str, Array], Array] = turn_back
     through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
+    computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)
 
     @property
     def weights(self) -> Array:
@@ -101,6 +103,21 @@ class Backward:
         roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.plan.eps)
         return X / roots, roots, widen(self.plan.weights[f"{role}_norm.scale"])
 
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """What a mistake may replace, but for what is on the way."""
+        return self.through_softmax, self.through_cap, self.blanked, self.unshare, self.turn_back, self.through_norm
+
+    def once(self, make: Callable[..., Any], *given: Any) -> Any:
+        """Return make(self, *given), names and arrays; what has no mistakes is computed once, for mistakes after it."""
+        key = make, self.functions, *(X if isinstance(X, str) else id(X) for X in given)
+        if key in self.computed:
+            return self.computed[key]
+        made = make(self, *given)
+        if not self.on_the_way and self.functions == WITHOUT_MISTAKES:
+            self.computed[key] = made
+        return made
+
     def passed(self, name: str, by_X: Array) -> Array:
         """Return a gradient as it goes on: changed, if a mistake is there."""
         return self.on_the_way.get(name, as_it_is)(by_X)
@@ -111,37 +128,75 @@ class Backward:
 
     def gradients(self) -> Steps:
         """Compute all gradients, by the names of `attention.gradients`."""
-        plan, seen = self.plan, self.visible
-        found: Steps = {}
-        by_output = self.passed("output", widen(self.cotangent))
-        by_merged, by_weights = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
-        found |= by_weights
-        by_pooled = split(by_merged, plan.heads)  # (B, H, Q, dv)
-        if plan.gates is not None:
-            found["head_gates"] = (by_pooled * widen(self.steps["pooled"])).sum((2, 3))  # (B, H)
-            by_pooled = by_pooled * widen(plan.gates)
+        plan = self.plan
+        by_output = self.passed("output", self.once(Backward.by_output))
+        by_pooled, found = self.once(Backward.through_output, by_output)
         by_pooled = self.passed("pooled", by_pooled)
-        times = plan.heads // plan.groups
-        k, v = (self.used(widen(plan.share(self.results[role], times)), seen.any(2)) for role in "kv")
-        q = self.used(widen(self.results["q"]), seen.any(3))
-        by_biased = self.through_softmax(self, self.passed("weights", by_pooled @ v.swapaxes(2, 3)))
+        by_weights = self.passed("weights", self.once(Backward.through_pooling, by_pooled))
+        by_biased, by_scores = self.once(Backward.through_weights, by_weights)
+        found = dict(found)
         if plan.score_bias is not None:
             axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
             found["score_bias"] = by_biased.sum(axes, keepdims=True)
-        by_q, by_k, by_pooling = self.through_scores(q, k, self.through_cap(self, by_biased))
-        by_v = self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, plan.groups)
-        by_heads = {"q": by_q, "k": self.unshare(by_k, plan.groups), "v": by_v}
+        by_heads, by_pooling = self.through_scores(by_scores)
+        by_heads["v"] = self.once(Backward.by_values, by_pooled)
         found |= by_pooling
-        for role, name in ROLES.items():
-            found |= self.through_projection(role, name, self.passed(role, by_heads[role]))
+        for role in ROLES:
+            found |= self.once(Backward.through_projection, role, self.passed(role, by_heads[role]))
         return {name: self.passed(name, X) for name, X in found.items()}
 
-    def through_scores(self, q: Array, k: Array, by_scores: Array) -> tuple[Array, Array, Steps]:
-        """The gradients by queries and keys (B, H, T, d), and by the weights of additive scores."""
+    def by_output(self) -> Array:
+        """The gradient by the output, (B, Q, D)."""
+        return widen(self.cotangent)
+
+    def through_output(self, by_output: Array) -> tuple[Array, Steps]:
+        """The gradients by heads that are pooled (B, H, Q, dv), and by the weights of W_o and the gates."""
+        by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
+        by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
+        if self.plan.gates is not None:
+            found["head_gates"] = (by_pooled * widen(self.steps["pooled"])).sum((2, 3))  # (B, H)
+            by_pooled = by_pooled * widen(self.plan.gates)
+        return by_pooled, found
+
+    def shared(self, role: str) -> Array:
+        """The queries, or the keys or values of each head of queries, (B, H, T, any)."""
+        plan, seen = self.plan, self.visible
+        if role == "q":
+            return self.used(widen(self.results["q"]), seen.any(3))
+        return self.used(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
+
+    def through_pooling(self, by_pooled: Array) -> Array:
+        """The gradient by attention weights, (B, H, Q, K)."""
+        return by_pooled @ self.once(Backward.shared, "v").swapaxes(2, 3)
+
+    def by_values(self, by_pooled: Array) -> Array:
+        """The gradient by heads of values, (B, G, K, dv)."""
+        return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
+
+    def through_weights(self, by_weights: Array) -> tuple[Array, Array]:
+        """The gradients by what the softmax takes, and by scores before the cap, (B, H, Q, K)."""
+        by_biased = self.through_softmax(self, by_weights)
+        return by_biased, self.through_cap(self, by_biased)
+
+    def scaled(self, by_scores: Array) -> Array:
+        """The gradient by dot products, (B, H, Q, K)."""
+        return by_scores * self.plan.scale
+
+    def by_queries(self, scaled: Array) -> Array:
+        """The gradient by heads of queries, (B, H, Q, d)."""
+        return scaled @ self.once(Backward.shared, "k")
+
+    def by_keys(self, scaled: Array) -> Array:
+        """The gradient by heads of keys, (B, G, K, d)."""
+        return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.shared, "q"), self.plan.groups)
+
+    def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:
+        """The gradients by heads of queries and keys, and by the weights of additive scores."""
         if self.plan.config.pooling == "dot":
-            scaled = by_scores * self.plan.scale
-            by_k = self.passed("scaled_k", scaled).swapaxes(2, 3) @ q
-            return self.passed("scaled_q", scaled) @ k, by_k, {}
+            scaled = self.once(Backward.scaled, by_scores)
+            by_q = self.once(Backward.by_queries, self.passed("scaled_q", scaled))
+            return {"q": by_q, "k": self.once(Backward.by_keys, self.passed("scaled_k", scaled))}, {}
+        q, k = self.shared("q"), self.shared("k")
         W_q, W_k, w_v = (widen(self.plan.weights[f"attention.{name}.kernel"]) for name in ("W_q", "W_k", "w_v"))
         features = np.tanh((q @ W_q)[:, :, :, None] + (k @ W_k)[:, :, None])  # (B, H, Q, K, n)
         by_sums = by_scores[..., None] * w_v[:, 0] * (1 - features**2)
@@ -151,11 +206,11 @@ class Backward:
             "attention.W_k.kernel": np.tensordot(k, by_keys, ((0, 1, 2), (0, 1, 2))),
             "attention.w_v.kernel": np.einsum("bhqkn,bhqk->n", features, by_scores)[:, None],  # (n, 1)
         }
-        return by_queries @ W_q.T, by_keys @ W_k.T, by_weights
+        return {"q": by_queries @ W_q.T, "k": self.unshare(by_keys @ W_k.T, self.plan.groups)}, by_weights
 
-    def through_projection(self, role: str, name: str, by_heads: Array) -> Steps:
+    def through_projection(self, role: str, by_heads: Array) -> Steps:
         """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
-        plan = self.plan
+        plan, name = self.plan, ROLES[role]
         found: Steps = {}
         if plan.frequencies is not None and role != "v":
             by_heads = self.turn_back(self, role, by_heads)
@@ -164,6 +219,9 @@ class Backward:
         X = self.used(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
         found[name], by_weights = through_dense(self, f"W_{role}", X, merge(by_heads))
         return found | by_weights
+
+
+WITHOUT_MISTAKES = through_softmax, through_cap, True, unshare, turn_back, through_norm
 
 
 def backward(plan: Plan, cotangent: Array | None) -> Backward:

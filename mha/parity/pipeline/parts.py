@@ -40,7 +40,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         return {"weights": given, MEANS: means(given)}, weights
     if part == "pooled":
         weights, values = before["weights"], plan.share_values(plan.cached(before["v"]), plan.heads // plan.groups)
-        if plan.blanked:
+        if plan.blanked and not np.isfinite(widen(values).sum()):  # 0 * NaN is NaN
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
         steps = {"pooled": regrouped(pooled, plan.config.num_heads)}
@@ -48,7 +48,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
             steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
         return steps, pooled
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
-    output = plan.project("W_o", merged)
+    output = plan.output(merged)
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
 
 
@@ -71,7 +71,7 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
     """Turn queries or keys by their positions."""
-    places = plan.query_places(plan.offsets)[:, 0, :, 0] if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
+    places = plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
     return plan.rotate(plan, X, plan.of_samples(places))

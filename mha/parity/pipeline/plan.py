@@ -1,7 +1,7 @@
 """The plan of a call: all that it is computed from; a mistake is a function from one plan to another."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from mha.parity.pipeline.pieces import (
 )
 from mha.parity.same.problem import Problem
 
-REMEMBERED = 2**28  # bytes of products, about
+REMEMBERED = 2**28  # bytes, about
 # Fields of a plan that say which query sees which key, and nothing else.
 OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offsets"
 
@@ -38,15 +38,16 @@ class Plan:
     queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates
     (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query, for the rotation; order_offsets and
     window_offsets: the same for the causal order and the window; base: of the rotation; samples: those to compute;
-    rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; hiding: the
+    rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; features: of the
+    output, those to compute; hiding: the
     conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right
     positions to those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
     have one; norm_axes: of (B, H, T, d), those over which its means are taken. split, merge, share, share_values, root,
     rotate, scores, cap, bend, softmax: the functions of these names among the pieces; axis: of (B, H, Q, K), that of
     the softmax; table: applied to cosines and sines; cached: to keys and values before they are shared; after: to the
     weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
-    product; rounded: applied to every result; products: those of inputs and kernels that were computed already, of
-    this plan and of those that are made from it.
+    product; rounded: applied to every result; computed: what `once` has computed, for this plan and those that are made
+    from it.
     """
 
     config: Config
@@ -73,6 +74,7 @@ class Plan:
     groups: int
     samples: Any  # a slice, or a list of integers
     rows: slice
+    features: Any  # a slice, or a list of integers
     hiding: dict[str, Callable[..., Array]]
     rotary_offsets: Any = None
     norm_first: bool = True
@@ -95,7 +97,7 @@ class Plan:
     blanked: bool = True
     into_product: Callable[[Array], Array] = as_it_is
     rounded: Callable[[Array], Array] = as_it_is
-    products: dict[tuple[int, int], tuple[Array, Array, Array]] = dataclasses.field(default_factory=dict)
+    computed: dict[tuple[Any, ...], tuple[Array, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def key_places(self) -> Array:
@@ -103,8 +105,8 @@ class Plan:
         return np.arange(self.keys.shape[1])[None, None, None]
 
     def query_places(self, offsets: Array) -> Array:
-        """Positions of queries, (B or 1, 1, Q, 1), from these of the first on."""
-        return (offsets + np.arange(self.queries.shape[1]))[:, None, :, None]
+        """Positions of the queries to compute, (B or 1, 1, rows, 1), from these of the first query on."""
+        return (offsets + np.arange(self.queries.shape[1]))[:, None, self.rows, None]
 
     def of_samples(self, X: Array) -> Array:
         """Take the samples to compute from an array (B or 1, ...)."""
@@ -120,40 +122,53 @@ class Plan:
         A, B, dtype = widen(A), widen(B), A.dtype
         return self.rounded(np.matmul(self.into_product(A), self.into_product(B)).astype(dtype, copy=False))
 
-    def project(self, name: str, X: Array) -> Array:
-        """Return X @ kernel + bias."""
-        return self.biased(name, self.product(X, self.weights[f"{name}.kernel"]))
+    def output(self, merged: Array) -> Array:
+        """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute."""
+        kernel = self.once("features", self._of_features, self.weights["W_o.kernel"])
+        return self.biased("W_o", self.product(merged, kernel), self.features)
 
-    def biased(self, name: str, X: Array) -> Array:
-        """Return X + bias."""
+    def _of_features(self, X: Array) -> Array:
+        return X[..., self.features]
+
+    def biased(self, name: str, X: Array, features: Any = slice(None)) -> Array:
+        """Return X + bias; features: of the bias."""
         bias = self.weights.get(f"{name}.bias")
-        return X if bias is None else self.rounded(X + bias)
+        return X if bias is None else self.rounded(X + bias[features])
 
     def projected(self, name: str, X: Array) -> Array:
         """Return the projection of inputs (B, T, any) in the samples to compute; a product is computed once."""
-        kernel, how = self.weights[f"{name}.kernel"], (self.into_product, self.rounded)
-        known = self.products.get((id(X), id(kernel)))
-        if known is None or how != (as_it_is, as_it_is):
-            known = X, kernel, self.product(self.of_samples(X), kernel)  # the arrays, so that their ids stay theirs
-            if how == (as_it_is, as_it_is) and sum(X.nbytes for *_, X in self.products.values()) < REMEMBERED:
-                self.products[id(X), id(kernel)] = known
-        return self.biased(name, known[2])
+        how = self.into_product, self.rounded
+        return self.biased(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
+
+    def _product(self, X: Array, kernel: Array) -> Array:
+        return self.product(self.of_samples(X), kernel)
+
+    def once(self, how: Any, make: Callable[..., Array], *arrays: Array) -> Array:
+        """Return make(*arrays), which is computed once for these very arrays; how: what tells it from others."""
+        key = how, *map(id, arrays)
+        if (known := self.computed.get(key)) is None:
+            known = *arrays, make(*arrays)  # the arrays, so that their ids stay theirs
+            if sum(found[-1].nbytes for found in self.computed.values()) < REMEMBERED:
+                self.computed[key] = known
+        return known[-1]
 
     def visible(self) -> Array:
-        """Return which query sees which key, (B, H, Q, K), in the samples to compute."""
+        """Return which query sees which key, (B, H, Q, K), in the samples and queries to compute."""
+        return self.seen(self.hiding)
+
+    def seen(self, names: Iterable[str]) -> Array:
+        """Return what these conditions leave visible, likewise."""
+        B, _, Q, _ = self.of_pairs(np.empty((len(self.queries), 1, self.queries.shape[1], 1))).shape
         seen = np.ones((1, 1, 1, 1), bool)
-        for condition in self.hiding.values():
-            seen = seen & condition(self)
-        return self.all_pairs(seen)
-
-    def all_pairs(self, X: Array) -> Array:
-        """Broadcast to (B, H, Q, K), in the samples and queries to compute."""
-        full = len(self.queries), self.heads, self.queries.shape[1], self.keys.shape[1]
-        return self.of_pairs(np.broadcast_to(X, full))
+        for name in names:
+            seen = seen & self.of_pairs(self.hiding[name](self))
+        return np.broadcast_to(seen, (B, self.heads, Q, self.keys.shape[1]))
 
 
-def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None)) -> Plan:
-    """Make the plan of a call, without mistakes, in a dtype; samples, rows: those to compute."""
+def plan_of(
+    problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None), features: Any = slice(None)
+) -> Plan:
+    """Make the plan of a call, without mistakes, in a dtype; samples, rows, features: those to compute."""
     config, kind, bias, gates = problem.config, numpy_dtype(dtype), problem.call.score_bias, problem.call.head_gates
     if gates is not None:
         gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
@@ -168,6 +183,7 @@ def plan_of(problem: Problem, dtype: Any, samples: Any = slice(None), rows: slic
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
+        features=features,
         **of_hiding(problem.call),
     )  # fmt: skip
 
@@ -187,8 +203,8 @@ def of_hiding(call: Call) -> dict[str, Any]:
 def same(one: Plan, other: Plan) -> bool:
     """Whether two plans are the same, field by field: then the change between them is no mistake here."""
     return all(
-        one.products is other.products
-        if field.name == "products"
+        one.computed is other.computed
+        if field.name == "computed"
         else _equal(getattr(one, field.name), getattr(other, field.name))
         for field in dataclasses.fields(Plan)
     )

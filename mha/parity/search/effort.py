@@ -9,13 +9,16 @@ from rich.progress import Progress
 
 from mha.tables import counted
 
-SECONDS = 7.0  # of a search, about
+SECONDS = 6.0  # of the search in a diagnosis, about
 QUIET = 2.0  # seconds before progress is shown
 Thing = TypeVar("Thing")
 
 
 class Effort:
-    """The time of one search, from now on: seconds of work, so that the answer is the same while other programs run."""
+    """The time of a diagnosis, from now on: seconds of work of its own thread.
+
+    So the answer is the same while other programs run.
+    """
 
     def __init__(self) -> None:
         self.begin, self.end = time.monotonic(), time.thread_time() + SECONDS

@@ -10,20 +10,25 @@ from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
 
-WORST, SPREAD = 4, 4  # queries with the largest errors, and others
+WORST, SPREAD = 3, 3  # queries with the largest errors, and others
+FEATURES = 32  # of the output, with the largest errors
 FEW = 16  # so few queries are all computed
 
 
 class Focus(NamedTuple):
-    """Some samples, a list of whole numbers, and the queries of each, a tuple of them; or a slice for all."""
+    """Some samples, and the queries of each; of the output, some features.
 
-    samples: Any
-    rows: Any
+    Each is a list of whole numbers, queries a tuple; or a slice for all.
+    """
+
+    samples: Any = ALL
+    rows: Any = ALL
+    features: Any = ALL
 
     def wider(self, sample: int, row: int | None) -> "Focus":
         """Add a sample, and a query."""
         rows = self.rows if row is None or self.rows == ALL else tuple(sorted({*self.rows, row}))
-        return Focus(list(dict.fromkeys((*self.samples, sample))), rows)
+        return Focus(list(dict.fromkeys((*self.samples, sample))), rows, self.features)
 
 
 def counted(problem: Problem, name: str, X: Array) -> Array:
@@ -82,3 +87,11 @@ def telling(problem: Problem, theirs: Mapping[str, Array], sample: int) -> Any:
     if wrong is not None and (far := of_queries(*wrong)) is not None:
         chosen |= set(np.argsort(-far[sample], kind="stable")[:WORST].tolist())
     return tuple(sorted(chosen))
+
+
+def features_of(problem: Problem, theirs: Mapping[str, Array]) -> Any:
+    """Choose the features of the output with the largest errors; where there are few, all."""
+    if "output" not in theirs or problem.config.num_hiddens <= FEATURES:
+        return ALL
+    far = distances(counted(problem, "output", theirs["output"]), problem.expected("output").X).sum((0, 1))
+    return sorted(np.argsort(-far, kind="stable")[:FEATURES].tolist())

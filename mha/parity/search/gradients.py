@@ -25,18 +25,28 @@ class Form(NamedTuple):
     change: Change
 
 
+class Effect(NamedTuple):
+    """What one mistake does to a gradient: whether it changes it, and whether it is near to theirs then."""
+
+    changes: bool
+    near: bool
+
+
 class Gradients:
     """The search for mistakes that give their gradients.
 
     theirs: their gradients by name, as they are compared; tried: how many mistakes and pairs were tried.
     """
 
-    def __init__(self, problem: Problem, theirs: Mapping[str, Array]) -> None:
-        self.problem, self.theirs, self.effort = problem, theirs, Effort()
+    def __init__(self, problem: Problem, theirs: Mapping[str, Array], effort: Effort) -> None:
+        self.problem, self.theirs, self.effort = problem, theirs, effort
         dtype = problem.config.dtype
         self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
         self.right = {name: problem.expected(name) for name in theirs}
+        self.far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
         self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
+        self.plain = self.computed(self.base, ())
+        self.alone: dict[Change, dict[str, Effect]] = {}
         self.tried, self.untried = 0, {1: 0, 2: 0}
 
     def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
@@ -86,11 +96,13 @@ class Gradients:
     def judged(self, state: tuple[Form, ...]) -> Verdict:
         """Judge how far their gradients are from those with these mistakes."""
         none = Verdict(np.inf, np.inf, np.inf, 0)
-        if (narrow := self.computed(self.base, state)) is None:
+        if self.refuted(state) or (narrow := self.computed(self.base, state)) is None:
             return none
-        for name, X in self.theirs.items():  # what is far in the layer's dtype need not be computed in float64
-            if error(X, narrow[name]) > REFUTED * max(self.right[name].limit, 0.01 * self.far(name)):
-                return none
+        effects = {name: self.effect(name, narrow[name]) for name in self.theirs}
+        if len(state) == 1:
+            self.alone[state[0].change] = effects
+        if not all(effect.near for effect in effects.values()):  # in the layer's dtype
+            return none
         if (wide := self.computed(self.oracle, state)) is None:
             return none
         dtype = self.problem.config.dtype
@@ -106,9 +118,22 @@ class Gradients:
                 noise = max(noise, fraction(apart(there, wide[name]), floor(dtype, wide[name], narrow[name])))
         return Verdict(ratio, left, noise, 0)
 
-    def far(self, name: str) -> float:
-        """How far theirs is from the right one."""
-        return error(self.theirs[name], self.right[name].X)
+    def effect(self, name: str, X: Array) -> Effect:
+        """Say what mistakes do to a gradient, which is X with them."""
+        if self.plain is not None and np.array_equal(X, self.plain[name]):
+            return Effect(False, name not in self.wrong)
+        near = REFUTED * max(self.right[name].limit, 0.01 * self.far[name])
+        return Effect(True, error(self.theirs[name], X) <= near)
+
+    def refuted(self, state: tuple[Form, ...]) -> bool:
+        """Whether two mistakes cannot be it, by what each does alone: a gradient that one of them changes is far."""
+        if len(state) < 2:
+            return False
+        for name in self.theirs:
+            changing = [one for form in state if (one := self.alone[form.change][name]).changes]
+            if len(changing) < 2 and not (changing[0].near if changing else name not in self.wrong):
+                return True
+        return False
 
     @property
     def missed(self) -> str:

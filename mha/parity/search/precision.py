@@ -51,7 +51,7 @@ def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus
         forms = [form for form, left, *_ in imitations(problem, theirs, state, focus, forms) if left <= ROUGHLY]
     found = [
         Imprecision(form.mistake.name, form.how, form.mistake.what, ratio, left, True)
-        for form, left, ratio, size in imitations(problem, theirs, state, Focus(ALL, ALL), forms)
+        for form, left, ratio, size in imitations(problem, theirs, state, Focus(), forms)
         if left <= LEFT and size >= ENOUGH
     ]
     best = min((one.left for one in found), default=0.0)

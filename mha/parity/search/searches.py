@@ -7,7 +7,7 @@ from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
 from mha.parity.search.effort import Effort, untried
-from mha.parity.search.focus import Focus, telling, worst_first
+from mha.parity.search.focus import Focus, features_of, telling, worst_first
 from mha.parity.search.search import CONFIRMED, Search
 from mha.parity.search.verdicts import Judge, Verdict
 
@@ -20,10 +20,10 @@ class Searches:
     found: the sets of mistakes that came near, each with its verdict; tried: how many were tried.
     """
 
-    def __init__(self, problem: Problem, theirs: Mapping[str, Array], forms: Sequence[Form]) -> None:
-        self.problem, self.theirs, self.forms, self.effort = problem, theirs, forms, Effort()
+    def __init__(self, problem: Problem, theirs: Mapping[str, Array], forms: Sequence[Form], effort: Effort) -> None:
+        self.problem, self.theirs, self.forms, self.effort = problem, theirs, forms, effort
         self.order = worst_first(problem, theirs)
-        self.first = Focus(self.order[:1], telling(problem, theirs, self.order[0]))
+        self.first = Focus(self.order[:1], telling(problem, theirs, self.order[0]), features_of(problem, theirs))
         self.judge = Judge(problem, theirs, self.first)
         self.made: list[Search] = []
         self.verdicts: dict[State, Verdict] = {}

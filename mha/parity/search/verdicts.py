@@ -54,7 +54,7 @@ class Judge:
     @functools.cached_property
     def all(self) -> tuple[Bench, Bench]:
         """The pipeline of all queries, likewise."""
-        return self.benches(Focus(ALL, ALL))
+        return self.benches(Focus())
 
     def benches(self, focus: Focus) -> tuple[Bench, Bench]:
         """Make the pipelines of some queries."""

@@ -18,6 +18,7 @@ from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import largest
 from mha.parity.search import precision
+from mha.parity.search.effort import Effort
 from mha.parity.search.focus import Focus, counted
 from mha.parity.search.gradients import Form as GradientForm
 from mha.parity.search.gradients import Gradients
@@ -42,7 +43,7 @@ def explained(
 
     call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason.
     """
-    first = next((row for row in rows if not row.passed), None)
+    first, effort = next((row for row in rows if not row.passed), None), Effort()
     if first is None:
         return Diagnosis((), "nothing to explain: all that was given is the same", 0)
     steps = {name: X for name, X in theirs.items() if name in PART_OF and X.shape == problem.sizes.shape(name)}
@@ -50,7 +51,7 @@ def explained(
     if not wrong:
         gradients = {name: X for name, X in theirs.items() if name.startswith(GRADIENT)}
         if any(row.name in gradients and not row.passed for row in rows):
-            return of_gradients(problem, gradients, first, bool(steps))
+            return of_gradients(problem, gradients, first, bool(steps), effort)
         return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
     fits = len(theirs) == len(rows)
     if fits and (more := more_than_attention(problem, theirs)):
@@ -61,7 +62,7 @@ def explained(
         return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
     far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
     with np.errstate(all="ignore"):
-        explanations, tried, missed = attempts(problem, steps, mistakes, far)
+        explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure
@@ -81,10 +82,10 @@ def explained(
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 
-def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool) -> Diagnosis:
+def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool, effort: Effort) -> Diagnosis:
     """Explain gradients of an implementation; output: whether something before them was given, which is right."""
     with np.errstate(all="ignore"):
-        search = Gradients(problem, theirs)
+        search = Gradients(problem, theirs, effort)
         far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
         explanations = merged([made(state, verdict, far) for state, verdict in search.run()])
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
@@ -99,7 +100,7 @@ def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, outp
 
 
 def attempts(
-    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], far: float
+    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], far: float, effort: Effort
 ) -> tuple[list[Explanation], int, str]:
     """Find explanations of the arrays: first what is quickly tried, last what takes longest.
 
@@ -109,7 +110,7 @@ def attempts(
     some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
     far = far if some else 0.0
     explanations: list[Explanation] = []
-    searches = Searches(problem, steps, forms_of(mistakes))
+    searches = Searches(problem, steps, forms_of(mistakes), effort)
     if far >= SURE and small_errors(problem, steps):
         explanations = inexact(problem, steps, (), searches.first)
         if any(one.sure for one in explanations):
