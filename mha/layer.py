@@ -175,6 +175,9 @@ class MultiHeadAttention:
             causal: whether query i sees key j only if j <= offset + i.
             offset: position of the first query, an int or integers (B,); key j is at position j.
             head_gates: None, or floats (H,) or (B, H) of the layer's dtype, which multiply the pooled heads.
+            positions: None, or integers (Q,) or (B, Q), where each query is, instead of offset + i: for causal order,
+                window and rotation. A query below 0 is padding: it sees nothing.
+            key_positions: None, or integers (K,) or (B, K), where each key is, instead of j; below 0 it is hidden.
             training: whether to drop attention weights.
             return_weights: whether to return the attention weights too.
 
@@ -214,7 +217,7 @@ class MultiHeadAttention:
         """Attend, and keep what gradients need: one forward pass for the output and for any number of gradients.
 
         Args:
-            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates, training: as for a call.
+            queries, keys, values, valid_lens, training, and what else a call takes: as for a call.
 
         Returns:
             The output (B, Q, D), and a function `pull_back(cotangent)`. It takes the gradient of a loss by the output,
@@ -252,7 +255,7 @@ class MultiHeadAttention:
         """Gradients of sum(output * cotangent), without dropout; the layer stays as it was.
 
         Args:
-            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
+            queries, keys, values, valid_lens, and what else a call takes: as for a call.
             cotangent: (B, Q, D), the gradient of a loss by the output; None = ones.
 
         Returns:
@@ -282,7 +285,7 @@ class MultiHeadAttention:
         """Every step of a call without dropout, from the projected inputs to the output.
 
         Args:
-            queries, keys, values, valid_lens, mask, score_bias, causal, offset, head_gates: as for a call.
+            queries, keys, values, valid_lens, and what else a call takes: as for a call.
 
         Returns:
             A dict, in this order, of those in brackets what the layer and the call have: W_q, W_k, W_v (B, T, H*d);

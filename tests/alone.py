@@ -49,6 +49,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "causal": (True,),
     "offset": (2, -1, -2, [1, -3, 6]),
     "head_gates": ((H,), (B, H)),
+    "positions": ([4, 3, -1, 2, 0], [[-1, 0, 1, 2, 3], [3, 1, -1, 5, 4], [2, 2, 2, 9, 9]]),
+    "key_positions": ([6, 5, 4, -1, 3, 2, 1], [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [5, 4, 3, 2, 1, 0, -1]]),
     "training": (True, False),
     "return_weights": (False,),  # every case is called with True too
 }
@@ -65,6 +67,7 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     {"bias": True, "valid_lens": [0, 9, 2]},  # what nobody sees is projected to the bias
 )
 # What makes an option count that alone says nothing.
+PLACED: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (1, None)}, {"rotary": mha.Rotary()})
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
     "qk_norm_eps": ({"qk_norm": "rms"},),
     "offset": (
@@ -74,6 +77,8 @@ BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
         {"window": (None, 0)},
         {"rotary": mha.Rotary()},
     ),
+    "positions": ({}, *PLACED),
+    "key_positions": ({}, *PLACED),
 }
 # These change no number here: nothing is dropped unless a layer with dropout trains.
 SILENT = {"dropout", "training", "return_weights", "dtype"}
@@ -126,6 +131,8 @@ class Alone:
                 floats = random.normal(size=shape).astype(numpy_dtype(self.dtype))
                 hidden = np.where(random.random(shape) < 0.2, -np.inf, floats).astype(floats.dtype)
                 made[name] = {"mask": floats < 0.5, "score_bias": hidden, "head_gates": floats}[name]
+        if "key_positions" in made:
+            made["key_positions"] = np.array(made["key_positions"])[..., :keys]
         return made
 
     @functools.cached_property

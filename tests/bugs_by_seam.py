@@ -126,8 +126,8 @@ def of_turn(norm, *order):
             if step == "norm" and config.qk_norm:
                 q, k = map(keep, ("norm_q", "norm_k"), norm(self, q, k))
             elif step == "rotate" and config.rotary:
-                q = found.rotate(q, found.positions(q, call.offset), config.rotary, config.num_heads)
-                k = found.rotate(k, found.positions(k), config.rotary, config.num_key_value_heads)
+                q = found.rotate(q, found.places(q, call.positions, call.offset), config.rotary, config.num_heads)
+                k = found.rotate(k, found.places(k, call.key_positions), config.rotary, config.num_key_value_heads)
                 q, k = keep("rotate_q", q), keep("rotate_k", k)
         return q, k
 
@@ -337,6 +337,23 @@ PIECES = {
     "rows of a group in another order": ("in_rows", rows_in_another_order),
 }  # fmt: skip
 
+# Of positions that a call gives.
+PLACED_TESTS = "places bad_inputs"
+PLACED = {
+    "positions are ignored": ("places", lambda right, X, given=None, offset=0: right(X, None, offset)),
+    "all samples are where the first is": ("places", lambda right, X, given=None, offset=0: right(
+        X, given if given is None or len(given.shape) == 1 else given[:1], offset)),
+    "padded keys are seen": ("visible_keys", of_call(key_positions=abs)),
+    "padded queries see keys": ("visible_keys", of_call(positions=abs)),
+    "positions hide nothing in the engine": ("by_mask",
+        lambda right, of, q, k, call: right(of, q, k, call)._replace(mask=call.mask)),
+    "the order of rows hides, too": ("by_mask",
+        lambda right, of, q, k, call: right(of, q, k, call)._replace(causal=call.causal)),
+    "the window of rows hides, too": ("by_mask",
+        lambda right, of, q, k, call: right(of, q, k, call)._replace(window=call.window)),
+    "positions may be anywhere": ("near", lambda right, name, X: X),
+}  # fmt: skip
+
 # Where a backend has lines of its own for a mistake of these, as in the loops of a compiler: `bugs_of_backends.py`.
 ELSEWHERE = {
     "jax": {
@@ -351,4 +368,4 @@ ELSEWHERE = {
     "mxnet": {"the bias of the first queries in every block"},
 }  # fmt: skip
 
-GROUPS = [(CALL, CALL_TESTS), (OPTIONS, OPTIONS_TESTS), (PIECES, PIECES_TESTS)]
+GROUPS = [(CALL, CALL_TESTS), (OPTIONS, OPTIONS_TESTS), (PIECES, PIECES_TESTS), (PLACED, PLACED_TESTS)]

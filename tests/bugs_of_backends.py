@@ -289,7 +289,7 @@ GROUPS = {
         "the gradient of a norm forgets its root": {"numpy": (r"by_X = by_normalized - normalized \* .*",
             "by_X = by_normalized")},
         "the gradient of a layer norm forgets its mean": {"numpy": (r'if norm\.kind == "layer":', "if False:")},
-        "gradients are not turned back": {"numpy": (r"rotate\(by_k, -positions", "rotate(by_k, positions")},
+        "gradients are not turned back": {"numpy": (r"rotate\(by_k, -places", "rotate(by_k, places")},
         "the gradient of a cap is 1": {"numpy": (r"\(1 - \(capped / softcap\) \*\* 2\)", "1")},
     }),
     "devices": ("devices_of_jax", {

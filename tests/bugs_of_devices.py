@@ -23,7 +23,7 @@ GROUPS = {
     }),
     "a split sequence": ("backends/torch/parallel", "sequence_over_ranks", {
         "the causal order begins anew on each rank": (r"moved\(call, self\.rows\.first_query\)", "call"),
-        "keys are turned as if they were the first": (r"positions\(k, self\.rows\.first_key\)", "positions(k)"),
+        "keys are turned as if they were the first": (r"places\(k, of_keys, first\)", "places(k, of_keys)"),
         "what is seen is not told to other ranks": (r"seen = anywhere\((.*), self\.mesh\)", r"seen = \1"),
         "weights have the gradients of this rank alone": (r"lambda name, X: shared\(X, mesh\)", "lambda name, X: X"),
         "gates have the gradients of this rank alone": (r"\(X, self\.mesh\) for name, X in named if name",
@@ -102,7 +102,7 @@ GROUPS = {
             "    for axis in ():\n        rngs"),
         "the first query of a ring is at 0 everywhere": (
             r"self\.first\(q\)\)\n        return ring", "0)\n        return ring"),
-        "keys are rotated as if they were the first": (r"positions\(k, self\.first\(k\)\)", "positions(k)"),
+        "keys are rotated as if they were the first": (r"places\(k, of_keys, self\.first\(k\)\)", "places(k, of_keys)"),
         "keys that others see are blank": (r"seen = _anywhere\(seen, self\.axis\)  # \(B, all keys\)", "pass"),
         "one column is the first device's": (r"jnp\.broadcast_to\(flags, X\.shape\[:2\]\)", "flags"),
         "NaN counts as nothing seen": ("sees = total != 0", "sees = total > 0"),

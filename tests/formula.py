@@ -29,7 +29,7 @@ def attend(*arguments, **call):
 
 
 def both(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-         head_gates=None):  # fmt: skip
+         head_gates=None, positions=None, key_positions=None):  # fmt: skip
     """The output (B, Q, D) and attention weights (B, H, Q, K); config: an `mha.config.Config`, weights: canonical."""
     B, Q, K, H, d, dv = len(queries), len(queries[0]), len(keys[0]), config.num_heads, config.key_dim, config.value_dim
     share = H // config.num_key_value_heads
@@ -51,13 +51,16 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
 
     def score(b, h, i, j):
         place = i + (offset if isinstance(offset, int) else offset[b])
+        place = place if positions is None else np.broadcast_to(positions, (B, Q))[b, i]
+        key_place = j if key_positions is None else np.broadcast_to(key_positions, (B, K))[b, j]
         hidden = valid_lens is not None and j >= np.broadcast_to(np.array(valid_lens).reshape(B, -1), (B, Q))[b, i]
         hidden |= mask is not None and not of_pair(mask, b, h, i, j)
-        hidden |= causal and j > place
-        hidden |= (left is not None and j < place - left) or (right is not None and j > place + right)
+        hidden |= (positions is not None and place < 0) or (key_positions is not None and key_place < 0)
+        hidden |= causal and key_place > place
+        hidden |= (left is not None and key_place < place - left) or (right is not None and key_place > place + right)
         if hidden:
             return -math.inf
-        q, k = prepared("q", b, i, h, place), prepared("k", b, j, h // share, j)
+        q, k = prepared("q", b, i, h, place), prepared("k", b, j, h // share, key_place)
         if config.pooling == "additive":
             q, k = q @ weights["attention.W_q.kernel"], k @ weights["attention.W_k.kernel"]
             s = np.tanh(q + k) @ weights["attention.w_v.kernel"][:, 0]

@@ -100,14 +100,14 @@ def checkpoints() -> Iterator[bytes]:
     """A small file of each scheme, with a table beside the layer."""
     for scheme, description in schemes.SCHEMES.items():
         config = Config(6, H, bias="W_q.bias" in description.places, scale=description.implied.get("scale"))
-        arrays = schemes.from_canonical(config, weights.initial(config), scheme)
+        arrays = schemes.from_canonical(config, weights.initial(config, 0), scheme)
         named = {f"layer.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
         yield safetensors.numpy.save(named | {"table": np.arange(3)}, {"format": "pt"})
 
 
 def archives() -> Iterator[bytes]:
     """A small layer as NumPy stores it, plain and packed."""
-    arrays = {f"layer.{name}": X for name, X in weights.initial(Config(6, H)).items()}
+    arrays = {f"layer.{name}": X for name, X in weights.initial(Config(6, H), 0).items()}
     for save in (np.savez, np.savez_compressed):
         made = io.BytesIO()
         save(made, **arrays)

@@ -6,7 +6,7 @@ ALIKE: dict[str, dict[str, str]] = {
     },
     "mha/call/fitting.py": {
         "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
-        "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "lengths alone have these axes",
+        "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
     "mha/parity/same/relations.py": {
         "related: np.zeros(0) -> np.ones(0)": "both have no number",

@@ -11,6 +11,7 @@ from calls import HAS_BOOK, SHAPES, make, own
 
 import mha
 from mha import dispatch
+from mha.call import ARGUMENTS
 
 
 def through_own_arrays(backend, attention, queries, keys, values, *rest, **options):
@@ -21,12 +22,10 @@ def through_own_arrays(backend, attention, queries, keys, values, *rest, **optio
     return attention(*given, **{name: own(backend, value) for name, value in options.items()})
 
 
-def through_layer(
-    backend, layer, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-    head_gates=None, training=None, return_weights=False,
-):  # fmt: skip
-    arrays = [own(backend, X) for X in (queries, keys, values, valid_lens, mask, score_bias)]
-    result = layer(*arrays, causal, own(backend, offset), own(backend, head_gates), training, return_weights)
+def through_layer(backend, layer, *arrays, **call):
+    given = dict(zip(("queries", "keys", "values", *ARGUMENTS), arrays, strict=False)) | call
+    every = dict.fromkeys(("queries", "keys", "values")) | ARGUMENTS | given
+    result = layer(*(own(backend, X) for X in every.values()))  # by position
     return result[0] if isinstance(result, tuple) else result
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 import mha
+from mha.call import ROWS
 from mha.config import numpy_dtype
 from mha.parity.mistakes.bench import Bench
 from mha.parity.pipeline.parts import PART_OF
@@ -48,7 +49,8 @@ class Call:
         return layer.to(backend), inputs, call
 
 
-DEFAULTS = {"valid_lens": None, "mask": None, "score_bias": None, "causal": False, "offset": 0, "head_gates": None}
+DEFAULTS = {name: row.default for name, row in ROWS.items()}
+PADDED = {"positions": [[-1, 3, 4, 5, 6], [1, 2, 2, 3, 3], [0, 1, 2, 3, 4]], "key_positions": [-1, 5, 4, 3, 2, 1, 0]}
 SQUARE_MASK = np.random.default_rng(8).random((3, 1, 7, 7)) < 0.7
 MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
 ROTARY = mha.Rotary(4, base=500.0)
@@ -75,6 +77,9 @@ CALLS = (
     Call(SQUARE | {"num_heads": 6}, {"score_bias": (SLOPES[:, None, None] * np.arange(7))[None]}),
     Call(MODERN | {"rotary": ROTARY, "window": None, "qk_norm": None}, {"offset": [8300, 4200, 900]}),
     Call(SQUARE, {"valid_lens": [1031, 90, 300]}, num_keys=1031),
+    Call(SQUARE, {"causal": True} | PADDED),
+    Call(SQUARE | {"window": (2, 1)}, PADDED),
+    Call(SQUARE | {"rotary": ROTARY}, PADDED),
 )  # fmt: skip
 
 

@@ -124,6 +124,8 @@ class Planting:
         given, plan = dict(arguments), self.plan
         if self.names & {*OF_HIDING}:
             given |= {"valid_lens": None, "causal": False, "mask": plan.visible()}
+            if plan.frequencies is None:  # else the rotation needs them
+                given |= {"positions": None, "key_positions": None}
         if "score_bias" in self.names and plan.score_bias is not None:
             given["score_bias"] = plan.score_bias
         if "gates" in self.names and plan.gates is not None:
@@ -213,9 +215,9 @@ class Planting:
 
     def turn(self):
         """The layer's method `turn`."""
-        return lambda layer, q, k, call: self.turned(layer, {"q": q, "k": k}, call.offset)
+        return lambda layer, q, k, call: self.turned(layer, {"q": q, "k": k}, call)
 
-    def turned(self, layer, heads, offset):
+    def turned(self, layer, heads, call):
         """Heads of queries and keys, which are given by q and k, normed and rotated."""
         plan, config, lesson = self.plan, layer.config, self.lesson
         numbers = {"q": config.num_heads, "k": config.num_key_value_heads}
@@ -227,7 +229,8 @@ class Planting:
                     else:
                         X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)
                 elif change == "rotate" and config.rotary:
-                    places = lesson.positions(X, offset if role == "q" else 0)  # (B or 1, T)
+                    given = (call.positions, call.offset) if role == "q" else (call.key_positions, 0)
+                    places = lesson.places(X, *given)  # (B or 1, T)
                     if plan.rotary_offsets is not None:
                         right = self.numpy(places)
                         places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))

@@ -12,16 +12,21 @@ class Port:
         self.d = self.config.key_dim
 
     def __call__(self, queries, keys, values, valid_lens=None, mask=None, causal=False, offset=0, score_bias=None,
-                 head_gates=None):  # fmt: skip
+                 head_gates=None, positions=None, key_positions=None):  # fmt: skip
         """The output (B, Q, D) and attention weights (B, H, Q, K)."""
         first = np.reshape(offset, (-1, 1)) + np.arange(queries.shape[1])  # (B or 1, Q)
-        places, others = first, np.arange(keys.shape[1])[None]
+        places = first if positions is None else np.atleast_2d(positions)  # (B or 1, Q)
+        others = np.atleast_2d(np.arange(keys.shape[1]) if key_positions is None else key_positions)  # (B or 1, K)
         q = self.prepare("q", self.project("W_q", queries), self.H, places)
         k = self.prepare("k", self.project("W_k", keys), self.G, others)
         v = self.split(self.project("W_v", values), self.G)
         k, v = self.share(k), self.share_values(v)
         scores = self.bias(self.cap(self.score(q, k)), score_bias)
         seen = np.broadcast_to(self.seen(places[:, None, :, None], others[:, None, None], causal), scores.shape)
+        if positions is not None:
+            seen = seen & (places[:, None, :, None] >= 0)
+        if key_positions is not None:
+            seen = seen & (others[:, None, None] >= 0)
         seen = self.mask(self.lengths(seen, valid_lens), mask)
         if score_bias is not None:
             seen = seen & ((score_bias if score_bias.ndim != 3 else score_bias[:, None]) > -np.inf)

@@ -38,6 +38,15 @@ CASES = {
     for case in (
         *KERNEL,
         *(case for case in parity.CASES if case.num_keys < 100),
+        parity.Case(
+            "many pieces, positions",
+            WINDOW | {"rotary": mha.Rotary(10)},
+            [31, 0, 17],
+            causal=True,
+            **LARGE,
+            positions=[[7 * i % 31 - 1 for i in range(29)], [*range(-9, 20)], [*range(29)]],
+            key_positions=[[11 * j % 31 - 1 for j in range(31)], [*range(31)], [*range(-5, 26)]],
+        ),
         parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
@@ -62,7 +71,7 @@ CASES = {
 }
 # TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
 QUICK = {
-    "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options",
+    "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options", "many pieces, positions",
     "one length for all, mask, bias",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)

@@ -40,7 +40,7 @@ def test_a_layer_of_a_checkpoint(backend, monkeypatch, tmp_path):
     """It is shown for PyTorch, with a file of BERT's names."""
     monkeypatch.chdir(tmp_path)
     config = Config(24, 12, bias=True)
-    arrays = schemes.from_canonical(config, weights.initial(config), "bert")
+    arrays = schemes.from_canonical(config, weights.initial(config, 0), "bert")
     named = {f"encoder.layer.0.attention.{name}": np.ascontiguousarray(X) for name, X in arrays.items()}
     safetensors.numpy.save_file(named, "model.safetensors")
     names = {}
@@ -84,6 +84,9 @@ def test_todays_models(backend, monkeypatch, capsys):
     # Token by token, and each segment, prefix and length by itself, as calls that need no such recipe.
     attention, heads, X = names["attention"], names["heads"], mha.to_numpy(names["X"])
     assert agree(attention(X, X, X, causal=True), *(mha.to_numpy(one) for one in names["one_by_one"]))
+    padded, short = mha.to_numpy(names["padded"]), X[:1, 3:]
+    assert agree(padded[:1, 3:], attention(short, short, short, causal=True))
+    assert agree(padded[1:], attention(X, X, X, causal=True)[1:])
     parts = (X[:1, :4], X[:1, 4:7], X[:1, 7:])
     assert agree(names["packed"][:1], *(heads(part, part, part, causal=True) for part in parts))
     seen = X[:1, :3]

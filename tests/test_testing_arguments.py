@@ -5,6 +5,7 @@ import pytest
 from ports import Port
 
 import mha
+from mha.call import ROWS
 
 LAYER = mha.MultiHeadAttention(24, 4, bias=True, seed=0, backend="numpy")
 PLAIN = ["float32, no lengths"]
@@ -60,7 +61,7 @@ def test_a_function_that_asks_for_attention_is_given_everything():
         return attention(queries, keys, values, **given)
 
     assert "float32, all options" in cases_of(port)
-    assert {*found} == {"valid_lens", "mask", "score_bias", "causal", "offset", "head_gates"}
+    assert {*found} == {*ROWS}
     found.clear()
     assert "float32, all options" not in cases_of(port, takes=("mask", "score_bias"))
     assert {*found} == {"mask", "score_bias"}

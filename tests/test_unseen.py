@@ -157,6 +157,7 @@ def test_inputs_show_what_can_be_seen(backend, alone):
         "NaN in padding comes through", "rows without keys are NaN", "rows without keys are uniform", "weak mask fill",
         "the rotation is off by one", "the rotation begins again at every offset",
         "the window begins again at every offset", "the table of angles is too short", "keys turn twice",
+        "all samples turn as the first",
         *["Q and K are swapped", "K and V are swapped"] * alone,
     }  # fmt: skip
     tables = {one.how for one in report.unseen if one.mistake == "the table of angles is too short"}

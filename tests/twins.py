@@ -52,6 +52,11 @@ ending = Case(MODERN, {"offset": [508, 2, 3]})
 far = Case(MODERN, {"offset": [9000, 4200, 700]})
 many = Case(PLAIN, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
 masks = Case(PLAIN | {"window": (2, 0)}, {"valid_lens": LENGTHS, "causal": True})
+PLACES = {"positions": [[4, 2, 3, 0, 1], [1, 1, 2, 2, 6], [3, 4, 5, 6, 9]], "key_positions": [3, 1, 0, 5, 4, 2, 6]}
+placed = Case(PLAIN, {"causal": True} | PLACES)
+in_window = Case(PLAIN | {"window": (1, 1)}, PLACES)
+rotated = Case(PLAIN | {"rotary": mha.Rotary(6, 50.0)}, PLACES)
+hidden = Case(PLAIN, {"key_positions": [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, -7], [1, 2, 3, 4, 5, 6, 7]]})
 buckets = Case(PLAIN, {"score_bias": by_hand.of_distance(1, 5, 7, 2), "offset": 2})
 
 ORDERS = {
@@ -214,6 +219,9 @@ for name, other in {
 add("the window is ignored on one side", window, **{
     "to the left": option(window=(None, 1)), "to the right": option(window=(3, None))})  # fmt: skip
 add("the window begins again at every offset", window, argument(offset=0))
+add("causal order goes by rows", placed, argument(positions=None, key_positions=None))
+add("the window goes by rows", in_window, argument(positions=None, key_positions=None))
+add("padding at positions below 0 is seen", hidden, argument(key_positions=None))
 
 # The softmax
 
@@ -270,6 +278,8 @@ add("the rotation is off by one", modern, **{
     "queries one further": argument(offset=3), "queries one back, or keys one further": argument(offset=1),
     "both, from position 1 on": of_places(lambda role, places: places + 1)})  # fmt: skip
 add("the rotation begins again at every offset", modern, **{"of queries": argument(offset=0)})
+add("the rotation goes by rows", rotated, argument(positions=None, key_positions=None))
+add("all samples turn as the first", rotated, argument(positions=lambda X: X[0]))
 add("the rotation goes backwards", modern,
     frequencies(lambda rotary, d: [-X for X in by_hand.by_base(50.0, 3, 6)]))  # fmt: skip
 add("the rotation is forgotten", modern, **{

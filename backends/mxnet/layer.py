@@ -17,7 +17,7 @@ from mha.call import GIVEN, Call, check, keep, whole_heads
 
 from . import arrays
 from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
-from .hiding import blank_unused, four_axes, over_axes, positions, visible_keys
+from .hiding import blank_unused, four_axes, over_axes, places, visible_keys
 from .pooling import pooling
 from .weights import dense
 
@@ -43,18 +43,21 @@ class MultiHeadAttention(nn.Block):
     def forward(
         self,
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        training=None, return_weights=False,
+        positions=None, key_positions=None, training=None, return_weights=False,
     ):  # fmt: skip
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
         valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
         score_bias: floats in the mask's shapes, added to the scores, -inf hides; causal: query i sees key j only if
         j <= offset + i; offset: an int or integers (B,); head_gates: (H,) or (B, H) floats that multiply the pooled
-        heads; training: whether to drop weights, None = as the framework says.
+        heads; positions, key_positions: integers (Q,) or (B, Q), and (K,) or (B, K), instead of offset + i and j, below
+        0 = padding; training: whether to drop weights, None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
+        call = Call(
+            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
+        )
         return self.attend(queries, keys, values, check(arrays, self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call):
@@ -92,8 +95,8 @@ class MultiHeadAttention(nn.Block):
         if config.qk_norm:
             q, k = keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
         if config.rotary:
-            q = keep("rotate_q", rotate(q, positions(q, call.offset), config.rotary, config.num_heads))
-            k = keep("rotate_k", rotate(k, positions(k), config.rotary, config.num_key_value_heads))
+            q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads))
+            k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
         return q, k
 
     def pool(self, q, k, v, call):

@@ -14,7 +14,7 @@ from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
-from .hiding import blank_unused, four_axes, positions, visible_keys, visible_softmax, widen
+from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen
 from .pooling import AdditiveAttention, cap
 from .weights import matmul
 
@@ -94,8 +94,8 @@ def through_steps(layer, attention, steps, by_output):
     if by_bias is not None:
         by_more["score_bias"] = by_bias.reshape(call.score_bias.shape)  # (Q, K) and others
     if config.rotary:
-        by_q = rotate(by_q, -positions(by_q, call.offset), config.rotary, H)  # (B*H, Q, d)
-        by_k = rotate(by_k, -positions(by_k), config.rotary, G)  # (B*G, K, d)
+        by_q = rotate(by_q, -places(by_q, call.positions, call.offset), config.rotary, H)  # (B*H, Q, d)
+        by_k = rotate(by_k, -places(by_k, call.key_positions), config.rotary, G)  # (B*G, K, d)
     if config.qk_norm:
         by_q, by_q_scale = through_norm(layer.q_norm, "q_norm", steps["split_q"], by_q)
         by_k, by_k_scale = through_norm(layer.k_norm, "k_norm", steps["split_k"], by_k)

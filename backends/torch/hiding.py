@@ -11,6 +11,7 @@ import math
 import torch
 
 from mha.call import Call
+from mha.checks import FURTHEST
 
 
 def visible_keys(queries, keys, call):
@@ -18,8 +19,9 @@ def visible_keys(queries, keys, call):
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. Of the call, a checked
     `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
-    i is at position offset + i and key j at j: causal hides the keys after a query, and window = (left, right) those
-    further before or after it, None = no bound.
+    i is at position offset + i and key j at j, or where positions and key_positions say: causal hides the keys after a
+    query, and window = (left, right) those further before or after it, None = no bound. A token that is said to be at a
+    position below 0 is padding: a key there is hidden, a query there sees nothing.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     left, right = call.window or (None, None)
@@ -29,30 +31,38 @@ def visible_keys(queries, keys, call):
     if call.valid_lens is not None:
         per_query = call.valid_lens[:, None] if call.valid_lens.ndim == 1 else call.valid_lens  # (B, 1 or Q)
         lengths = signed(per_query, keys.shape[1])[:, None, :, None]  # (B, 1, 1 or Q, 1)
-        conditions.append(positions(keys)[0] < lengths)  # (B, 1, 1 or Q, K)
+        conditions.append(places(keys)[0] < lengths)  # (B, 1, 1 or Q, K)
     if call.mask is not None:
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    if left is not None or right is not None:
-        each_query = positions(queries, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
-        each_key = positions(keys)[0]  # (K,)
+    each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+    each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
+    if call.positions is not None:
+        conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
+    if call.key_positions is not None:
+        conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
     if left is not None:
-        conditions.append(each_key + left >= each_query)  # (B or 1, 1, Q, K)
+        conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
         conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
     return functools.reduce(torch.logical_and, conditions) if conditions else None
 
 
-def positions(X, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any), of which the first is at offset, an int or (B or 1, 1)."""
+def places(X, given=None, offset=0):
+    """Positions (B or 1, T) of the rows of X (B, T, any): those that are given, integers (T,) or (B, T).
+
+    None = one after another, the first at offset, an int or (B or 1, 1).
+    """
+    if given is not None:
+        return signed(given if len(given.shape) == 2 else given[None], FURTHEST)  # (B or 1, T)
     return offset + torch.arange(X.shape[1], device=X.device)[None]  # (B or 1, T)
 
 
-def signed(valid_lens, num_keys):
-    """Lengths as integers that are compared without wrapping around."""
-    lengths = valid_lens.to(torch.int64)  # where those of uint64 beyond it are negative
-    return torch.where(lengths < 0, num_keys, lengths) if valid_lens.dtype == torch.uint64 else lengths
+def signed(numbers, most):
+    """Lengths or positions as integers that are compared without wrapping around; beyond most, one is as another."""
+    wide = numbers.to(torch.int64)  # where those of uint64 beyond it are negative
+    return torch.where(wide < 0, most, wide) if numbers.dtype == torch.uint64 else wide
 
 
 def four_axes(pairs):

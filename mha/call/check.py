@@ -41,6 +41,11 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     given, call = call, call._replace(**taken)
     fit_inputs(arrays, config, place, queries, keys, values)
     fit_call(arrays, config, place, (*queries.shape[:2], keys.shape[1]), call)
+    if call.positions is not None and not (checks.is_whole(call.offset) and call.offset == 0):
+        raise ValueError(
+            f"offset is {checks.brief(given.offset)} beside positions, expected one of the two: positions say where "
+            "each query is; leave offset out"
+        )
     call = ready(arrays, place, keys.shape[1], given, call._replace(window=config.window, causal=bool(call.causal)))
     if kind is not None:
         call = layer.planned(queries, keys, call)
@@ -81,7 +86,8 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
     offset = column(call.offset)
     if isinstance(offset, np.ndarray):
         known["offset"] = offset
-    own = call._replace(valid_lens=lengths, offset=offset).mapped(lambda X: native(arrays, place, X))
+    placed = {name: near(name, X) for name, X in call.placed().items()}
+    own = call._replace(valid_lens=lengths, offset=offset, **placed).mapped(lambda X: native(arrays, place, X))
     return own._replace(known=known, extremes=bounds)
 
 
@@ -145,6 +151,19 @@ def column(offset: Any) -> Any:
     if far > checks.FURTHEST:
         raise ValueError(f"offset holds {far}, expected no position beyond {checks.FURTHEST} either way")
     return offset.astype(np.int32).reshape(-1, 1) if is_known and offset.ndim else int(offset)  # (B or 1, 1)
+
+
+def near(name: str, positions: Any) -> Any:
+    """Check that no position is too far; return all below 0, which are padding, as -1, in 32 bits.
+
+    None, and positions whose values only a compiled program will know, are returned as they are.
+    """
+    if not isinstance(positions, np.ndarray):
+        return positions
+    _, furthest = checks.extremes(positions)
+    if furthest > checks.FURTHEST:
+        raise ValueError(f"{name} holds {furthest}, expected no position beyond {checks.FURTHEST}")
+    return np.maximum(positions, -1 if positions.dtype.kind == "i" else 0).astype(np.int32)
 
 
 def of_output(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple[int, ...]) -> None:

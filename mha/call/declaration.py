@@ -82,6 +82,16 @@ HEAD_GATES = Row(
     "floats", ("H", "BH"), differentiable=True, step="head_gated",
     expected="a dense array of {dtype}, the heads' factors",
 )  # fmt: skip
+POSITIONS = Row(
+    "integers: the position of each query, instead of offset + i; one below 0 is padding, and sees nothing",
+    "integers", ("Q", "BQ"), hides=True,
+    expected="integers of shape (queries,) or (batch, queries)",
+)  # fmt: skip
+KEY_POSITIONS = Row(
+    "integers: the position of each key, instead of j; one below 0 is padding, and is seen by no query",
+    "integers", ("K", "BK"), hides=True,
+    expected="integers of shape (keys,) or (batch, keys)",
+)  # fmt: skip
 
 
 class Arguments(TypedDict, total=False):
@@ -92,6 +102,8 @@ class Arguments(TypedDict, total=False):
     causal: Annotated[bool, CAUSAL]
     offset: Annotated[Any, OFFSET]
     head_gates: Annotated[Any, HEAD_GATES]
+    positions: Annotated[Any, POSITIONS]
+    key_positions: Annotated[Any, KEY_POSITIONS]
 
 
 ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
@@ -103,6 +115,7 @@ _BY_KEYWORD = frozenset(Arguments.__annotations__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
+PLACES = "positions", "key_positions"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # Two switches that not every call takes; and what is known of a checked call beside its arguments: the layer's window,
 # whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of its lengths,
@@ -153,6 +166,14 @@ class Call(_Fields):
         given = getattr(self, name)
         is_value = given is None or isinstance(given, (int, np.ndarray))
         return given if is_value else (self.known or {}).get(name)
+
+    def placed(self) -> dict[str, Any]:
+        """The positions of its queries and of its keys by name, None where they are not given."""
+        return {"positions": self.positions, "key_positions": self.key_positions}
+
+    def by_positions(self) -> bool:
+        """Whether positions are given, of queries or of keys."""
+        return self.positions is not None or self.key_positions is not None
 
     def pairs(self) -> dict[str, Any]:
         """Its arrays with a number for each query and key, by name, those that are given."""

@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 
 from mha import checks
-from mha.call import Call
+from mha.call import PLACES, Call
 from mha.call.declaration import extremes_of
 from mha.engine.operations import Operations
 
 
 def reach(call: Call) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees, by order and window; None = all."""
+    """How many keys before and after its own position a query sees, by order and window; None = all.
+
+    Where positions are given, keys that are next to each other may be anywhere.
+    """
+    if call.by_positions():
+        return None, None
     left, right = call.window or (None, None)
     return left, 0 if call.causal else right
 
@@ -114,6 +119,20 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
         return None
     rows, columns = (np.empty((0, size)) for size in (num_queries, num_keys))
     return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
+
+
+def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
+    """The call with a mask for all that hides by positions, where these are given: they stay for the rotation alone."""
+    if not call.by_positions():
+        return call
+    order = Call(mask=call.mask, causal=call.causal, offset=call.offset, window=call.window)
+    order = order._replace(positions=call.positions, key_positions=call.key_positions)
+    return call._replace(mask=of.visible_keys(queries, keys, order), causal=False, window=None)
+
+
+def turned(call: Call) -> Call:
+    """The call of `by_mask` behind the rotation, without positions."""
+    return call._replace(**dict.fromkeys(PLACES))
 
 
 def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.call import OF_PAIRS, ROWS
+from mha.call import OF_PAIRS, PLACES, ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
@@ -120,7 +120,8 @@ def of_one_input(case: Case) -> Case:
         raise NotImplementedError("it takes one input, but these queries, keys and values have different widths")
     if K > LONG * Q:
         raise NotImplementedError("it takes one input, but this case has many keys and few queries")
-    return dataclasses.replace(case, num_keys=Q, **_resized(case, "K", lambda size: min(size, Q)))
+    places = None if case.key_positions is None else np.array(case.key_positions)[..., :Q].tolist()
+    return dataclasses.replace(case, num_keys=Q, key_positions=places, **_resized(case, "K", lambda size: min(size, Q)))
 
 
 def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
@@ -148,9 +149,9 @@ def trial(
     queries, keys, values, cotangent = case.inputs(dtype)
     inputs = (queries,) * 3 if alone else (queries, keys, values)
     call = {name: X for name, X in case.call(dtype).items() if X is not None and not (isinstance(X, int) and not X)}
-    for name in ("valid_lens", "offset"):
-        if isinstance(call.get(name), list):
-            call[name] = np.array(call[name], np.int32)
+    for name, X in call.items():
+        if isinstance(X, list):
+            call[name] = np.array(X, np.int32)
     attention = case.layer(backend, dtype) if of is None else of
     if not empty_rows:
         call = without_empty_rows(attention, inputs, call)
@@ -166,15 +167,15 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     An implementation without `valid_lens` gets each mask in this shape, so that it needs to know no other.
     by_itself: True = an implementation that takes no `causal` hides what follows by itself.
     """
-    call, hiding = tried.call, ("valid_lens", "causal", "offset")
-    missing = [name for name in hiding if name in call and name not in takes]
+    call, placing = tried.call, ("offset", *PLACES)
+    missing = [name for name in ("valid_lens", "causal", *placing) if name in call and name not in takes]
     config, by_itself = tried.attention.config, by_itself and "causal" not in takes
-    # No mask can replace an offset that something else goes by, too.
-    moves = "offset" in missing and (config.rotary is not None or config.window is not None or by_itself)
+    # No mask can replace positions that something else goes by, too.
+    moves = not {*placing}.isdisjoint(missing) and (config.rotary is not None or config.window is not None or by_itself)
     other_shape = "mask" in call and "valid_lens" not in takes
     if "mask" not in takes or moves or not (missing or other_shape):
         return tried
-    hidden = {name: X for name, X in call.items() if name in (*missing, "mask", "offset")}
+    hidden = {name: X for name, X in call.items() if name in (*missing, "mask", *placing)}
     seen = asked(tried.attention, tried.inputs, hidden).visible
     mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
     stays = {name: X for name, X in call.items() if name not in missing}

@@ -77,12 +77,12 @@ def assert_parity(
         implementation: a function, or a layer of a framework.
             A function is called with arrays of the backend, by the names of its parameters. Its inputs are `queries`,
             `keys` and `values`, or else its three parameters without defaults; if there is only one such parameter, it
-            gets one array for all three. It gets those arguments of a call that a
-            case has and that it names, as for the layer. If it takes `mask` but not `valid_lens`, `causal` or
-            `offset`, the mask (B, 1 or H, Q, K) hides what these hide. If it has a parameter `attention`, it gets the
-            `mha.MultiHeadAttention` whose weights it should use, and its `**kwargs` get every argument; if it has
-            `cotangent`, the gradient by the output from which its gradients start. It returns the output, the pair
-            (output, weights), or a mapping of any steps and gradients, as `mha.parity.compare` takes them.
+            gets one array for all three. It gets those arguments of a call that a case has and that it names, as for
+            the layer. If it takes `mask` but not `valid_lens`, `causal`, `offset` or positions, the mask (B, 1 or H, Q,
+            K) hides what these hide. If it has a parameter `attention`, it gets the `mha.MultiHeadAttention` whose
+            weights it should use, and its `**kwargs` get every argument; if it has `cotangent`, the gradient by the
+            output from which its gradients start. It returns the output, the pair (output, weights), or a mapping of
+            any steps and gradients, as `mha.parity.compare` takes them.
             A layer that `mha.from_native` reads, or a layer of a subclass, is called in its framework's manner: output,
             weights and gradients are compared with what its own weights should give. Any other layer is called like a
             function, and needs `attention`.

@@ -5,7 +5,7 @@ import numpy as np
 from mha.config import Config, numpy_dtype, shapes
 
 
-def initial(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+def initial(config: Config, seed: int) -> dict[str, np.ndarray]:
     """Draw Glorot-uniform kernels, biases of 0 and scales of 1, the same for a seed on every backend, bit for bit.
 
     Source: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010), eq. 16.

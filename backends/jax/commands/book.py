@@ -63,11 +63,11 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
     def __call__(
         self,
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        training=None, return_weights=True,
+        positions=None, key_positions=None, training=None, return_weights=True,
     ):  # fmt: skip
         """Attend, with arguments as for the backend's layer, and return output and attention weights."""
         checks.flag("return_weights", return_weights)
-        call = valid_lens, mask, score_bias, causal, offset, head_gates, training
+        call = valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training
         output, weights = super().__call__(queries, keys, values, *call, return_weights=True)
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from mha import checks
-from mha.call import ARRAYS, ROWS, Call, check
-from mha.call.check import column, limited
+from mha.call import ARRAYS, PLACES, ROWS, Call, check
+from mha.call.check import column, limited, near
 
 from .. import arrays
 from .. import gradients as chapter
@@ -93,6 +93,8 @@ def checked(given, num_keys):
     global _seen
     if "offset" in given:
         column(given["offset"])
+    for name in given.keys() & {*PLACES}:
+        near(name, arrays.known(given[name]))
     lengths = given.get("valid_lens")
     if lengths is None or (_seen and _seen() is lengths):
         return given

@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 
 from mha.engine import cutting
-from mha.engine.reach import all_used, used
+from mha.engine.reach import all_used, by_mask, turned, used
 
 from .. import layer as lesson
 from ..heads import transpose_qkv
@@ -38,8 +38,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
-            call = call._replace(lesson=True)
-        return super().attend(queries, keys, values, call)
+            return super().attend(queries, keys, values, call._replace(lesson=True))
+        return super().attend(queries, keys, values, by_mask(OPERATIONS, queries, keys, call))
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
@@ -68,6 +68,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = turned(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
 

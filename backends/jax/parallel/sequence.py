@@ -15,17 +15,23 @@ from .. import layer as lesson
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, repeat_heads, rotate
-from ..hiding import blank, four_axes, positions, visible_keys
+from ..hiding import blank, four_axes, places, visible_keys
 from .ring import pool as ring
 
 
-def over(part, axis, how, sizes, each):
+def over(part, axis, how, sizes, each, placed):
     """A layer for one call of the rows on each device, inside `jax.shard_map` over an axis.
 
     Its call: lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet here,
-    and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own.
+    and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own; placed:
+    positions of the queries and of the keys here, for the rotation, or None.
     """
-    known = {"axis": axis, "sizes": sizes, "each": each}  # of the class: Flax makes a module again by its fields
+    known = {
+        "axis": axis,
+        "sizes": sizes,
+        "each": each,
+        "placed": placed,
+    }  # of the class: Flax makes a module again by its fields
     fields = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name not in FLAX}
     return type(type(part).__name__, (HOWS[how], type(part)), known)(**fields)
 
@@ -60,8 +66,9 @@ class OfRows:
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
         if config.rotary:
-            q = rotate(q, positions(q, call.offset + self.first(q)), config.rotary, config.num_heads)
-            k = rotate(k, positions(k, self.first(k)), config.rotary, config.num_key_value_heads)
+            of_queries, of_keys = self.placed
+            q = rotate(q, places(q, of_queries, call.offset + self.first(q)), config.rotary, config.num_heads)
+            k = rotate(k, places(k, of_keys, self.first(k)), config.rotary, config.num_key_value_heads)
         return q, k
 
     def first(self, X):

@@ -13,11 +13,13 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
-from mha.call import OF_PAIRS, Call, axes_of, check
+from mha.call import OF_PAIRS, PLACES, Call, axes_of, check
 from mha.config import shapes
+from mha.engine.reach import by_mask, turned
 from mha.parallel.parts import SPLIT, part_of
 
 from .. import arrays
+from ..engine.operations import OPERATIONS
 from ..engine.pieces import prepared
 from ..layer import MultiHeadAttention
 from .sequence import HOWS, over
@@ -37,7 +39,8 @@ def plan(module, heads="heads"):
 
 def attend(
     module, variables, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-    head_gates=None, training=False, rngs=None, *, mesh, data=None, heads=None, sequence=None, how="ring",
+    head_gates=None, positions=None, key_positions=None, training=False, rngs=None,
+    *, mesh, data=None, heads=None, sequence=None, how="ring",
 ):  # fmt: skip
     """See `mha.parallel.attend`."""
     if not isinstance(module, MultiHeadAttention):
@@ -48,7 +51,7 @@ def attend(
     if not isinstance(rngs, Mapping | None):
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
-    given = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training)
+    given = Call(valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training)
     call = check(arrays, module, queries, keys, values, given)._replace(known=None)
     part = _part(module, queries, axes, mesh, how)
     if 0 in (queries.size, keys.size):
@@ -68,7 +71,9 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
     """The output of a checked call, of its arrays by name; plain: the call without them."""
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
-    (queries, keys, values), call = _filled(*inputs, _whole(plain, arrays), mesh.shape.get(sequence, 1))
+    call = by_mask(OPERATIONS, *inputs[:2], _whole(plain, arrays))
+    plain = call.mapped(lambda X: None)
+    (queries, keys, values), call = _filled(*inputs, call, mesh.shape.get(sequence, 1))
     arrays = arrays | {"queries": queries, "keys": keys, "values": values} | call.arrays()
     each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
     place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
@@ -76,11 +81,14 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
     of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
     def local(variables, arrays):
-        inputs = arrays["queries"], arrays["keys"], arrays["values"], _whole(plain, arrays)
+        call = _whole(plain, arrays)
+        inputs = arrays["queries"], arrays["keys"], arrays["values"], turned(call) if sequence else call
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads and part.config.bias:
             variables = _once(variables, heads)
-        layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each) if sequence else part
+        layer, placed = part, (call.positions, call.key_positions)
+        if sequence:
+            layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each, placed)
         output = layer.apply(variables, *inputs, **options)
         return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
 
@@ -102,6 +110,8 @@ def _place(name, X, axes, together):
     if name == "rngs":
         return PartitionSpec()
     split = {"B": data, "H": of_pairs if name in OF_PAIRS else heads, "Q": rows}
+    if name in PLACES:  # which the rotation takes, of the rows here
+        split |= {"Q": sequence, "K": sequence}
     sizes = zip(axes_of(name, X), X.shape, strict=True)
     return PartitionSpec(*(None if size == 1 else split.get(letter) for letter, size in sizes))
 
@@ -146,7 +156,14 @@ def _filled(queries, keys, values, call, parts):
     queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
     keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
     pairs = {name: _filled_pairs(X, more_queries, more_keys) for name, X in call.pairs().items()}
-    return (queries, keys, values), call._replace(valid_lens=lens, **pairs)
+    more = {"positions": more_queries, "key_positions": more_keys}
+    placed = {name: _later(getattr(call, name), more[name]) for name in PLACES}
+    return (queries, keys, values), call._replace(valid_lens=lens, **pairs, **placed)
+
+
+def _later(positions, more):
+    """Positions (T,) or (B, T) with so many more, None stays None: of zeros that nobody sees."""
+    return None if positions is None else jnp.pad(positions, [*(positions.ndim - 1) * [(0, 0)], (0, more)])
 
 
 def _filled_pairs(X, more_queries, more_keys):

@@ -10,6 +10,7 @@ import mha
 from mha.bench import steps
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.call import GIVEN, Call
 
 from ..arrays import tensor
 
@@ -25,7 +26,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         return layer(X, X, X, lengths, None, None, shape.causal)
 
     def readable(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, None, None, shape.causal, 0, None, None, True)[0]
+        return layer(X, X, X, *Call(lengths, causal=shape.causal, return_weights=True)[GIVEN])[0]
 
     step = _training if kind == "training" else _inference
     made = {

@@ -9,7 +9,7 @@ from mxnet import np
 
 from mha.call import Plans, kind_of
 from mha.engine import cutting
-from mha.engine.reach import all_used, known_used, narrowed, span, used
+from mha.engine.reach import all_used, by_mask, known_used, narrowed, span, turned, used
 
 from .. import layer as lesson
 from ..arrays import tensor
@@ -51,6 +51,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         (B, Q, _), K = queries.shape, keys.shape[1]
         if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
             return call._replace(lesson=True, plan=Plan())
+        call = by_mask(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan())
         whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
@@ -96,6 +97,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = turned(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
 

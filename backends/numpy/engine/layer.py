@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.call import ALL, keep
 from mha.engine import cutting
-from mha.engine.reach import all_used, narrowed, used
+from mha.engine.reach import all_used, by_mask, narrowed, turned, used
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -24,6 +24,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
+        call = by_mask(OPERATIONS, queries, keys, call)
         parts = self.parts(queries, keys, call)
         outputs = [super(MultiHeadAttention, self).attend(*one) for one in cut(parts, queries, keys, values, call)]
         return np.concatenate(outputs) if len(outputs) > 1 else outputs[0]  # (B, Q, D)
@@ -53,6 +54,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = turned(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
 

@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha.call import Call, Plans, check, kind_of, whole_heads
+from mha.call import GIVEN, Call, Plans, check, kind_of, whole_heads
 from mha.engine import cutting
-from mha.engine.reach import all_used, reach, span, used
+from mha.engine.reach import all_used, by_mask, reach, span, turned, used
 
 from .. import arrays
 from .. import layer as lesson
@@ -37,17 +37,19 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def __call__(
         self,
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        training=None, return_weights=False,
+        positions=None, key_positions=None, training=None, return_weights=False,
     ):  # fmt: skip
         """Call the layer, without what Keras does around `call` where that is compiled and needs nothing of it."""
-        given = valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights
+        given = Call(
+            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
+        )
         if training is None or not self.built:
-            return super().__call__(queries, keys, values, *given)
+            return super().__call__(queries, keys, values, *given[GIVEN])
         refuse_masks(keys, values)
-        call = check(arrays, self, queries, keys, values, Call(*given))
+        call = check(arrays, self, queries, keys, values, given)
         own = variables_of(self, queries, keys, values, call)
         if own is None:
-            return super().__call__(queries, keys, values, *given)
+            return super().__call__(queries, keys, values, *given[GIVEN])
         return compiled(self, own, queries, keys, values, call)
 
     def kind(self, queries, keys, values, call):
@@ -75,7 +77,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
         B, Q, _ = shape_of(queries)
-        call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
+        call = whole(by_mask(OPERATIONS, queries, keys, call), (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
 
     def in_lesson(self, queries, keys, call):
@@ -113,6 +115,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = turned(call)
         H, G, (BH, Q) = self.config.num_heads, self.config.num_key_value_heads, shape_of(q)[:2]
         if len(q.shape) == 4:
             return self.attention.pool(q, k, v, H, call), None  # (B, H, Q, dv)

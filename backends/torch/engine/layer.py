@@ -11,7 +11,7 @@ from torch import nn
 
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
-from mha.engine.reach import all_used, known_used, lengths_hide, longest, narrowed, reach, span, used
+from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -66,6 +66,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call._replace(lesson=True, plan=Plan())
         if torch.compiler.is_compiling():  # which would stop at NumPy's values
             call = call._replace(known=None, extremes=None)
+        call = by_mask(OPERATIONS, queries, keys, call)
         views = self.takes_views(call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan(views))
@@ -159,6 +160,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = turned(call)
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         ordered = call.plan.ordered

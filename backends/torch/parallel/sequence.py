@@ -11,14 +11,14 @@ import functools
 import torch
 
 from mha.call import ROWS, axes_of
-from mha.engine.reach import used
+from mha.engine.reach import by_mask, used
 
 from .. import layer as lesson
 from ..engine.layer import Plan
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, rotate, transpose_output, transpose_qkv
-from ..hiding import blank, positions
+from ..hiding import blank, places
 from . import ring
 from .exchange import anywhere, gathered, to_heads, to_rows
 from .ranks import shared
@@ -51,10 +51,20 @@ class OfRows:
             raise ValueError(
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
             )
+        if call.by_positions():
+            call = self.masked(queries, call)
         named = call.arrays().items()
         alike = {name: shared(X, self.mesh) for name, X in named if name not in self.rows.own}
         call = call._replace(lesson=True, plan=Plan(), **alike)
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
+
+    def masked(self, queries, call):
+        """The call with a mask of the queries here for all that hides by positions."""
+        whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
+        mask = by_mask(OPERATIONS, queries, whole_keys, moved(call, self.rows.first_query)).mask  # (B or 1, ...)
+        self.rows = self.rows._replace(own=self.rows.own | {"mask"})
+        mask = mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
+        return call._replace(mask=mask, causal=False, window=None)
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""
@@ -139,8 +149,10 @@ class InPlace(OfRows):
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
         if config.rotary:
-            q = rotate(q, positions(q, call.offset), config.rotary, config.num_heads)
-            k = rotate(k, positions(k, self.rows.first_key), config.rotary, config.num_key_value_heads)
+            first, of_keys = self.rows.first_key, call.key_positions
+            of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
+            q = rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads)
+            k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
         return q, k
 
 

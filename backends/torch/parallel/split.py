@@ -41,10 +41,13 @@ class Split:
     def forward(
         self,
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
+        positions=None, key_positions=None,
         training=None, return_weights=False,
     ):  # fmt: skip
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
-        call = Call(valid_lens, mask, score_bias, causal, offset, head_gates, training, return_weights)
+        call = Call(
+            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
+        )
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
         if torch.compiler.is_compiling():  # where ranks exchange nothing

@@ -76,6 +76,11 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
         Case("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes, quick=()),
         Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),
+        Case(
+            "positions", grouped | rest | turned, lengths, causal=True, **sizes,
+            positions=[[(5 * b + 3 * i) % 19 - 1 for i in range(Q)] for b in range(B)],
+            key_positions=[(7 * j) % 23 - 1 for j in range(K)],
+        ),
         Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
         Case(
             "rotary, interleaved, far", grouped | {"rotary": Rotary(6, interleaved=True)}, offset=131072,

@@ -87,6 +87,11 @@ def options(number: int) -> Case:
         "qk_norm": maybe(["rms", "layer"][number % 2]),
         "qk_norm_eps": 0.01,
     }
+    placed: dict[str, Any] = {"offset": maybe([2, [1, -2]][number % 2], 0)}
+    gates = maybe([(H,), (B, H)][number % 2])
+    if number % 4 == 3:
+        keys = random.integers(-1, 9, [(K,), (B, K)][number // 4 % 2])
+        placed = {"positions": random.integers(-1, 9, (B, Q)).tolist(), "key_positions": keys.tolist()}
     return Case(
         f"options {number}",
         {"num_hiddens": 11, "num_heads": H, "key_dim": d, "value_dim": 3} | layer,
@@ -94,8 +99,8 @@ def options(number: int) -> Case:
         mask=maybe(pairs),
         score_bias=maybe(pairs),
         causal=bool(random.random() < 0.5),
-        offset=maybe([2, [1, -2]][number % 2], 0),
-        head_gates=maybe([(H,), (B, H)][number % 2]),
+        **placed,
+        head_gates=gates,
         batch=B,
         num_queries=Q,
         num_keys=K,

@@ -12,7 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from mha import arrays, dispatch
-from mha.call import FLOATS
+from mha.call import FLOATS, PLACES
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
@@ -117,7 +117,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
 
     def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Verdict:
         # NumPy gets a mask of all pairs: it cannot leave out keys, nor read lengths as backends do.
-        plain = {name: X for name, X in call.items() if name in (*FLOATS, "offset")}
+        plain = {name: X for name, X in call.items() if name in (*FLOATS, "offset", *PLACES)}
         plain["mask"] = visible
         in_float64 = {name: X.astype(np.float64) for name, X in plain.items() if name in FLOATS}
         layer = case.layer(backend, dtype, readable=True) if readable else attention()

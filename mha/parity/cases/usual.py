@@ -1,15 +1,18 @@
 """The usual cases: layers and calls with random numbers that are the same in every run."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from mha.call import ROWS
 from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
 from mha.positions import Rotary
 
+WHOLE = "integers", "switch"  # kinds of arguments, whose values a case has
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.
 WIDTHS: dict[str, Any] = {
     "num_hiddens": 29, "num_heads": 7, "bias": True,
@@ -25,11 +28,12 @@ ALL = WIDTHS | REST | {"scale": 0.7, "rotary": Rotary(10), "qk_norm": "layer", "
 class Case:
     """One layer and one call of it, with random numbers that are the same in every run.
 
-    name: as the table shows it; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset: of the call; mask,
-    score_bias, head_gates: None, or the shapes of these random arrays of the call; scale: standard deviation of
-    queries, keys and values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those to compare in, if the
-    backend has them; quick: those of the quick suite; lesson: those in which the full suite compares the lesson's own
-    layer too, whose operations JAX compiles one by one; quick_lesson: whether the quick suite does so.
+    name: as the table shows it; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset, positions,
+    key_positions: of the call; mask, score_bias, head_gates: None, or the shapes of these random arrays of the call;
+    scale: standard deviation of queries, keys and values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those
+    to compare in, if the backend has them; quick: those of the quick suite; lesson: those in which the full suite
+    compares the lesson's own layer too, whose operations JAX compiles one by one; quick_lesson: whether the quick suite
+    does so.
     """
 
     name: str
@@ -40,6 +44,8 @@ class Case:
     score_bias: tuple[int, ...] | None = None
     offset: int | list[int] = 0
     head_gates: tuple[int, ...] | None = None
+    positions: list | None = None
+    key_positions: list | None = None
     scale: float = 1.0
     batch: int = 2
     num_queries: int = 3
@@ -74,7 +80,7 @@ class Case:
         """Make the other arguments of the call, by name; every fifth bias of a score is -inf."""
         random = np.random.default_rng(3)
         mask = None if self.mask is None else random.random(self.mask) < 0.5
-        call = {"valid_lens": self.valid_lens, "mask": mask, "causal": self.causal, "offset": self.offset}
+        call = {"mask": mask} | {name: getattr(self, name) for name in ROWS if ROWS[name].holds in WHOLE}
         if self.score_bias is not None:
             bias = random.normal(size=self.score_bias).astype(numpy_dtype(dtype))
             call["score_bias"] = np.where(random.random(self.score_bias) < 0.2, -np.inf, bias).astype(bias.dtype)
@@ -91,6 +97,11 @@ class Case:
                 length = self.valid_lens[b]
                 visible[b, :, i, length if isinstance(length, int) else length[i] :] = False
             place = i + (self.offset if isinstance(self.offset, int) else self.offset[b])
+            if self.positions or self.key_positions:
+                places = _of_sample(self.positions, b, [place] * self.num_queries)
+                others = _of_sample(self.key_positions, b, range(self.num_keys))
+                visible[b, :, i] &= [self._sees(places[i], other) for other in others]
+                continue
             if self.causal:
                 visible[b, :, i, max(0, place + 1) :] = False
             if right is not None:
@@ -103,6 +114,20 @@ class Case:
             if pairs is not None:
                 visible &= pairs[:, None] if pairs.ndim == 3 else pairs
         return visible
+
+    def _sees(self, query: int, key: int) -> bool:
+        """Whether a query at a position sees a key at another, where positions are given."""
+        left, right = self.options.get("window") or (None, None)
+        padding = (self.positions and query < 0) or (self.key_positions and key < 0)
+        near = (left is None or query - left <= key) and (right is None or key <= query + right)
+        return near and not padding and (key <= query or not self.causal)
+
+
+def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequence[int]:
+    """The positions of a sample, of lists of all samples or one for all; otherwise: where none are given."""
+    if positions is None:
+        return otherwise
+    return positions[b] if isinstance(positions[0], list) else positions
 
 
 # The dtypes of the quick suite: float64 shows errors of logic; in a few cases, float32 shows those of precision.
@@ -143,6 +168,12 @@ CASES = (
         "rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99],
         quick=FULL,
     ),
+    Case(
+        "positions, padded left", WIDTHS | {"rotary": Rotary(10)}, causal=True, positions=[[-1, 3, 4], [1, 2, 3]],
+        key_positions=[[-1, -1, 3, 2, 4], [-1, 0, 1, 2, 3]],
+    ),
+    Case("positions, window", WIDTHS | {"window": (2, 1)}, [4, 5], positions=[7, 2, 3], quick=FULL),
+    Case("positions of keys", WIDTHS | {"window": (1, None)}, offset=2, key_positions=[6, 1, -1, 2, 3], quick=FULL),
     Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
     Case(
         "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,

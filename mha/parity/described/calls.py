@@ -150,7 +150,7 @@ def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
     asked = near.asked
     call, sizes = asked.call._replace(**base.arguments), asked.sizes
     moves = call.causal or call.window is not None or asked.config.rotary is not None
-    if not moves or (most is not None and (most < 1 or np.any(call.offset))):
+    if not moves or call.positions is not None or (most is not None and (most < 1 or np.any(call.offset))):
         return None
     last = sizes.K - sizes.Q
     values = range(1, most + 1) if most is not None else range(-sizes.Q, 2 * sizes.K + 1)

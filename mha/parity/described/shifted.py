@@ -42,7 +42,8 @@ def shift_of(asked: Problem, name: str, X: np.ndarray) -> np.ndarray:
     rotary: Any = asked.config.rotary
     counts = asked.matters(name)
     ours, theirs = (components(np.where(counts, Y, 0), rotary) for Y in (asked.oracle[name], X))  # (B, H, T, n)
-    far = max(asked.sizes.Q, asked.sizes.K) + int(np.abs(asked.call.offset).max())
+    given = [asked.call.offset, *(X for X in asked.call.placed().values() if X is not None)]
+    far = max(asked.sizes.Q, asked.sizes.K) + max(int(np.abs(X).max(initial=0)) for X in given)
     shifts = np.array(sorted(range(-far, far + 1), key=abs))
     turns = np.exp(-1j * shifts[:, None] * np.array(rotary.angles()))  # (shifts, n)
     fits = (ours.conj() * theirs).sum((1, 2)) @ turns.T  # (B, shifts)

@@ -88,8 +88,8 @@ def make(name: str, attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...
     if empty := [key for key, X in named.items() if 0 in X.shape]:
         raise ValueError(f"{empty[0]} has shape {named[empty[0]].shape}, expected no size of 0")
     given = {"causal": False, "offset": 0} | {key: X for key, X in call.items() if X is not None}
-    for key in ("valid_lens", "offset"):
-        if np.ndim(given.get(key, 0)):
+    for key, row in ROWS.items():
+        if row.holds == "integers" and np.ndim(given.get(key, 0)):
             given[key] = checks.listed(key, given[key]).astype(np.int64, casting="safe")
     wide = {key: X.astype(np.float64) for key, X in given.items() if key in FLOATS}
     wide_inputs = {key: X.astype(np.float64) for key, X in named.items()}

@@ -48,6 +48,19 @@ def lower_right(plan: Plan) -> Array:
     return 0 * plan.offsets + plan.keys.shape[1] - plan.queries.shape[1]
 
 
+def by_rows(name: str, plan: Plan) -> Plan | None:
+    """Let a condition go by the numbers of rows, where positions are given."""
+    if name not in plan.hiding or (plan.positions is None and plan.key_positions is None):
+        return None
+    right = plan.hiding[name]
+
+    def condition(plan: Plan) -> Array:
+        zeros = np.zeros((1, 1), int)
+        return right(replace(plan, order_offsets=zeros, window_offsets=zeros, key_positions=None))
+
+    return hiding(name, condition, plan)
+
+
 def inverted(name: str, plan: Plan) -> Plan | None:
     """Invert one condition for a key to be seen."""
     if name not in plan.hiding:
@@ -97,6 +110,10 @@ OF_HIDING = (
              "one too few": partial(ordered_from, lambda plan: plan.order_offsets - 1)}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
             one(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets))),
+    Mistake("causal order goes by rows", "the positions that are given are left out of the causal order", ("weights",),
+            one(partial(by_rows, "order"))),
+    Mistake("padding at positions below 0 is seen", "keys there are not hidden", ("weights",),
+            one(partial(hiding, "key_positions", None))),
     Mistake("everything is seen", "nothing hides keys", ("weights",),
             one(lambda plan: replace(plan, hiding={}) if plan.hiding else None)),
 )  # fmt: skip
@@ -121,4 +138,6 @@ OF_WINDOWS = (
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
             one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
                 if "window" in plan.hiding else None)),
+    Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
+            one(partial(by_rows, "window"))),
 )  # fmt: skip

@@ -37,6 +37,18 @@ def begun_again(plan: Plan, role: str, places: Array) -> Array:
     return places - plan.offsets if role == "q" else places
 
 
+def by_rows(plan: Plan) -> Plan | None:
+    """Turn by the numbers of rows, where positions are given."""
+    if plan.positions is None and plan.key_positions is None:
+        return None
+    return turned_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
+
+
+def of_first(plan: Plan) -> Plan | None:
+    """Turn all samples by the positions of the first."""
+    return turned_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
+
+
 def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
     """Return positions up to the last one of a table of so many."""
     return np.minimum(places, size - 1)
@@ -122,7 +134,7 @@ def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
 
 def again(plan: Plan, role: str, places: Array) -> Array:
     """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
-    return np.where(places < plan.offsets, 2 * places, places) if role == "k" else places
+    return np.where(places < plan.offsets[:, :1], 2 * places, places) if role == "k" else places
 
 
 def values_too(plan: Plan) -> Plan | None:
@@ -162,6 +174,10 @@ OF_ROTATIONS = (
              "both, from position 1 on": partial(turned_by, lambda plan, role, places: places + 1)}),
     Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache", ("q", "k"),
             {"of queries": partial(turned_by, begun_again)}),
+    Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
+            one(by_rows)),
+    Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
+            one(of_first)),
     Mistake("the rotation goes backwards", "sines have the other sign", ("q", "k"),
             one(partial(turned_by, lambda plan, role, places: -places))),
     Mistake("the rotation is forgotten", "queries or keys do not turn", ("q", "k"),

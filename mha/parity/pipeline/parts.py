@@ -71,7 +71,7 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
     """Turn queries or keys by their positions."""
-    places = plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[0, 0]  # (B or 1, T)
+    places = plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[:, 0, 0]  # (B or 1, T)
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
     return plan.rotate(plan, X, plan.of_samples(places))

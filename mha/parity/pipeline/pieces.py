@@ -127,9 +127,11 @@ def within(plan: Any) -> Array:
 
 # The conditions for a key to be seen: each returns booleans that broadcast against (B, H, Q, K).
 CONDITIONS: dict[str, Callable[[Any], Array]] = {
-    "lengths": lambda plan: plan.key_places < plan.lengths,
+    "lengths": lambda plan: np.arange(plan.keys.shape[1]) < plan.lengths,
     "mask": lambda plan: plan.mask,
     "bias": lambda plan: plan.score_bias != -np.inf,
     "order": lambda plan: plan.key_places <= plan.query_places(plan.order_offsets),
     "window": within,
+    "positions": lambda plan: plan.positions[:, None, :, None] >= 0,
+    "key_positions": lambda plan: plan.key_positions[:, None, None] >= 0,
 }

@@ -35,19 +35,19 @@ OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offs
 class Plan:
     """All that a call is computed from; a mistake is a function from one plan to another.
 
-    queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates
-    (B, H, 1, 1): or None; offsets: (B or 1, 1), positions of the first query, for the rotation; order_offsets and
-    window_offsets: the same for the causal order and the window; base: of the rotation; samples: those to compute;
+    queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates (B, H, 1,
+    1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
+    each, for the rotation; order_offsets and window_offsets: the same for the causal order and the window; positions
+    and key_positions: those that are given, (B or 1, T), or None; base: of the rotation; samples: those to compute;
     rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; features: of the
-    output, those to compute; hiding: the
-    conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan, the role and the right
-    positions to those of the rotation; norm_first: whether the norm comes before the rotation; normed: the roles that
-    have one; norm_axes: of (B, H, T, d), those over which its means are taken. split, merge, share, share_values, root,
-    rotate, scores, cap, bend, softmax: the functions of these names among the pieces; axis: of (B, H, Q, K), that of
-    the softmax; table: applied to cosines and sines; cached: to keys and values before they are shared; after: to the
-    weights; blanked: whether values that no query sees become 0; into_product: applied to both sides of a matrix
-    product; rounded: applied to every result; computed: what `once` has computed, for this plan and those that are made
-    from it.
+    output, those to compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function
+    from the plan, the role and the right positions to those of the rotation; norm_first: whether the norm comes before
+    the rotation; normed: the roles that have one; norm_axes: of (B, H, T, d), those over which its means are taken.
+    split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
+    pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
+    before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
+    applied to both sides of a matrix product; rounded: applied to every result; computed: what `once` has computed, for
+    this plan and those that are made from it.
     """
 
     config: Config
@@ -62,6 +62,8 @@ class Plan:
     offsets: Array
     order_offsets: Array
     window_offsets: Array
+    positions: Any
+    key_positions: Any
     window: Any
     scale: float
     softcap: float | None
@@ -101,11 +103,12 @@ class Plan:
 
     @property
     def key_places(self) -> Array:
-        """Positions of keys, (1, 1, 1, K)."""
-        return np.arange(self.keys.shape[1])[None, None, None]
+        """Positions of keys, (B or 1, 1, 1, K)."""
+        places = np.arange(self.keys.shape[1])[None] if self.key_positions is None else self.key_positions
+        return places[:, None, None]
 
     def query_places(self, offsets: Array) -> Array:
-        """Positions of the queries to compute, (B or 1, 1, rows, 1), from these of the first query on."""
+        """Positions of the queries to compute, (B or 1, 1, rows, 1), by these offsets."""
         return (offsets + np.arange(self.queries.shape[1]))[:, None, self.rows, None]
 
     def of_samples(self, X: Array) -> Array:
@@ -192,12 +195,15 @@ def of_hiding(call: Call) -> dict[str, Any]:
     """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
     lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
     mask = None if call.mask is None else four_axes(call.mask)
+    placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in call.placed().items()}
     given = {
         "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
-    }  # fmt: skip
+    } | placed  # fmt: skip
     hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
-    offsets = dict.fromkeys(("offsets", "order_offsets", "window_offsets"), np.asarray(call.offset).reshape(-1, 1))
-    return {"lengths": lengths, "mask": mask, "window": call.window, "hiding": hiding} | offsets
+    offset, positions = np.asarray(call.offset).reshape(-1, 1), placed["positions"]
+    offset = offset if positions is None else positions - np.arange(positions.shape[1])  # (B or 1, 1 or Q)
+    offsets = dict.fromkeys(("offsets", "order_offsets", "window_offsets"), offset)
+    return {"lengths": lengths, "mask": mask, "window": call.window, "hiding": hiding} | offsets | placed
 
 
 def same(one: Plan, other: Plan) -> bool:

@@ -166,6 +166,9 @@ def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
         else:
             continue
         made[name] = number.astype(X.dtype)
+    for (name, X), T in zip(call.placed().items(), (Q, K), strict=True):
+        if X is not None:
+            made[name] = random.integers(-1, T, (asked.sizes.B, T))
     if call.valid_lens is not None:
         shape = (asked.sizes.B,) if call.valid_lens.size == asked.sizes.B else (asked.sizes.B, Q)
         made["valid_lens"] = random.integers(K // 3, K, shape)
@@ -191,11 +194,11 @@ def nan_in_padding(asked: Problem) -> Problem | None:
     return asked_with(asked, inputs=(asked.queries, keys, values))
 
 
-def further(asked: Problem) -> Problem | None:
-    """The same call with queries that begin later, if anything goes by positions."""
-    if not goes_by_positions(asked):
+def further(apart: int, asked: Problem) -> Problem | None:
+    """The same call with queries that begin later, by so many more in each sample, if an offset says where."""
+    if not goes_by_offset(asked):
         return None
-    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + np.int64(3)})
+    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * np.arange(asked.sizes.B)})
 
 
 def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
@@ -203,20 +206,21 @@ def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
     made = longer(7, TWICE - 7, asked)
     if not later:
         return made
-    return asked_with(made, {"offset": TWICE - 11}) if goes_by_positions(asked) else None
+    return asked_with(made, {"offset": TWICE - 11}) if goes_by_offset(asked) else None
 
 
 def beyond_table(asked: Problem) -> Problem | None:
     """The same call with queries that begin as late as a long table of angles ends, or as their window reaches."""
-    if not asked.config.rotary:
+    if not asked.config.rotary or not goes_by_offset(asked):
         return None
     left = (asked.config.window or (None, None))[0]
     return asked_with(asked, {"offset": TABLE if left is None else min(left, TABLE)})
 
 
-def goes_by_positions(asked: Problem) -> bool:
-    """Whether anything in a call goes by positions."""
-    return bool(asked.call.causal or asked.config.window or asked.config.rotary)
+def goes_by_offset(asked: Problem) -> bool:
+    """Whether anything in a call goes by its offset."""
+    by_positions = asked.call.causal or asked.config.window or asked.config.rotary
+    return bool(by_positions) and asked.call.positions is None
 
 
 def longer(T: int, more: int, asked: Problem) -> Problem:
@@ -235,7 +239,7 @@ def past_window(T: int, asked: Problem) -> Problem:
 def all_together(asked: Problem) -> Problem:
     """A call with many of these changes."""
     changes: tuple[Callable[[Problem], Problem | None], ...] = (
-        longest, partial(other_weights, ".scale"), partial(other_weights, ".bias"), further,
+        longest, partial(other_weights, ".scale"), partial(other_weights, ".bias"), partial(further, 5),
         partial(in_wider, "float64"),
     )  # fmt: skip
     for change in changes:
@@ -260,7 +264,8 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("other lengths, masks, biases or gates", other_arguments)
     yield Probe("queries that see no key, with empty_rows=True", nothing_seen)
     yield Probe("NaN in padding", nan_in_padding)
-    yield Probe("an offset", further)
+    yield Probe("an offset", partial(further, 0))
+    yield Probe("an offset of each sample", partial(further, 5))
     yield Probe("other numbers", partial(other_numbers, 1.0, False))
     yield Probe("queries, keys and values that differ", partial(other_numbers, 1.0, True))
     yield Probe("more keys than queries", partial(longer, 7, 4))
