@@ -228,6 +228,8 @@ def test_the_first_layer_that_differs_in_detail(models):
     printed = str(report)
     assert "\nthe first that differs: scheme gpt2, prefix h.3.attn.; scheme timm, prefix blocks.3.attn. in" in printed
     assert printed.count("W_q.kernel  (12, 12)") == 1
+    rows = [line.split()[:2] for line in printed.splitlines() if line.startswith("h.")]
+    assert rows == [[f"h.{i}.attn.", f"blocks.{i}.attn."] for i in range(len(report.layers))]
     one = parity.compare_files(first, write(wrong), prefix_a="h.10.attn", prefix_b="blocks.10.attn", num_heads=H)
     assert one.layers == ((("gpt2", "h.10.attn."), ("timm", "blocks.10.attn.")),)
     assert "W_v.kernel is not transposed" in one.reports[0].outputs.diagnosis.mistakes

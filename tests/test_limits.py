@@ -95,6 +95,13 @@ def test_dropout_is_looked_for_far_from_the_right_answer(far, known):
     assert [one.mistakes for one in found] == [("dropout left on",)] * known
 
 
+@pytest.mark.parametrize(("width", "found"), [(2, False), (3, True)])
+def test_dropped_weights_of_many_keys_are_found_in_three_features(width, found):
+    parts, chosen = np.random.default_rng(5).normal(size=(5, width)), np.array([1, 0, 1, 1, 0]) * 1.25
+    shares = precision.shares_of(parts, chosen @ parts)
+    assert shares == (pytest.approx(chosen.tolist()) if found else [])
+
+
 def test_steps_before_the_pooling_show_no_dropout():
     layer, asked = small()
     noise = np.random.default_rng(2).normal(size=(1, 4, 5, 5)).astype("float32")
