@@ -216,6 +216,10 @@ GROUPS = {
         "a bias of all features is added to few": (r"X \+ bias\[features\]", "X + bias[: X.shape[-1]]"),
         "conditions are of all queries": (r"self\.of_pairs\(self\.hiding\[name\]\(self\)\)", "self.hiding[name](self)"),
     }),
+    "two at a time": ("mha/parity/search mha/parity/mistakes", "written_ports", {
+        "two changes of one window are not tried together": (r"pairs \+= \[.*\]\n", "pass\n"),
+        "any two changes are those of a window": (r"plan\.window != (self\.plan\.window)", r"plan.window == \1"),
+    }),
     "mistakes in gradients": (
         "mha/parity/search mha/parity/why mha/parity/mistakes mha/parity/pipeline", "gradient_mistakes", {
         "the softmax of the pieces lacks its sum": (r" \(by_weights - \(weights \* by_weights\)\.sum\(.*\)\)\n",
