@@ -84,6 +84,7 @@ def test_what_shows_a_mistake_is_true():
     assert tables["8192 positions"] == ""
     assert str(report).count("shown by no inputs that were tried") == 1
     assert "gradients were not compared" in str(report)
+    assert "lower precision in some steps, such as keys rounded for a cache, was not tried" in str(report)
     layer.weights = {name: X * 1.5 if "norm" in name else X for name, X in layer.weights.items()}
     layer.weights = layer.weights | {"q_norm.scale": layer.weights["q_norm.scale"] * np.arange(8, dtype="float32")}
     again = parity.compare(layer, layer(X, X, X, **call), X, X, X, **call)

@@ -67,6 +67,7 @@ class Sight:
             yield from lines(f"narrowly caught: {listed(self.narrow)}", options)
         if self.untried:
             yield from lines(f"not tried, there was no time: {counted(self.untried, 'form')}", options)
+        yield from lines("lower precision in some steps, such as keys rounded for a cache, was not tried", options)
         if not self.gradients:
             yield from lines("gradients were not compared", options)
         elif self.unseen:
