@@ -79,6 +79,14 @@ def test_integers_of_any_width_are_positions(backend, rng, dtype):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_any_position_below_0_is_padding(backend, rng):
+    attention, arrays = layer(backend, "float32", **ALL), inputs(rng, "float32")
+    outputs = [attention(*arrays, positions=np.array([0, 1, 2, far, 4])) for far in (3, -1, -(2**40))]
+    np.testing.assert_array_equal(outputs[2], outputs[1])  # of a kind that was computed before
+    assert (outputs[1][:, 3] == outputs[1][0, 3]).all()
+    assert (outputs[0][:, 3] != outputs[1][:, 3]).any()
+
+
 @pytest.mark.needs("a compiler of calls")
 def test_a_compiler_takes_positions(backend, rng):
     attention, arrays = layer(backend, "float32", **ALL), inputs(rng, "float32")

@@ -40,8 +40,9 @@ def visible_keys(queries, keys, call):
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
-    each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
+    if left is not None or right is not None or call.by_positions():
+        each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+        each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
     if call.positions is not None:
         conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
     if call.key_positions is not None:

@@ -94,7 +94,8 @@ def checked(given, num_keys):
     if "offset" in given:
         column(given["offset"])
     for name in given.keys() & {*PLACES}:
-        near(name, arrays.known(given[name]))
+        if (known := arrays.known(given[name])) is not None:  # else a compiler will know them
+            given[name] = near(name, known)
     lengths = given.get("valid_lens")
     if lengths is None or (_seen and _seen() is lengths):
         return given

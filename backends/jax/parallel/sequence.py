@@ -26,12 +26,8 @@ def over(part, axis, how, sizes, each, placed):
     and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own; placed:
     positions of the queries and of the keys here, for the rotation, or None.
     """
-    known = {
-        "axis": axis,
-        "sizes": sizes,
-        "each": each,
-        "placed": placed,
-    }  # of the class: Flax makes a module again by its fields
+    # Of the class: Flax makes a module again by its fields.
+    known = {"axis": axis, "sizes": sizes, "each": each, "placed": placed}
     fields = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name not in FLAX}
     return type(type(part).__name__, (HOWS[how], type(part)), known)(**fields)
 
