@@ -125,8 +125,7 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """The call with a mask for all that hides by positions, where these are given: they stay for the rotation alone."""
     if not call.by_positions():
         return call
-    order = Call(mask=call.mask, causal=call.causal, offset=call.offset, window=call.window)
-    order = order._replace(positions=call.positions, key_positions=call.key_positions)
+    order = Call(mask=call.mask, causal=call.causal, offset=call.offset, window=call.window, **call.placed())
     return call._replace(mask=of.visible_keys(queries, keys, order), causal=False, window=None)
 
 

@@ -41,8 +41,7 @@ class Split:
     def forward(
         self,
         queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None,
-        training=None, return_weights=False,
+        positions=None, key_positions=None, training=None, return_weights=False,
     ):  # fmt: skip
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
         call = Call(
