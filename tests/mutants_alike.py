@@ -1,6 +1,9 @@
 """Mutants that change nothing a user can see, by file and name, each with its reason: `mutants.py` leaves them out."""
 
 ALIKE: dict[str, dict[str, str]] = {
+    "mha/bench/run.py": {
+        "Runner.sweep: 0 -> 1": "only what has its memory comes there, and far more than 8 MiB are free"
+    },
     "mha/call/declaration.py": {
         "call_of: call and (not call.keys() <= _BY_KEYWORD) -> not call.keys() <= _BY_KEYWORD": "without names all are",
     },
@@ -8,10 +11,18 @@ ALIKE: dict[str, dict[str, str]] = {
         "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
+    "mha/parity/cases/usual.py": {"1 -> 2 (2)": "a query that sees one key has other cases, such as the causal one"},
+    "mha/parity/described/around.py": {
+        "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
+    },
     "mha/parity/same/relations.py": {
         "related: np.zeros(0) -> np.ones(0)": "both have no number",
         "sorted_alike: min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize) "
         "-> min((X.dtype, Y.dtype))": "NumPy orders dtypes, too, and a smaller one comes first",
+    },
+    "mha/parity/search/search.py": {
+        "Search.furthest: [state for state in further if state not in self.known] "
+        "-> [state for state in further]": "what is known is not computed again, and only costs a little time",
     },
     "mha/weights/readers/foreign.py": {"_is_pickle: 6 -> 7": "there is no protocol 6"},
 }

@@ -70,6 +70,13 @@ def test_the_ratio_is_that_of_the_rule(layer, inputs):
     assert place.picture == ("          queries 0-4", "sample 0  .....", "sample 1  ..#..")
 
 
+def test_the_worst_number_is_the_one_that_is_furthest(layer, inputs):
+    output = layer(*inputs, LENGTHS)
+    output[0, 1, 2] += 1e-4
+    output[1, 2, 3] *= -1
+    assert parity.compare(layer, output, *inputs, LENGTHS).first.place.index == (1, 2, 3)
+
+
 def test_a_pair_is_the_output_and_the_weights(layer, inputs):
     output, weights = layer(*inputs, LENGTHS, return_weights=True)
     assert [row.name for row in parity.compare(layer, (output, weights), *inputs, LENGTHS).rows] == [

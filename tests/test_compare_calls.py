@@ -76,6 +76,13 @@ def test_a_forgotten_offset_of_each_sample(layer):
     assert "if it was called with offset=[2, 6, 1]" in str(diagnosis)
 
 
+def test_a_forgotten_offset_that_neither_the_first_nor_the_last_query_tells(layer):
+    mask = np.ones((Q, K), bool)
+    mask[0, 1:] = mask[:, 5] = False
+    weights = port(layer, INPUTS, order(8) & mask)["weights"]
+    assert parity.diagnose(layer, {"weights": weights}, *INPUTS, causal=True, offset=1, mask=mask).call == {"offset": 8}
+
+
 def test_a_forgotten_causal_order(layer):
     diagnosis = diagnosed(layer, order(0))
     assert (diagnosis.call, diagnosis.mistakes) == ({"causal": True}, ())
@@ -97,11 +104,13 @@ def test_lengths_where_a_mask_was_described(layer):
     assert diagnosis.mistakes == ()
 
 
-def test_the_offset_of_a_rotation():
-    turning = mha.MultiHeadAttention(D, H, rotary=mha.Rotary(4), seed=0, backend="numpy")
-    output = turning(*INPUTS, offset=4)
-    for theirs in (output, turning.trace(*INPUTS, offset=4)):
-        diagnosis = parity.diagnose(turning, theirs, *INPUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_offset_of_a_rotation(dtype):
+    turning = mha.MultiHeadAttention(D, H, rotary=mha.Rotary(4), dtype=dtype, seed=0, backend="numpy")
+    inputs = [X.astype(dtype) for X in INPUTS]
+    output = turning(*inputs, offset=4)
+    for theirs in (output, turning.trace(*inputs, offset=4)):
+        diagnosis = parity.diagnose(turning, theirs, *inputs)
         assert (diagnosis.call, diagnosis.mistakes) == ({"offset": 4}, ())
 
 

@@ -188,7 +188,22 @@ def test_parts_of_a_call():
 
 def test_groups_as_they_are_written():
     assert groups.group("--distributed", "tf:2") == devices.Group("tensorflow", 2)
-    assert groups.group("--distributed", "torch:16").name == "torch:16"
+    assert groups.group("--distributed", "torch:64").name == "torch:64"
+    with pytest.raises(ValueError, match=r"^--distributed is torch:65, expected .* with 2 to 64 devices"):
+        groups.group("--distributed", "torch:65")
+
+
+def test_a_framework_keeps_the_options_that_it_was_given(ranks, monkeypatch, tmp_path):
+    ranks(f'echo "$XLA_FLAGS" >> {tmp_path}/flags')
+    runner, group = groups.GroupRunner(), devices.Group("jax", 3)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=here")
+    runner.run([group])
+    monkeypatch.delenv("XLA_FLAGS")
+    runner.run([group])
+    own, alone = (tmp_path / "flags").read_text().splitlines()
+    assert alone.startswith("--")
+    assert alone.endswith("=3")
+    assert own == f"--xla_dump_to=here {alone}"
 
 
 def test_versions_are_those_of_the_first_rank_that_told_them():
