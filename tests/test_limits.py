@@ -18,6 +18,7 @@ from mha.parity.same.relations import Change, related
 from mha.parity.search import precision
 from mha.parity.search.effort import Effort
 from mha.parity.search.focus import Focus
+from mha.parity.search.search import Search
 from mha.parity.search.verdicts import Judge, Verdict
 from mha.parity.why import diagnosis
 
@@ -36,7 +37,15 @@ def rms(X):
     return float(np.sqrt((X.astype("float64") ** 2).mean()))
 
 
-# What makes a reason sure, and how much of an error it may leave
+# How many pairs are tried, what makes a reason sure, and how much of an error it may leave
+
+
+def test_without_a_window_pairs_are_those_of_different_numbers():
+    asked = small()[1]
+    search = Search(asked, {"output": -asked.base["output"]}, FORMS, EVERYTHING, Effort())
+    classes = len(search.classes)
+    assert 1 < classes < len(search.forms)
+    assert len(search.pairs) == classes * (classes - 1) // 2
 
 
 @pytest.mark.parametrize(("ratio", "left", "noise", "same"), [
