@@ -16,6 +16,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
     "mha/parity/same/relations.py": {
+        "changes: abs(factor - 1) > 0.02 -> abs(factor - 1) >= 0.02": "1.02 - 1 and 1 - 0.98 round to more than 0.02",
         "related: np.zeros(0) -> np.ones(0)": "both have no number",
         "sorted_alike: min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize) "
         "-> min((X.dtype, Y.dtype))": "NumPy orders dtypes, too, and a smaller one comes first",

@@ -267,4 +267,4 @@ def one_framework(queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
 
 def as_numpy(X: Any) -> Any:
     """Turn an array of any framework into NumPy's; anything else stays as it is, and the checks refuse it."""
-    return X if X is None or dispatch.backend_of(X) in (None, "numpy") else arrays.to_numpy(X)
+    return X if dispatch.backend_of(X) in (None, "numpy") else arrays.to_numpy(X)
