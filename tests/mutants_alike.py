@@ -25,5 +25,8 @@ ALIKE: dict[str, dict[str, str]] = {
         "Search.furthest: [state for state in further if state not in self.known] "
         "-> [state for state in further]": "what is known is not computed again, and only costs a little time",
     },
-    "mha/weights/readers/foreign.py": {"_is_pickle: 6 -> 7": "there is no protocol 6"},
+    "mha/weights/readers/foreign.py": {
+        "_is_msgpack: 0 -> 1 (3)": "neither begins a text",
+        "_is_pickle: 6 -> 7": "there is no protocol 6",
+    },
 }
