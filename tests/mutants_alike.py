@@ -4,7 +4,7 @@ ALIKE: dict[str, dict[str, str]] = {
     "mha/bench/run.py": {
         "Runner.sweep: 0 -> 1": "only what has its memory comes there, and far more than 8 MiB are free"
     },
-    "mha/call/declaration.py": {
+    "mha/call/taking.py": {
         "call_of: call and (not call.keys() <= _BY_KEYWORD) -> not call.keys() <= _BY_KEYWORD": "without names all are",
     },
     "mha/call/fitting.py": {

@@ -14,7 +14,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from mha.call import GIVEN, Call, check, keep, whole_heads
+from mha.call import GIVEN, check, keep, takes_call, whole_heads
 from mha.config import Config
 from mha.positions import Rotary
 
@@ -48,39 +48,24 @@ class MultiHeadAttention(keras.layers.Layer):
             self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
         self.supports_masking = True  # or Keras warns that `mask` gets lost: it takes every `mask` for its own kind
 
-    def __call__(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=False,
-    ):  # fmt: skip
+    @takes_call
+    def __call__(self, queries, keys, values, call):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
         refuse_masks(keys, values)
-        call = Call(
-            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
-        )
         call = check(arrays, self, queries, keys, values, call)
         return super().__call__(queries, keys, values, **call.arguments())
 
-    def call(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=False,
-    ):  # fmt: skip
+    @takes_call
+    def call(self, queries, keys, values, call):
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
-        valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
-        score_bias: floats in the mask's shapes, added to the scores, -inf hides; causal: query i sees key j only if
-        j <= offset + i; offset: an int or integers (B,); head_gates: (H,) or (B, H) floats that multiply the pooled
-        heads; positions, key_positions: integers (Q,) or (B, Q), and (K,) or (B, K), instead of offset + i and j, below
-        0 = padding; training: whether to drop weights, None = as the framework says.
+        call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        call = Call(
-            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
-        )
         must_fit(queries, keys, call, values, self.config.num_heads)
-        offset = offset if isinstance(offset, int) else tf.reshape(offset, (-1, 1))  # (B or 1, 1)
+        offset = call.offset if isinstance(call.offset, int) else tf.reshape(call.offset, (-1, 1))  # (B or 1, 1)
         return self.attend(queries, keys, values, call._replace(offset=offset, window=self.config.window))
 
     def attend(self, queries, keys, values, call):

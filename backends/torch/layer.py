@@ -12,7 +12,7 @@ Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 
 from torch import nn
 
-from mha.call import GIVEN, Call, check, keep, whole_heads
+from mha.call import GIVEN, check, keep, takes_call, whole_heads
 
 from . import arrays
 from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
@@ -39,24 +39,15 @@ class MultiHeadAttention(nn.Module):
             self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
             self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
 
-    def forward(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=False,
-    ):  # fmt: skip
+    @takes_call
+    def forward(self, queries, keys, values, call):
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
-        valid_lens: integers (B,) or (B, Q); mask: booleans, True = may attend, (Q, K), (B, Q, K) or (B, H, Q, K);
-        score_bias: floats in the mask's shapes, added to the scores, -inf hides; causal: query i sees key j only if
-        j <= offset + i; offset: an int or integers (B,); head_gates: (H,) or (B, H) floats that multiply the pooled
-        heads; positions, key_positions: integers (Q,) or (B, Q), and (K,) or (B, K), instead of offset + i and j, below
-        0 = padding; training: whether to drop weights, None = as the framework says.
+        call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
-        call = Call(
-            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
-        )
         return self.attend(queries, keys, values, check(arrays, self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call):

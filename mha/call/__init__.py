@@ -14,11 +14,10 @@ from mha.call.declaration import (
     Arguments,
     Call,
     axes_of,
-    call_of,
-    spelled,
 )
 from mha.call.keeping import keep, keeping
 from mha.call.plans import Plans, kind_of
+from mha.call.taking import call_of, given_call, spelled, takes_call
 
 __all__ = [
     "ALL",
@@ -35,6 +34,7 @@ __all__ = [
     "axes_of",
     "call_of",
     "check",
+    "given_call",
     "inputs",
     "keep",
     "keeping",
@@ -43,5 +43,6 @@ __all__ = [
     "native",
     "of_output",
     "spelled",
+    "takes_call",
     "whole_heads",
 ]

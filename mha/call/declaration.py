@@ -5,10 +5,9 @@ Letters: B batch, H heads, Q queries, K key-value pairs.
 
 import collections
 import dataclasses
-import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypedDict, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -111,8 +110,6 @@ ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
     for name, hint in typing.get_type_hints(Arguments, include_extras=True).items()
     for row in hint.__metadata__
 }
-_BY_KEYWORD = frozenset(Arguments.__annotations__)
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
@@ -223,30 +220,6 @@ def axes_of(name: str, X: Any) -> str:
     """The letters of the axes of an argument of this name; those of a checked offset are B1."""
     axes = ROWS[name].axes
     return next((each for each in axes if len(each) == len(X.shape)), f"{axes[-1]}1")
-
-
-def call_of(function: str, valid_lens: Any, call: Mapping[str, Any], **more: Any) -> Call:
-    """The call of these arguments; TypeError, in Python's own words, if the function takes none of such a name."""
-    if call and not call.keys() <= _BY_KEYWORD:
-        unknown = next(name for name in call if name not in _BY_KEYWORD)
-        raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
-    return Call(valid_lens, **call, **more)
-
-
-def spelled(function: _Function) -> _Function:
-    """Give a function that takes `**call` a signature with every argument in it, for help and completion."""
-    signature = inspect.signature(function)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    hints = Arguments.__annotations__
-    arguments = [
-        inspect.Parameter(name, keyword, default=ROWS[name].default, annotation=hints[name].__origin__)
-        for name in hints
-    ]
-    before = [one for one in own if one.kind is not keyword]
-    after = [one for one in own if one.kind is keyword]
-    function.__signature__ = signature.replace(parameters=[*before, *arguments, *after])  # type: ignore[attr-defined]
-    return function
 
 
 def extremes_of(lengths: Any) -> tuple[int, int] | None:

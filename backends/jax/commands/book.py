@@ -9,6 +9,7 @@ import jax
 from jax import numpy as jnp
 
 from mha import checks
+from mha.call import ARGUMENTS, GIVEN, given_call
 from mha.d2l import common
 
 from .. import arrays, layer, pooling
@@ -60,18 +61,18 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
         config = config or common.layer_config(arguments, options)
         layer.MultiHeadAttention.__init__(self, config, **flax_options)
 
-    def __call__(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=True,
-    ):  # fmt: skip
-        """Attend, with arguments as for the backend's layer, and return output and attention weights."""
-        checks.flag("return_weights", return_weights)
-        call = valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training
-        output, weights = super().__call__(queries, keys, values, *call, return_weights=True)
+    def __call__(self, queries, keys, values, *given, **named):
+        """Attend, with arguments as for the backend's layer, and return output and attention weights.
+
+        return_weights: False returns the output alone.
+        """
+        by_default = {} if len(given) == len(ARGUMENTS) else {"return_weights": True}
+        call = given_call(given, by_default | named)
+        checks.flag("return_weights", call.return_weights)
+        output, weights = super().__call__(queries, keys, values, *call._replace(return_weights=True)[GIVEN])
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)
-        return (output, weights) if return_weights else output  # (B, Q, D)
+        return (output, weights) if call.return_weights else output  # (B, Q, D)
 
 
 tensor = jnp.array

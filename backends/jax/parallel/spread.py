@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
-from mha.call import OF_PAIRS, PLACES, Call, axes_of, check
+from mha.call import OF_PAIRS, PLACES, axes_of, check, given_call
 from mha.config import shapes
 from mha.engine.reach import by_mask, turned
 from mha.parallel.parts import SPLIT, part_of
@@ -38,9 +38,8 @@ def plan(module, heads="heads"):
 
 
 def attend(
-    module, variables, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-    head_gates=None, positions=None, key_positions=None, training=False, rngs=None,
-    *, mesh, data=None, heads=None, sequence=None, how="ring",
+    module, variables, queries, keys, values, *given, rngs=None,
+    mesh, data=None, heads=None, sequence=None, how="ring", **named,
 ):  # fmt: skip
     """See `mha.parallel.attend`."""
     if not isinstance(module, MultiHeadAttention):
@@ -51,7 +50,9 @@ def attend(
     if not isinstance(rngs, Mapping | None):
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
-    given = Call(valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training)
+    given = given_call(given, named)
+    if given.return_weights:
+        raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     call = check(arrays, module, queries, keys, values, given)._replace(known=None)
     part = _part(module, queries, axes, mesh, how)
     if 0 in (queries.size, keys.size):

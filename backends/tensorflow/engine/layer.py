@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha.call import GIVEN, Call, Plans, check, kind_of, whole_heads
+from mha.call import GIVEN, Plans, check, kind_of, takes_call, whole_heads
 from mha.engine import cutting
 from mha.engine.reach import all_used, by_mask, reach, span, turned, used
 
@@ -34,23 +34,17 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         super().__init__(config, **options)
         object.__setattr__(self, "plans", Plans())  # not by Keras, which would track it
 
-    def __call__(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=False,
-    ):  # fmt: skip
+    @takes_call
+    def __call__(self, queries, keys, values, call):
         """Call the layer, without what Keras does around `call` where that is compiled and needs nothing of it."""
-        given = Call(
-            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
-        )
-        if training is None or not self.built:
-            return super().__call__(queries, keys, values, *given[GIVEN])
+        if call.training is None or not self.built:
+            return super().__call__(queries, keys, values, *call[GIVEN])
         refuse_masks(keys, values)
-        call = check(arrays, self, queries, keys, values, given)
-        own = variables_of(self, queries, keys, values, call)
+        checked = check(arrays, self, queries, keys, values, call)
+        own = variables_of(self, queries, keys, values, checked)
         if own is None:
-            return super().__call__(queries, keys, values, *given[GIVEN])
-        return compiled(self, own, queries, keys, values, call)
+            return super().__call__(queries, keys, values, *call[GIVEN])
+        return compiled(self, own, queries, keys, values, checked)
 
     def kind(self, queries, keys, values, call):
         """The facts that decide the plan of a call; None where a compiler looks on, or an array is of another class."""

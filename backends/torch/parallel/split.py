@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import checks
-from mha.call import Call, check
+from mha.call import check, takes_call
 from mha.parallel.parts import part_of
 
 from .. import arrays
@@ -38,15 +38,9 @@ class Split:
 
     heads = sequence = how = None
 
-    def forward(
-        self,
-        queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0, head_gates=None,
-        positions=None, key_positions=None, training=None, return_weights=False,
-    ):  # fmt: skip
+    @takes_call
+    def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
-        call = Call(
-            valid_lens, mask, score_bias, causal, offset, head_gates, positions, key_positions, training, return_weights
-        )
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
         if torch.compiler.is_compiling():  # where ranks exchange nothing
