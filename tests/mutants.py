@@ -150,7 +150,9 @@ def main(
     since: Annotated[str, typer.Option(help="Of those, the files that changed since this commit.")] = "",
     number: Annotated[int, typer.Option(help="How many mutants to draw.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Which ones.")] = 0,
-    backends: Annotated[str, typer.Option(help="Those to run the tests with, one after the other.")] = "numpy",
+    backends: Annotated[
+        str, typer.Option(help="Those to run the tests with: all mutants with the first, what is left with the next.")
+    ] = "numpy,torch",
     of_tests: Annotated[
         str, typer.Option("--tests", help="Run only files of tests whose names match this regular expression.")
     ] = "",

@@ -220,10 +220,10 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
     planned = mutants.drawn(["mha/tables.py"], 40, 0)
     source = (mutants.ROOT / "mha/tables.py").read_text(encoding="utf-8")
     missed = [mutant.planted(source) for mutant in planned[:unnoticed]]
-    tried = []
+    tried, with_torch = [], []
 
     def trial_of(changed, copy, backend, tests):
-        tried.append(tests)
+        (tried if backend == "numpy" else with_torch).append(tests)
         fails = changed and changed["mha/tables.py"] not in missed
         return trials.Trial(pytest.ExitCode.TESTS_FAILED, "test_b.py::test") if fails else trials.Trial()
 
@@ -232,7 +232,8 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
     near = {"tests/test_a.py": 1, "tests/test_b.py": 2}
     monkeypatch.setattr(mutants, "importers", lambda files, pattern: dict.fromkeys(files, near))
     with pytest.raises(typer.Exit) as end:
-        mutants.main(["mha/tables.py"], number=40, backends="numpy")
+        mutants.main(["mha/tables.py"], number=40)
     assert end.value.exit_code == code
+    assert len(with_torch) == 1 + unnoticed  # the tests without a mutant, and what NumPy's did not notice
     assert tried[:2] == [["tests/test_a.py", "tests/test_b.py"]] * 2
     assert tried[-1] == ["tests/test_b.py", "tests/test_a.py"]  # which has noticed mutants of this file before
