@@ -15,6 +15,10 @@ ALIKE: dict[str, dict[str, str]] = {
     "mha/parity/described/around.py": {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
+    "mha/parity/mistakes/bench.py": {
+        "Bench.part: plan.rows == self.rows or part in ROLES -> plan.rows == self.rows": "what needs all queries only "
+        "computes some once more",
+    },
     "mha/parity/same/relations.py": {
         "changes: abs(factor - 1) > 0.02 -> abs(factor - 1) >= 0.02": "1.02 - 1 and 1 - 0.98 round to more than 0.02",
         "related: np.zeros(0) -> np.ones(0)": "both have no number",

@@ -169,14 +169,15 @@ def test_weights_of_another_layer():
     others = {f"layer {i}": mha.MultiHeadAttention(**planted.SQUARE, seed=i, backend="numpy") for i in (5, 6)}
     theirs = others["layer 6"](*inputs, **arguments)
     diagnosis = parity.diagnose(layer, theirs, *inputs, **arguments, others=others)
-    assert [(one.mistakes, one.how) for one in diagnosis.explanations] == [
-        (("all weights of another layer",), ("layer 6",))
-    ]
+    (one,) = diagnosis.explanations
+    assert (one.mistakes, one.how) == (("all weights of another layer",), ("layer 6",))
+    assert one.what == ("every weight of another layer of the same file",)
     mixed = layer.to("numpy")
     mixed.weights = mixed.weights | {name: X for name, X in others["layer 5"].weights.items() if name.startswith("W_v")}
     diagnosis = parity.diagnose(layer, mixed(*inputs, **arguments), *inputs, **arguments, others=others)
     (one,) = diagnosis.explanations
     assert (one.mistakes, one.how) == (("W_v of another layer",), ("layer 5",))
+    assert one.what == ("W_v of another layer of the same file",)
     assert not parity.diagnose(layer, theirs, *inputs, **arguments).known
 
 

@@ -217,6 +217,32 @@ def test_dropped_weights_are_all_the_others_times_one_factor(dtype, rough):
     assert not dropped(80, 11, 1.25, dtype, [0.055] * 9)
 
 
+def by_spread(*spreads, keys=41, dv=32):
+    """What the errors of pooled heads tell that spread as parts would do of which so many, p / (1 - p), are dropped."""
+    random = np.random.default_rng(0)
+    parts = [np.linalg.qr(random.normal(size=(keys, dv)))[0] for _ in spreads]  # of orthonormal columns
+    pooled = [part.sum(0) + spread**0.5 for part, spread in zip(parts, spreads, strict=True)]  # (dv,)
+    return precision.by_spread(parts, pooled)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.25, 0.5])
+def test_the_share_of_dropped_parts_is_that_of_their_spread(p):
+    found = by_spread(*[p / (1 - p)] * 24)
+    assert (found.name, found.how, found.sure) == ("dropout left on", f"p about {p}", False)
+
+
+@pytest.mark.parametrize(("spreads", "sizes", "known"), [
+    ([0.0052] * 24, {}, True), ([0.0048] * 24, {}, False),
+    ([1.98] * 24, {}, True), ([2.02] * 24, {}, False),
+    ([0.4] * 23, {}, False),
+    ([0.4 * 1.49, 0.4 * 0.51] * 12, {}, True), ([0.4 * 1.51, 0.4 * 0.49] * 12, {}, False),
+    ([0.4] * 24, {"keys": 33}, True), ([0.4] * 24, {"keys": 32}, False),
+    ([0.4] * 24, {"dv": 4}, True), ([0.4] * 24, {"dv": 3}, False),
+])  # fmt: skip
+def test_such_a_spread_shows_dropout(spreads, sizes, known):
+    assert (by_spread(*spreads, **sizes) is not None) is known
+
+
 # The same to a dtype
 
 UNITS = {"float64": 2**-53, "float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}
