@@ -11,7 +11,6 @@ ALIKE: dict[str, dict[str, str]] = {
         "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
-    "mha/parity/cases/usual.py": {"1 -> 2 (2)": "a query that sees one key has other cases, such as the causal one"},
     "mha/parity/described/around.py": {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },

@@ -213,6 +213,8 @@ def test_dropped_weights_are_all_the_others_times_one_factor(dtype, rough):
     assert not dropped(80, 20, 1.25, dtype, [far] * 9)
     assert dropped(77, 20, 1.25, dtype, [far] * 3)  # 97 of 100
     assert not dropped(76, 20, 1.25, dtype, [far] * 4)
+    assert dropped(5, 28, 6, dtype, [0.55])  # the sixth that is kept
+    assert not dropped(5, 28, 6, dtype, [0.45])
     assert dropped(80, 11, 1.25, dtype, [0.045] * 9)
     assert not dropped(80, 11, 1.25, dtype, [0.055] * 9)
 
