@@ -11,6 +11,9 @@ ALIKE: dict[str, dict[str, str]] = {
         "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
+    "mha/cli/options.py": {
+        "_written: described.param_decls or () -> described.param_decls": "typer makes a tuple, if only of nothing",
+    },
     "mha/parity/described/around.py": {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },

@@ -192,6 +192,21 @@ def test_processes_share_the_processors(monkeypatch, python, said, threads):
 
 @pytest.mark.backends("numpy")
 @pytest.mark.parametrize(
+    ("cores", "memory", "at_once"),
+    [(12, 1e6, 3), (2, 1e6, 2), (None, 1e6, 1), (12, 3 * 2048, 3), (12, 3 * 2047, 2), (12, 2 * 2047, 1), (12, 0, 1)],
+)
+def test_as_many_workers_at_once_as_processors_and_memory_allow(monkeypatch, python, cores, memory, at_once):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(workers, "available", lambda: float(memory))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    there = python("""echo '{"broken": "'$OMP_NUM_THREADS'"}'""")
+    backends = ["torch", "jax", "mxnet"]
+    outcomes = workers.Runner(pythons=dict.fromkeys(backends, there)).run(backends)
+    assert [one.results[0].where for one in outcomes] == [str((cores or 1) // at_once)] * 3
+
+
+@pytest.mark.backends("numpy")
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--suite", "slow"), "--suite is 'slow', expected one of quick, full"),
