@@ -26,6 +26,7 @@ from mha.arrays import (
     transpose_qkv,
     zeros,
 )
+from mha.cache import Cache
 from mha.layer import MultiHeadAttention
 from mha.positions import Rotary, alibi, llama3_frequencies, t5_buckets
 from mha.seeds import manual_seed
@@ -48,6 +49,7 @@ else:
 import_mxnet.enable()
 
 __all__ = [
+    "Cache",
     "MultiHeadAttention",
     "Rotary",
     "alibi",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from mha import checks, dispatch, seeds, weights
+from mha.cache import Cache, caching, slots
 from mha.call import Arguments, Call, call_of, check, inputs, of_output, spelled
 from mha.call import native as own_array
 from mha.config import MODERN, Config, shapes, special
@@ -155,10 +156,11 @@ class MultiHeadAttention:
     def __call__(
         self,
         queries: Any,
-        keys: Any,
-        values: Any,
+        keys: Any = None,
+        values: Any = None,
         valid_lens: Any = None,
         *,
+        cache: Cache | None = None,
         training: bool = False,
         return_weights: bool = False,
         **call: Unpack[Arguments],
@@ -178,12 +180,15 @@ class MultiHeadAttention:
             positions: None, or integers (Q,) or (B, Q), where each query is, instead of offset + i: for causal order,
                 window and rotation. A query below 0 is padding: it sees nothing.
             key_positions: None, or integers (K,) or (B, K), where each key is, instead of j; below 0 it is hidden.
+            cache: None, or an `mha.Cache` of this layer: queries see its slots and the call's own tokens, which go into
+                it. Keys and values are None beside a frozen one. What has keys' axis has one of slots then.
             training: whether to drop attention weights.
             return_weights: whether to return the attention weights too.
 
         Returns:
             The output (B, Q, D), with `return_weights` a pair of it and the weights (B, H, Q, K) before dropout:
-            NumPy arrays if the inputs were, else the framework's own.
+            NumPy arrays if the inputs were, else the framework's own. With a cache, a tuple of these and the cache that
+            is left, which the next call takes: the old one is used up.
 
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
@@ -191,9 +196,11 @@ class MultiHeadAttention:
         if training is None:  # as the frameworks' own layers take it
             checks.flag("training", training)
         switches = {"training": training, "return_weights": return_weights}
-        given = call_of("MultiHeadAttention.__call__", valid_lens, call, **switches)
+        given = call_of("MultiHeadAttention.__call__", valid_lens, call, cache=cache, **switches)
         module = dispatch.load(self.backend)
         calls = dispatch.lesson(self.backend) if self.readable else module
+        if cache is not None:
+            return caching.decode(self, calls, queries, keys, values, given)
         own = dispatch.backend_of_all(queries, keys, values) == self.backend
         if own:  # its layer checks
             with module.context(self.config.dtype):
@@ -202,6 +209,31 @@ class MultiHeadAttention:
         with module.context(self.config.dtype, tracked=False):
             result = calls.attend(self.layer, *arrays, given)
             return tuple(map(back, result)) if return_weights else back(result)
+
+    def cache(self, batch_size: int, size: int | None = None) -> Cache:
+        """An empty cache for calls of this layer, at its device.
+
+        Args:
+            batch_size: number of samples B.
+            size: number of slots S, how many tokens it holds; None = left + 1 with a window (left, right).
+
+        Raises:
+            TypeError, ValueError: if a size is no positive int, or if no window says one.
+        """
+        return caching.own(self, slots.empty(self.config, batch_size, size))
+
+    def cache_of(self, keys: Any, values: Any = None, valid_lens: Any = None, key_positions: Any = None) -> Cache:
+        """A frozen cache for cross-attention: keys and values are projected once, and calls add nothing.
+
+        Args:
+            keys: (B, K, key_size), values: (B, K, value_size), None = keys: arrays as a call takes them.
+            valid_lens: None, or integers (B,): the keys from there on are padding.
+            key_positions: None, or integers (K,) or (B, K), where each key is, instead of j; below 0 it is padding.
+
+        Raises:
+            TypeError, ValueError: if an argument does not fit; the message says what was expected.
+        """
+        return caching.frozen(self, keys, values, valid_lens, key_positions)
 
     @spelled
     def vjp(

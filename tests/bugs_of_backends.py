@@ -5,6 +5,17 @@ backend; "all" = the same in each. Every file of the backend is searched, and `m
 
 # fmt: off
 GROUPS = {
+    "cache": ("cache cache_compiled", {
+        "a token is written one slot too far": {"all": (r"(\[:, None\]) - 1 - slot\) % S", r"\1 - slot) % S")},
+        "padding is kept": {"all": (r"real = new >= 0", "real = new >= -1")},
+        "new tokens begin at the newest": {"all": (r" \+ 1 \+ (\w+\.a?range\(Q)", r" + \1")},
+        "a window forgets what a portion pushes out": {"all": (
+            r"(pushed_out = .*\(\[)\(?columns != slot\)?", r"\1columns < 0")},
+        "what is lost does not matter": dict.fromkeys(("numpy", "torch", "tensorflow", "jax"), (
+            r"LOST, found\)", "found, found)")),
+        "slots have the positions of the columns": {"all": (
+            r"state = taken\(before, columns, 1\)", "state = before[:, :S]")},
+    }),
     "blocks": ("reference loops blocks", {
         "a block forgets its place": {
             "jax": (r" \+ piece % counts\[2\] \* size", ""),

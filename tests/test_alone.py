@@ -23,7 +23,7 @@ EACH = pytest.mark.parametrize(
 
 def test_every_option_and_every_argument_is_here():
     assert alone.OPTIONS.keys() == {field.name for field in dataclasses.fields(Config)}
-    assert alone.ARGUMENTS.keys() == ARGUMENTS.keys()
+    assert alone.ARGUMENTS.keys() == ARGUMENTS.keys() - {"cache"}  # which has tests of its own
 
 
 @pytest.mark.parametrize("name", [name for name, case in alone.CASES.items() if case.says_something])

@@ -7,8 +7,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from mha import checks
+from mha.cache import Cache
 
 _PLAIN = contextlib.nullcontext()
+jax.tree_util.register_pytree_node(Cache, lambda cache: (cache.arrays(), cache.facts()), Cache.of_arrays)
 
 
 def tensor(array, place=None):

@@ -16,6 +16,7 @@ from mxnet.gluon import nn
 from mha.call import GIVEN, check, keep, takes_call, whole_heads
 
 from . import arrays
+from .cache import place, recall, remember
 from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, over_axes, places, visible_keys
 from .pooling import pooling
@@ -46,7 +47,8 @@ class MultiHeadAttention(nn.Block):
 
         call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
         None = as the framework says.
-        Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout.
+        Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout, and with a cache
+        the one that is left.
         Raises TypeError or ValueError if a shape or dtype does not fit the layer.
         """
         return self.attend(queries, keys, values, check(arrays, self, queries, keys, values, call))
@@ -55,12 +57,16 @@ class MultiHeadAttention(nn.Block):
         """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         q, k = self.turn(q, k, call)
+        if call.cache is not None:
+            k, v, call, cache = remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
         pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
         pooled = keep("pooled", pooled)
         if call.head_gates is not None:
             pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
         merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
         output = keep("output", self.W_o(merged))  # (B, Q, D)
+        if call.cache is not None:
+            return recall(output, weights, call, cache)
         return (output, weights) if call.return_weights else output
 
     def project(self, queries, keys, values, call):
@@ -74,6 +80,8 @@ class MultiHeadAttention(nn.Block):
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""
+        if call.cache is not None:
+            return place(queries, keys, values, call)
         if call.traced:  # whose steps show what padding is projected to
             return queries, keys, values, call
         visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)

@@ -1,9 +1,10 @@
 """The NumPy backend: what `mha` calls, handed on from the chapters and from the engine.
 
-The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py.
+The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py, cache.py.
 """
 
 from .arrays import context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .cache import samples, taken
 from .engine.layer import MultiHeadAttention
 from .facts import DTYPES
 from .gradients import gradients, trace, vjp

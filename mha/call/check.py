@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
+from mha.cache import fit as fit_cache
+from mha.cache import fit_values
 from mha.call.declaration import ROWS, Call
 from mha.call.fitting import dense, fit_call, fit_inputs, of_dtype, shape_fits
 from mha.config import numpy_dtype
@@ -30,6 +32,8 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     Raises:
         TypeError, ValueError: if an argument does not fit.
     """
+    if call.cache is not None:
+        return _cached(arrays, layer, queries, keys, values, call)
     plans: Any = getattr(layer, "plans", None)
     kind = None
     if plans is not None:
@@ -51,6 +55,23 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
         call = layer.planned(queries, keys, call)
         plans.keep(kind, call)
     return call
+
+
+def _cached(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call) -> Call:
+    """Check a call with a cache, whose keys are its slots; and where they are known, the positions and the slots."""
+    config, where = layer.config, arrays.place(layer, queries)
+    dense(arrays, where, "queries", queries, f"of shape (batch, queries, {config.query_size})")
+    taken = {name: _taken(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
+    given, call = call, call._replace(**taken)
+    fit_cache(arrays, layer, (queries, keys, values), call)
+    frozen, S = call.cache.frozen, call.cache.sizes[1]
+    fit_inputs(arrays, config, where, queries, *((queries, queries) if frozen else (keys, values)), frozen)
+    fit_call(arrays, config, where, (*queries.shape[:2], S), call)
+    limit = S if frozen else queries.shape[1]
+    call = call._replace(window=config.window, causal=bool(call.causal))
+    own = ready(arrays, where, limit, given, call)
+    fit_values(call.cache, queries, call)
+    return own
 
 
 def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, plan: Call) -> Call:

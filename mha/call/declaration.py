@@ -114,10 +114,15 @@ ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
-# Two switches that not every call takes; and what is known of a checked call beside its arguments: the layer's window,
-# whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of its lengths,
-# whether the lesson computes it, and what an engine has decided otherwise.
-ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {"training": None, "return_weights": False}
+# An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside its arguments:
+# the layer's window, whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the
+# largest of its lengths, whether the lesson computes it, what an engine has decided otherwise, and where the slots of
+# the cache are among its keys.
+ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
+    "cache": None,
+    "training": None,
+    "return_weights": False,
+}
 GIVEN = slice(len(ARGUMENTS))  # of a call's fields, those that its user gives
 _DEFAULTS = ARGUMENTS | {
     "window": None,
@@ -126,6 +131,7 @@ _DEFAULTS = ARGUMENTS | {
     "extremes": None,
     "lesson": False,
     "plan": None,
+    "columns": None,
 }
 
 

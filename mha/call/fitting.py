@@ -15,11 +15,11 @@ from mha.checks import FLOATS, INTEGERS, brief, dtype_name, flag, is_numpy, is_w
 WORDS = {"B": "batch", "H": "heads", "Q": "queries", "K": "keys"}
 
 
-def fit_inputs(arrays: Any, config: Any, place: Any, queries: Any, keys: Any, values: Any) -> None:
-    """Check queries, keys and values; raise TypeError or ValueError if one does not fit."""
-    named = {"queries": queries, "keys": keys, "values": values}
+def fit_inputs(arrays: Any, config: Any, place: Any, queries: Any, keys: Any, values: Any, alone: bool = False) -> None:
+    """Check queries, keys and values, or queries alone; raise TypeError or ValueError if one does not fit."""
+    named = {"queries": queries} if alone else {"queries": queries, "keys": keys, "values": values}
     widths = (config.query_size, config.key_size, config.value_size)
-    if queries is keys is values and len(set(widths)) == 1:  # the same array three times is checked once
+    if not alone and queries is keys is values and len(set(widths)) == 1:  # the same array three times is checked once
         del named["keys"], named["values"]
     for (name, value), width in zip(named.items(), widths, strict=False):
         rows = f"(batch, {'queries' if name == 'queries' else 'key-value pairs'}, {width})"
@@ -27,6 +27,8 @@ def fit_inputs(arrays: Any, config: Any, place: Any, queries: Any, keys: Any, va
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected {rows}")
         of_dtype(name, value, config.dtype)
+    if alone:
+        return
     batch, num_keys = queries.shape[0], keys.shape[1]
     for name, value in (("keys", keys), ("values", values)):
         if not _fits(value.shape[0], batch):

@@ -30,6 +30,11 @@ _seen = None  # a weak reference to lengths that were found to be right
 
 def attend(layer, queries, keys, values, call):
     """Call a layer; call: an `mha.call.Call`, not checked yet."""
+    if call.cache is not None:
+        given, fixed = parted(check(arrays, layer, queries, keys, values, call))
+        found = program(_attend, module_of(layer), fixed)(*_apart(layer, call), queries, keys, values, given)
+        call.cache.use_up()
+        return found
     kind, given = kind_of(layer, queries, keys, values, call)
     plan, _ = PLANS.get(kind, (None, None))
     if plan is None:
@@ -118,7 +123,8 @@ def program(function, module, fixed):
 
 
 def _attend(module, fixed, variables, rngs, queries, keys, values, given):
-    return module.apply(variables, *_thrice(queries, keys, values), **fixed._replace(**given).arguments(), rngs=rngs)
+    inputs = (queries, keys, values) if "cache" in given else _thrice(queries, keys, values)
+    return module.apply(variables, *inputs, **fixed._replace(**given).arguments(), rngs=rngs)
 
 
 def _vjp(module, fixed, variables, rngs, queries, keys, values, given):
@@ -151,7 +157,7 @@ def _run(function, layer, queries, keys, values, call, *more):
 
 def parted(call):
     """The arrays of a checked call by name, and the call without them, which a program is compiled for."""
-    given = numbers(call)
+    given = numbers(call) | ({} if call.cache is None else {"cache": call.cache})
     return given, call._replace(known=None, extremes=None, **dict.fromkeys(given))
 
 

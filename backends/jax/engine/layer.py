@@ -43,10 +43,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
         # To initialise is to make every parameter, which a branch or a loop would not.
-        asked = call.return_weights or call.traced or self.is_initializing()
-        return asked or empty or not isinstance(self.attention, AttentionPooling)
+        if call.return_weights or call.traced or call.cache is not None or self.is_initializing():
+            return True
+        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
         """Heads of queries, and of keys and values in reach, blank where they are not used; and the call of these."""

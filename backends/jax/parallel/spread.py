@@ -51,6 +51,8 @@ def attend(
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
     given = given_call(given, named)
+    if given.cache is not None:
+        raise ValueError("cache is given, expected None: a layer that is split over devices keeps none")
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     call = check(arrays, module, queries, keys, values, given)._replace(known=None)

@@ -76,8 +76,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
+        if call.return_weights or call.traced or call.cache is not None:
+            return True
         empty = 0 in (*queries.shape[:2], keys.shape[1])  # None where it is learnt only in a call
-        return call.return_weights or call.traced or empty or not isinstance(self.attention, AttentionPooling)
+        return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
         """Heads of queries, and of the keys and values in reach, (B, H, T, d); as in the lesson if they are turned."""
@@ -130,7 +132,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
 def variables_of(layer, queries, keys, values, call):
     """The variables of a layer that may run compiled on these arrays; None if it does not, as of a subclass."""
-    if not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+    if call.cache is not None or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
         return None
     if type(layer) is not MultiHeadAttention or type(layer.attention) is not POOLINGS[layer.config.pooling]:
         return None

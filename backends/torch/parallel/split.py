@@ -41,6 +41,8 @@ class Split:
     @takes_call
     def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
+        if call.cache is not None:
+            raise ValueError("cache is given, expected None: a layer that is split over ranks keeps none")
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
         if torch.compiler.is_compiling():  # where ranks exchange nothing

@@ -1,0 +1,113 @@
+"""Chapter 7: the cache, in PyTorch: keys and values of earlier tokens, in slots, each projected once.
+
+Letters: B batch, G heads of keys and values, S slots, Q new tokens, T = S + Q: the slots, and behind them the tokens.
+
+Sources: Shazeer, Fast Transformer Decoding (2019), section 2.4; Beltagy et al., Longformer (2020), for windows, whose
+slots are a ring; what a token at a position below 0 is says `hiding.visible_keys`.
+"""
+
+import torch
+
+from mha.cache import LOST
+
+from .hiding import four_axes, places
+
+
+def place(queries, keys, values, call):
+    """Say where the tokens of a call with a cache are, and put zeros for padding.
+
+    queries, keys and values are those of the call; beside a frozen cache, keys and values become one token of padding.
+    Returns the three, and the call with positions (B, Q) and key_positions (B, Q or 1).
+    """
+    cache, (B, Q, _) = call.cache, queries.shape
+    positions = call.positions
+    if positions is None and not cache.frozen:
+        positions = cache.positions.amax(1, keepdim=True) + 1 + torch.arange(Q, device=queries.device)  # (B, Q)
+        if call.valid_lens is not None:
+            positions = torch.where(
+                torch.arange(Q, device=queries.device) < call.valid_lens[:, None], positions, -1
+            )  # (B, Q)
+    positions = torch.broadcast_to(places(queries, positions, call.offset), (B, Q))  # (B, Q)
+    key_positions = positions.new_full((B, 1), -1) if cache.frozen else positions  # (B, Q or 1)
+    if cache.frozen:
+        keys, values = (queries.new_zeros((B, 1, width)) for width in cache.widths)  # (B, 1, any)
+    else:
+        call = call._replace(valid_lens=None)
+    queries = torch.where(positions[:, :, None] >= 0, queries, 0)  # (B, Q, any)
+    seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)
+    keys, values = (torch.where(seen, X, 0) for X in (keys, values))  # (B, Q or 1, any)
+    return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
+
+
+def remember(k, v, call):
+    """Put the slots before the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), and write these into slots.
+
+    Slots of earlier calls are constants, and what is written is one for later calls.
+    Returns keys (B*G, T, d), values (B*G, T, dv), the call of these, and the cache that is left.
+    """
+    cache = call.cache
+    columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    G, kept = cache.keys.shape[1], (cache.keys, cache.values)
+    kept = [X.detach().reshape(-1, *X.shape[2:]) for X in kept]  # (B*G, S, d)
+    k, v = (torch.cat([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
+    if not cache.frozen:
+        heads = [X.detach().reshape(-1, G, *X.shape[1:]) for X in (k, v)]  # (B, G, T, d)
+        cache = cache.after(*(taken(X, columns[:, None, :, None], 2) for X in heads), *state)
+    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    key_positions = torch.cat([call.cache.positions, call.key_positions], 1)  # (B, T)
+    return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
+
+
+def slots_after(positions, lengths, lost, call):
+    """Which column each slot holds after a call, (B, S); the slot of each column, (B, T); positions, lengths and lost.
+
+    positions (B, S), lengths and lost (B,) are those before it; columns are the T slots and tokens. The n-th real token
+    of a sample goes into slot n % S. A sample that has lost what a query may still see has lost all from then on: LOST.
+    """
+    new, S = call.key_positions, positions.shape[1]
+    real = new >= 0  # (B, Q)
+    count, slot = real.sum(1), torch.arange(S, device=new.device)  # (B,), (S,)
+    order = torch.argsort((~real).to(torch.uint8), dim=1, stable=True)  # (B, Q): the real tokens first
+    rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
+    columns = torch.where(rank >= 0, S + taken(order, rank.clamp(min=0), 1), slot)  # (B, S)
+    number = torch.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
+    slots = torch.cat([torch.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
+    pushed_out = torch.cat([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
+    before = torch.cat([positions, torch.where(real, new, -1)], 1)  # (B, T)
+    pushed = torch.where(pushed_out, before, -1).amax(1)  # (B,)
+    first, newest = torch.where(real, new, LOST).amin(1), before.amax(1)  # (B,)
+    left = LOST if call.window is None or call.window[0] is None else call.window[0]
+    found = torch.maximum(lost, pushed)  # (B,)
+    wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
+    wrong = wrong | (first <= positions.amax(1))  # (B,)
+    if call.pairs() or call.return_weights:
+        wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
+    state = taken(before, columns, 1), lengths + count, torch.where(wrong, LOST, found)
+    return columns, slots, [X.to(torch.int32) for X in state]
+
+
+def recall(output, weights, call, cache):
+    """The results of a call: output (B, Q, D), weights (B, H, Q, S) by slots if asked for, and the cache that is left.
+
+    What a sample computes from slots that it has lost is not a number.
+    """
+    kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
+    output = torch.where(kept, output, torch.nan)  # (B, Q, D)
+    call.cache.use_up()
+    if not call.return_weights:
+        return output, cache
+    weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
+    return output, torch.where(kept[:, None], weights, torch.nan), cache
+
+
+def taken(X, columns, axis):
+    """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
+    sizes = [max(sizes) for sizes in zip(X.shape, columns.shape, strict=True)]
+    sizes[axis] = X.shape[axis]
+    shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
+    return torch.gather(torch.broadcast_to(X, sizes), axis, torch.broadcast_to(columns.to(torch.int64), shape))
+
+
+def samples(X, rows):
+    """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
+    return X[rows]

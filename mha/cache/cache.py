@@ -1,0 +1,196 @@
+"""A layer's cache: keys and values of earlier tokens, in slots, with the position of each.
+
+Letters: B batch, G heads of keys and values, S slots, d width of a key head, dv width of a value head.
+"""
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch
+from mha.cache import files
+from mha.cache.slots import ARRAYS, integers
+from mha.config import Config
+from mha.names import BackendName
+
+
+class Cache:
+    """What a layer keeps of the tokens of earlier calls: their heads of keys and values, in slots, and their positions.
+
+    `attention.cache` makes an empty one, `attention.cache_of` a frozen one. A call takes it as `cache=` and returns the
+    next one; the old one is used up by that, a frozen one is not. The n-th real token of a sample is in slot n % S;
+    padding, which is at a position below 0, is never kept.
+
+    Attributes, arrays of the layer's framework:
+        keys: (B, G, S, d), normed and rotated, values: (B, G, S, dv), in the layer's dtype.
+        positions: (B, S) integers, -1 = an empty slot.
+        lengths: (B,) integers, how many real tokens were put in.
+        lost: (B,) integers, the furthest position that was overwritten, -1 = none.
+    and beside them: backend, its name; config, the layer's; frozen, whether nothing is added.
+
+    Raises ValueError where it is used after a call has used it up.
+    """
+
+    def __init__(self, config: Config, arrays: Any, frozen: bool = False) -> None:
+        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is."""
+        self.config, self.frozen = config, frozen
+        self._arrays = tuple(arrays)
+        self._owner: Any = None
+
+    def _array(self, name: str) -> Any:
+        if not self._arrays:
+            raise ValueError(
+                "cache is used up, expected the one that the last call returned: write output, cache = "
+                "attention(..., cache=cache)"
+            )
+        return self._arrays[ARRAYS.index(name)]
+
+    keys = property(lambda self: self._array("keys"))
+    values = property(lambda self: self._array("values"))
+    positions = property(lambda self: self._array("positions"))
+    lengths = property(lambda self: self._array("lengths"))
+    lost = property(lambda self: self._array("lost"))
+
+    @property
+    def backend(self) -> BackendName:
+        """The name of the backend whose arrays it holds."""
+        return dispatch.backend_of(self.keys) or "numpy"
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many samples it has, and slots: B and S."""
+        B, S = self.positions.shape
+        return B, S
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The widths of the layer's keys and values before their projection."""
+        return self.config.key_size, self.config.value_size
+
+    def after(self, *arrays: Any) -> "Cache":
+        """The cache with other arrays, which belongs to the same layer."""
+        cache = Cache(self.config, arrays, self.frozen)
+        cache._owner = self._owner
+        return cache
+
+    def owned(self, layer: Any) -> "Cache":
+        """This cache, which now belongs to a layer; None = to whichever takes it."""
+        self._owner = None if layer is None else weakref.ref(layer)
+        return self
+
+    def owner(self) -> Any:
+        """The layer that it belongs to, as far as that is known; else None."""
+        return None if self._owner is None else self._owner()
+
+    def use_up(self) -> None:
+        """Let go of the arrays, which a call has used up; unless they stay, or a compiler may use them again."""
+        if not self.frozen and self._module.known(self.lost) is not None:
+            self._arrays = ()
+
+    def reorder(self, rows: Any) -> "Cache":
+        """A cache of these samples, integers (any number,), each as often as it is named; this one stays.
+
+        Raises TypeError or ValueError if they are no integers, or one is no sample of the cache.
+        """
+        B, module = self.sizes[0], self._module
+        known = integers("rows", rows)
+        if known is not None and (known.ndim != 1 or (known.size and not 0 <= known.min() <= known.max() < B)):
+            raise ValueError(f"rows is {checks.brief(rows)}, expected integers (any number,) from 0 to {B - 1}")
+        rows = rows if known is None else module.tensor(known.astype(np.int32), self._place)
+        return self.after(*(module.samples(X, rows) for X in self.arrays()))
+
+    def crop(self, positions: Any) -> "Cache":
+        """A cache without the tokens at these positions, integers (B,) or an int, and behind them; this one stays.
+
+        So a draft is taken back: the next token may be at that position. Raises ValueError if a position is below 0 or
+        more than one beyond the newest, or where a query there would see a token that was overwritten.
+        """
+        B, S = self.sizes
+        if self.frozen:
+            raise ValueError("cache is frozen, expected one that grows: there is nothing to take back")
+        known = integers("positions", positions)
+        if known is None or known.shape not in ((), (B,)):
+            raise ValueError(f"positions is {checks.brief(positions)}, expected an int or integers of shape ({B},)")
+        first = np.broadcast_to(known, (B,)).astype(np.int64)  # (B,)
+        places, lengths, lost = (self._module.to_numpy(X).astype(np.int64) for X in self.arrays()[2:])
+        for b, (at, newest, gone) in enumerate(zip(first, places.max(1, initial=-1), lost, strict=True)):
+            if not 0 <= at <= newest + 1:
+                raise ValueError(f"positions holds {at} for sample {b}, expected 0 to {newest + 1}: the newest plus 1")
+            if gone >= 0 and (self._left is None or gone >= at - self._left):
+                raise ValueError(
+                    f"positions holds {at} for sample {b}, which has lost what is at {gone} and seen from there; make "
+                    "the cache with more slots: one more for each token that may be taken back"
+                )
+        stays = (places >= 0) & (places < first[:, None])  # (B, S)
+        left = lengths - ((places >= 0) & ~stays).sum(1)  # (B,)
+        # Those that stay are in the order in which they came, the last one of them in slot (left - 1) % S.
+        age = (np.arange(S) - lengths[:, None]) % S  # (B, S): the oldest slot first
+        order = np.argsort(np.where(stays, age, S), 1, kind="stable")  # (B, S): those that stay, the oldest first
+        number = (np.arange(S) - (left - stays.sum(1))[:, None]) % S  # (B, S): of the token that a slot gets
+        columns, filled = np.take_along_axis(order, number, 1), number < stays.sum(1)[:, None]  # (B, S)
+        places = np.where(filled, np.take_along_axis(places, columns, 1), -1)  # (B, S)
+        module, index = self._module, columns[:, None, :, None].astype(np.int32)  # (B, 1, S, 1)
+        heads = [module.taken(X, module.tensor(index, self._place), 2) for X in self.arrays()[:2]]
+        return self.after(*heads, *(module.tensor(X.astype(np.int32), self._place) for X in (places, left, lost)))
+
+    def to(self, backend: BackendName) -> "Cache":
+        """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
+        module, old = dispatch.load(dispatch.named("backend", backend)), self._module
+        with module.context(self.config.dtype):
+            arrays = [module.tensor(np.ascontiguousarray(old.to_numpy(X))) for X in self.arrays()]
+        return Cache(self.config, arrays, self.frozen)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the cache and its layer's configuration to a safetensors file, which `mha.Cache.load` reads."""
+        arrays = dict(zip(ARRAYS, map(self._module.to_numpy, self.arrays()), strict=True))
+        files.save(path, self.config, arrays, self.frozen)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], backend: BackendName | None = None) -> "Cache":
+        """The cache of a file that `save` wrote, on any backend; None = as MHA_BACKEND says, else NumPy.
+
+        Raises ValueError if the file holds no cache, or is damaged, and OSError if it cannot be read.
+        """
+        return Cache(*files.load(path)).to(dispatch.backend_name(backend))
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Its arrays, in the order of the attributes."""
+        return tuple(getattr(self, name) for name in ARRAYS)
+
+    def facts(self) -> tuple[Config, bool]:
+        """What is the same for all caches that one compiled function takes: config, frozen."""
+        return self.config, self.frozen
+
+    @classmethod
+    def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":
+        """The cache of these arrays, as a compiler hands them back; facts: config, frozen."""
+        config, frozen = facts
+        return cls(config, arrays, frozen)
+
+    def __tf_flatten__(self) -> Any:
+        """What TensorFlow asks for, so that a `tf.function` is traced once for caches of one kind."""
+        return self.facts(), self.arrays()
+
+    @classmethod
+    def __tf_unflatten__(cls, facts: Any, arrays: Any) -> "Cache":
+        return cls.of_arrays(facts, arrays)
+
+    @property
+    def _module(self) -> Any:
+        return dispatch.load(self.backend)
+
+    @property
+    def _place(self) -> Any:
+        return self._module.place(None, self.keys)
+
+    @property
+    def _left(self) -> int | None:
+        return None if self.config.window is None else self.config.window[0]
+
+    def __repr__(self) -> str:
+        if not self._arrays:
+            return "Cache(used up)"
+        (B, S), kind = self.sizes, "frozen, " if self.frozen else ""
+        return f"Cache({kind}batch_size={B}, size={S}, dtype={self.config.dtype!r}, backend={self.backend!r})"

@@ -1,0 +1,55 @@
+"""What a layer does with caches: makes one of its own, and calls with one."""
+
+from typing import Any
+
+import numpy as np
+
+from mha import dispatch
+from mha.arrays import to_numpy
+from mha.cache import slots
+from mha.cache.cache import Cache
+from mha.cache.fitting import check_owner
+from mha.call import Call, inputs, native
+
+
+def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
+    """A call of an `mha.MultiHeadAttention` with a cache, which is of its backend whatever the inputs are."""
+    backend, module, back = attention.backend, dispatch.load(attention.backend), _same
+    if isinstance(call.cache, Cache):
+        check_owner(call.cache, attention.layer)
+        if call.cache.backend != backend:
+            raise ValueError(f"cache is of {call.cache.backend}, expected {backend} as the layer: call cache.to")
+    arrays: Any = queries, keys, values
+    given = [X for X in arrays if X is not None]
+    if dispatch.backend_of_all(*given) != backend:
+        *taken, kind = inputs.of_one_framework(backend, attention.config.dtype, *(given + given[:1] * 2)[:3])
+        if kind != backend:
+            place, back = module.place(attention.layer), module.to_numpy
+            taken = [inputs.taken(module, place, X) for X in taken]
+        arrays = [None if X is None else taken.pop(0) for X in arrays]
+    with module.context(attention.config.dtype, tracked=back is _same):
+        *results, cache = calls.attend(attention.layer, *arrays, call)
+        return *map(back, results), cache.owned(attention.layer)
+
+
+def own(attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> Cache:
+    """A cache of these arrays that belongs to a layer, at its device."""
+    module = dispatch.load(attention.backend)
+    with module.context(attention.config.dtype):
+        place = module.place(attention.layer)
+        there = [native(module, place, X) for X in arrays.values()]
+    return Cache(attention.config, there, frozen).owned(attention.layer)
+
+
+def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
+    """See `mha.MultiHeadAttention.cache_of`: the heads are those of the steps of a call."""
+    given = {"keys": keys, "values": keys if values is None else values}
+    given = {name: to_numpy(X) if dispatch.backend_of(X) else X for name, X in given.items()}
+    (k, _), (v, _) = (inputs.array("numpy", attention.config.dtype, *one) for one in given.items())
+    queries = np.zeros((len(k), 1, attention.config.query_size), k.dtype)  # (B, 1, query_size)
+    steps = attention.trace(queries, k, v, valid_lens, key_positions=key_positions)
+    return own(attention, slots.frozen(attention.config, steps, valid_lens, key_positions), frozen=True)
+
+
+def _same(X: Any) -> Any:
+    return X

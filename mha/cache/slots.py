@@ -1,0 +1,67 @@
+"""The arrays of a cache: their names and shapes, those of an empty and of a frozen one, and integers for them.
+
+Letters: B batch, G heads of keys and values, S slots, K key-value pairs, d width of a key head, dv of a value head.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch
+from mha.config import Config, numpy_dtype
+
+LOST = 2**31 - 1  # beyond every position: what a sample has lost that has lost what it needs
+ARRAYS = "keys", "values", "positions", "lengths", "lost"
+
+
+def shapes(config: Config, batch_size: int, size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a cache's arrays by name, for a layer's configuration and a number of samples and slots."""
+    B, G, S = batch_size, config.num_key_value_heads, size
+    heads = {"keys": (B, G, S, config.key_dim), "values": (B, G, S, config.value_dim)}
+    return heads | {"positions": (B, S), "lengths": (B,), "lost": (B,)}
+
+
+def empty(config: Config, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
+    """The arrays of an empty cache, by name; size: slots, None = as many as a query sees in the layer's window."""
+    left = None if config.window is None else config.window[0]
+    if size is None and left is None:
+        raise ValueError(
+            "size is None, expected how many tokens the cache shall hold: only a layer with a window to the left "
+            "knows that by itself"
+        )
+    S = left + 1 if size is None and left is not None else checks.size("size", size)
+    B = checks.size("batch_size", batch_size)
+    heads = {"keys": np.zeros, "values": np.zeros}
+    return {
+        name: heads[name](shape, numpy_dtype(config.dtype)) if name in heads else _filled(name, shape)
+        for name, shape in shapes(config, B, S).items()
+    }
+
+
+def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_positions: Any) -> dict[str, np.ndarray]:
+    """The arrays of a frozen cache, by name, of the steps of a call with these lengths and positions of keys."""
+    k = steps.get("rotate_k", steps.get("norm_k", steps["split_k"]))  # (B*G, K, d)
+    keys, values = (X.reshape(-1, config.num_key_value_heads, *X.shape[1:]) for X in (k, steps["split_v"]))
+    (B, _, K, _), each = keys.shape, np.arange(keys.shape[2])
+    given: Any = each if key_positions is None else integers("key_positions", key_positions)
+    places = np.broadcast_to(np.maximum(given, -1), (B, K))  # (B, K)
+    if valid_lens is not None:
+        lengths = np.asarray(integers("valid_lens", valid_lens))
+        if lengths.ndim != 1:
+            raise ValueError(f"valid_lens has shape {lengths.shape}, expected ({B},): how many keys of a sample count")
+        places = np.where(each < lengths[:, None], places, -1)  # (B, K)
+    found = keys, values, places, (places >= 0).sum(1), np.full(B, -1)
+    return dict(zip(ARRAYS, [*found[:2], *(X.astype(np.int32) for X in found[2:])], strict=True))
+
+
+def _filled(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, 0 if name == "lengths" else -1, np.int32)
+
+
+def integers(name: str, value: Any) -> np.ndarray | None:
+    """Integers of any framework, or nested lists, as a NumPy array; None if only a compiler knows their values."""
+    backend = dispatch.backend_of(value)
+    known = dispatch.load(backend).known(value) if backend else np.asarray(value)
+    if known is not None and (known.dtype.kind not in "iu" and known.size):
+        raise TypeError(f"{name} is {checks.brief(value)}, expected integers")
+    return known
