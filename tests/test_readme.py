@@ -62,6 +62,16 @@ def test_using_the_layer(backend, monkeypatch):
     assert all(np.array_equal(copied[name], X) for name, X in source.items())
 
 
+def test_token_by_token(backend, monkeypatch):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    _, block, *_ = pages.code("docs/layer.md")
+    names = {}
+    exec(block, names)
+    attention, X = names["attention"], names["X"]
+    np.testing.assert_allclose(names["output"], attention(X, X, X, causal=True)[:, 6:], rtol=0, atol=1e-5)
+    assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
+
+
 def test_training_without_a_frameworks_loop(backend, monkeypatch, capsys):
     monkeypatch.setenv("MHA_BACKEND", backend)
     *_, block = pages.code("docs/layer.md")
@@ -98,7 +108,7 @@ def test_todays_models(backend, monkeypatch, capsys):
 
 @pytest.mark.backends("torch")
 def test_a_model_of_ones_own(backend):
-    _, block, _ = pages.code("docs/layer.md")
+    *_, block, _ = pages.code("docs/layer.md")
     names = {}
     exec(block, names)
     model = names["Model"]()
