@@ -11,7 +11,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.cache import files
-from mha.cache.slots import ARRAYS, integers
+from mha.cache.slots import ARRAYS, integers, left_of
 from mha.config import Config
 from mha.names import BackendName
 
@@ -76,8 +76,8 @@ class Cache:
         return cache
 
     def owned(self, layer: Any) -> "Cache":
-        """This cache, which now belongs to a layer; None = to whichever takes it."""
-        self._owner = None if layer is None else weakref.ref(layer)
+        """This cache, which now belongs to a layer."""
+        self._owner = weakref.ref(layer)
         return self
 
     def owner(self) -> Any:
@@ -98,7 +98,7 @@ class Cache:
         known = integers("rows", rows)
         if known is not None and (known.ndim != 1 or (known.size and not 0 <= known.min() <= known.max() < B)):
             raise ValueError(f"rows is {checks.brief(rows)}, expected integers (any number,) from 0 to {B - 1}")
-        rows = rows if known is None else module.tensor(known.astype(np.int32), self._place)
+        rows = rows if known is None else self._own(known)
         return self.after(*(module.samples(X, rows) for X in self.arrays()))
 
     def crop(self, positions: Any) -> "Cache":
@@ -107,7 +107,7 @@ class Cache:
         So a draft is taken back: the next token may be at that position. Raises ValueError if a position is below 0 or
         more than one beyond the newest, or where a query there would see a token that was overwritten.
         """
-        B, S = self.sizes
+        (B, S), window = self.sizes, left_of(self.config)
         if self.frozen:
             raise ValueError("cache is frozen, expected one that grows: there is nothing to take back")
         known = integers("positions", positions)
@@ -118,7 +118,7 @@ class Cache:
         for b, (at, newest, gone) in enumerate(zip(first, places.max(1, initial=-1), lost, strict=True)):
             if not 0 <= at <= newest + 1:
                 raise ValueError(f"positions holds {at} for sample {b}, expected 0 to {newest + 1}: the newest plus 1")
-            if gone >= 0 and (self._left is None or gone >= at - self._left):
+            if gone >= 0 and (window is None or gone >= at - window):
                 raise ValueError(
                     f"positions holds {at} for sample {b}, which has lost what is at {gone} and seen from there; make "
                     "the cache with more slots: one more for each token that may be taken back"
@@ -131,9 +131,9 @@ class Cache:
         number = (np.arange(S) - (left - stays.sum(1))[:, None]) % S  # (B, S): of the token that a slot gets
         columns, filled = np.take_along_axis(order, number, 1), number < stays.sum(1)[:, None]  # (B, S)
         places = np.where(filled, np.take_along_axis(places, columns, 1), -1)  # (B, S)
-        module, index = self._module, columns[:, None, :, None].astype(np.int32)  # (B, 1, S, 1)
-        heads = [module.taken(X, module.tensor(index, self._place), 2) for X in self.arrays()[:2]]
-        return self.after(*heads, *(module.tensor(X.astype(np.int32), self._place) for X in (places, left, lost)))
+        index = self._own(columns[:, None, :, None])  # (B, 1, S, 1)
+        heads = [self._module.taken(X, index, 2) for X in (self.keys, self.values)]
+        return self.after(*heads, *map(self._own, (places, left, lost)))
 
     def to(self, backend: BackendName) -> "Cache":
         """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
@@ -173,21 +173,15 @@ class Cache:
         """What TensorFlow asks for, so that a `tf.function` is traced once for caches of one kind."""
         return self.facts(), self.arrays()
 
-    @classmethod
-    def __tf_unflatten__(cls, facts: Any, arrays: Any) -> "Cache":
-        return cls.of_arrays(facts, arrays)
+    __tf_unflatten__ = of_arrays
 
     @property
     def _module(self) -> Any:
         return dispatch.load(self.backend)
 
-    @property
-    def _place(self) -> Any:
-        return self._module.place(None, self.keys)
-
-    @property
-    def _left(self) -> int | None:
-        return None if self.config.window is None else self.config.window[0]
+    def _own(self, integers: np.ndarray) -> Any:
+        """Integers as an array of the backend, where the cache lies."""
+        return self._module.tensor(integers.astype(np.int32), self._module.place(None, self.keys))
 
     def __repr__(self) -> str:
         if not self._arrays:

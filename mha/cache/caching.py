@@ -14,22 +14,22 @@ from mha.call import Call, inputs, native
 
 def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
     """A call of an `mha.MultiHeadAttention` with a cache, which is of its backend whatever the inputs are."""
-    backend, module, back = attention.backend, dispatch.load(attention.backend), _same
+    backend, module = attention.backend, dispatch.load(attention.backend)
     if isinstance(call.cache, Cache):
         check_owner(call.cache, attention.layer)
         if call.cache.backend != backend:
             raise ValueError(f"cache is of {call.cache.backend}, expected {backend} as the layer: call cache.to")
-    arrays: Any = queries, keys, values
-    given = [X for X in arrays if X is not None]
-    if dispatch.backend_of_all(*given) != backend:
-        *taken, kind = inputs.of_one_framework(backend, attention.config.dtype, *(given + given[:1] * 2)[:3])
-        if kind != backend:
-            place, back = module.place(attention.layer), module.to_numpy
-            taken = [inputs.taken(module, place, X) for X in taken]
-        arrays = [None if X is None else taken.pop(0) for X in arrays]
-    with module.context(attention.config.dtype, tracked=back is _same):
+    # Beside a frozen cache there are no keys and values: the queries stand in for them.
+    given = [queries if X is None else X for X in (queries, keys, values)]
+    *arrays, kind = inputs.of_one_framework(backend, attention.config.dtype, *given)
+    if kind != backend:
+        place = module.place(attention.layer)
+        arrays = [inputs.taken(module, place, X) for X in arrays]
+    arrays = [None if X is None else own for X, own in zip((queries, keys, values), arrays, strict=True)]
+    with module.context(attention.config.dtype, tracked=kind == backend):
         *results, cache = calls.attend(attention.layer, *arrays, call)
-        return *map(back, results), cache.owned(attention.layer)
+        results = results if kind == backend else map(module.to_numpy, results)
+        return *results, cache.owned(attention.layer)
 
 
 def own(attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> Cache:
@@ -49,7 +49,3 @@ def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_position
     queries = np.zeros((len(k), 1, attention.config.query_size), k.dtype)  # (B, 1, query_size)
     steps = attention.trace(queries, k, v, valid_lens, key_positions=key_positions)
     return own(attention, slots.frozen(attention.config, steps, valid_lens, key_positions), frozen=True)
-
-
-def _same(X: Any) -> Any:
-    return X

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mha import checks
-from mha.cache.slots import ARRAYS, shapes
+from mha.cache.slots import ARRAYS, dtypes, shapes
 from mha.config import Config
 from mha.weights import files, own_format
 from mha.weights.readers import SafetensorsFile, opened
@@ -50,10 +50,10 @@ def _read(source: SafetensorsFile) -> tuple[Config, list[np.ndarray], bool]:
     claimed = tuple(source.entries["positions"].shape)
     if len(claimed) != 2:
         raise ValueError(f"positions has shape {claimed}, expected (batch, slots)")
+    kinds = dtypes(config)
     for name, shape in shapes(config, *claimed).items():
-        dtype = config.dtype if name in ARRAYS[:2] else "int32"
-        entry = source.entries[name]
-        if tuple(entry.shape) != shape or entry.numpy_dtype(name, (dtype,)).name != dtype:
+        entry, dtype = source.entries[name], kinds[name]
+        if (tuple(entry.shape), entry.dtype) != (shape, dtype):
             raise ValueError(f"{name} has shape {entry.shape} and dtype {entry.dtype}, expected {shape} and {dtype}")
-    arrays = [source.read(name, (config.dtype, "int32")) for name in ARRAYS]
+    arrays = [source.read(name, (kinds[name],)) for name in ARRAYS]
     return config, arrays, recorded["frozen"] == "1"

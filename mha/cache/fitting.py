@@ -6,7 +6,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.cache.cache import Cache
-from mha.cache.slots import LOST
+from mha.cache.slots import LOST, left_of
 
 
 def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
@@ -27,8 +27,8 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
     place = arrays.place(layer, queries)
     if place is not None and cache.keys.device != place:
         raise ValueError(f"cache is on device {cache.keys.device}, expected {place} as the layer; make it there")
-    (B, _), given = cache.sizes, queries.shape[0]
-    if given is not None and B is not None and given != B:
+    B, given = cache.sizes[0], queries.shape[0]
+    if None not in (B, given) and given != B:
         raise ValueError(f"queries has batch size {given}, expected {B} as the cache; take samples with cache.reorder")
     if cache.frozen:
         if keys is not None or values is not None:
@@ -68,9 +68,7 @@ def fit_values(cache: Cache, queries: Any, call: Any) -> None:
         return
     book, (B, Q) = dispatch.lesson("numpy"), queries.shape[:2]
     rows = np.empty((B, Q, 0))
-    pairs = {name: np.empty((1, 1, 1, 1)) for name in call.pairs()}
-    call = call._replace(cache=kept, window=cache.config.window, mask=None, score_bias=None)._replace(**pairs)
-    *_, placed = book.place(rows, rows, rows, call)
+    *_, placed = book.place(rows, rows, rows, call._replace(cache=kept))
     _, _, (_, lengths, lost) = book.slots_after(kept.positions, kept.lengths, kept.lost, placed)
     for b in np.nonzero(lost == LOST)[0]:
         raise ValueError(_why(kept, int(b), placed, lengths))
@@ -94,7 +92,8 @@ def _why(cache: Cache, sample: int, call: Any, lengths: Any) -> str:
             f"positions goes back to {new.min()} in sample {sample}, whose cache has a token at {newest}; expected "
             f"{newest + 1} or more, or take tokens back with cache.crop"
         )
-    if call.window is not None and call.window[0] is not None and call.window[0] < S:
+    left = left_of(cache.config)
+    if left is not None and left < S:
         return (
             f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "
             f"return_weights; give its {new.size} tokens in smaller portions"

@@ -21,20 +21,29 @@ def shapes(config: Config, batch_size: int, size: int) -> dict[str, tuple[int, .
     return heads | {"positions": (B, S), "lengths": (B,), "lost": (B,)}
 
 
+def dtypes(config: Config) -> dict[str, str]:
+    """The dtypes of a cache's arrays by name, for a layer's configuration."""
+    return dict.fromkeys(ARRAYS, "int32") | dict.fromkeys(ARRAYS[:2], config.dtype)
+
+
+def left_of(config: Config) -> int | None:
+    """How far before itself a query sees in the layer's window; None = as far as one likes."""
+    return None if config.window is None else config.window[0]
+
+
 def empty(config: Config, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
     """The arrays of an empty cache, by name; size: slots, None = as many as a query sees in the layer's window."""
-    left = None if config.window is None else config.window[0]
+    left = left_of(config)
     if size is None and left is None:
         raise ValueError(
             "size is None, expected how many tokens the cache shall hold: only a layer with a window to the left "
             "knows that by itself"
         )
     S = left + 1 if size is None and left is not None else checks.size("size", size)
-    B = checks.size("batch_size", batch_size)
-    heads = {"keys": np.zeros, "values": np.zeros}
+    B, kinds = checks.size("batch_size", batch_size), dtypes(config)
+    filled = dict.fromkeys(ARRAYS, 0) | {"positions": -1, "lost": -1}
     return {
-        name: heads[name](shape, numpy_dtype(config.dtype)) if name in heads else _filled(name, shape)
-        for name, shape in shapes(config, B, S).items()
+        name: np.full(shape, filled[name], numpy_dtype(kinds[name])) for name, shape in shapes(config, B, S).items()
     }
 
 
@@ -52,10 +61,6 @@ def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_po
         places = np.where(each < lengths[:, None], places, -1)  # (B, K)
     found = keys, values, places, (places >= 0).sum(1), np.full(B, -1)
     return dict(zip(ARRAYS, [*found[:2], *(X.astype(np.int32) for X in found[2:])], strict=True))
-
-
-def _filled(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.full(shape, 0 if name == "lengths" else -1, np.int32)
 
 
 def integers(name: str, value: Any) -> np.ndarray | None:
