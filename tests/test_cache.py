@@ -277,3 +277,10 @@ def test_the_layer_itself_takes_a_cache(backend):
     expected, _ = attention(X, X, X, causal=True, cache=attention.cache(B, 4))
     np.testing.assert_allclose(mha.to_numpy(output), expected, rtol=0, atol=1e-5)
     assert numbers(cache)[1] == [3] * B
+
+
+def test_an_offset_beside_positions_is_refused_beside_a_frozen_cache(backend):
+    attention, X = layer(backend), tokens(19, 3)
+    frozen = attention.cache_of(X)
+    with pytest.raises(ValueError, match="offset is 2 .* beside positions, expected one of the two"):
+        attention(X, cache=frozen, positions=[0, 1, 2], offset=2)

@@ -32,9 +32,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     Raises:
         TypeError, ValueError: if an argument does not fit.
     """
-    if call.cache is not None:
-        return _cached(arrays, layer, queries, keys, values, call)
-    plans: Any = getattr(layer, "plans", None)
+    plans: Any = getattr(layer, "plans", None) if call.cache is None else None
     kind = None
     if plans is not None:
         kind = layer.kind(queries, keys, values, call)
@@ -43,35 +41,27 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     config, place = layer.config, arrays.place(layer, queries)
     taken = {name: _taken(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
     given, call = call, call._replace(**taken)
-    fit_inputs(arrays, config, place, queries, keys, values)
-    fit_call(arrays, config, place, (*queries.shape[:2], keys.shape[1]), call)
+    frozen = False
+    if call.cache is not None:  # whose slots are the keys; none are given beside a frozen one
+        dense(arrays, place, "queries", queries, f"of shape (batch, queries, {config.query_size})")
+        fit_cache(arrays, layer, (queries, keys, values), call)
+        frozen = call.cache.frozen
+    fit_inputs(arrays, config, place, queries, keys, values, alone=frozen)
+    num_keys = keys.shape[1] if call.cache is None else call.cache.sizes[1]
+    fit_call(arrays, config, place, (*queries.shape[:2], num_keys), call)
     if call.positions is not None and not (checks.is_whole(call.offset) and call.offset == 0):
         raise ValueError(
             f"offset is {checks.brief(given.offset)} beside positions, expected one of the two: positions say where "
             "each query is; leave offset out"
         )
-    call = ready(arrays, place, keys.shape[1], given, call._replace(window=config.window, causal=bool(call.causal)))
+    call = call._replace(window=config.window, causal=bool(call.causal))
+    if call.cache is not None:
+        fit_values(call.cache, queries, call)
+    call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)
     if kind is not None:
         call = layer.planned(queries, keys, call)
         plans.keep(kind, call)
     return call
-
-
-def _cached(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call) -> Call:
-    """Check a call with a cache, whose keys are its slots; and where they are known, the positions and the slots."""
-    config, where = layer.config, arrays.place(layer, queries)
-    dense(arrays, where, "queries", queries, f"of shape (batch, queries, {config.query_size})")
-    taken = {name: _taken(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
-    given, call = call, call._replace(**taken)
-    fit_cache(arrays, layer, (queries, keys, values), call)
-    frozen, S = call.cache.frozen, call.cache.sizes[1]
-    fit_inputs(arrays, config, where, queries, *((queries, queries) if frozen else (keys, values)), frozen)
-    fit_call(arrays, config, where, (*queries.shape[:2], S), call)
-    limit = S if frozen else queries.shape[1]
-    call = call._replace(window=config.window, causal=bool(call.causal))
-    own = ready(arrays, where, limit, given, call)
-    fit_values(call.cache, queries, call)
-    return own
 
 
 def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, plan: Call) -> Call:
