@@ -282,5 +282,5 @@ def test_the_layer_itself_takes_a_cache(backend):
 def test_an_offset_beside_positions_is_refused_beside_a_frozen_cache(backend):
     attention, X = layer(backend), tokens(19, 3)
     frozen = attention.cache_of(X)
-    with pytest.raises(ValueError, match="offset is 2 .* beside positions, expected one of the two"):
+    with pytest.raises(ValueError, match=r"offset is 2 .* beside positions, expected one of the two"):
         attention(X, cache=frozen, positions=[0, 1, 2], offset=2)
