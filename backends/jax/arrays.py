@@ -33,9 +33,14 @@ def is_own(X):
     return checks.is_numpy(X) or isinstance(X, jax.Array)
 
 
+def is_known(X):
+    """Whether X has its values by now, and does not stand for those that a compiler will know only later."""
+    return not isinstance(X, jax.core.Tracer)
+
+
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
-    return None if isinstance(X, jax.core.Tracer) else to_numpy(X)
+    return to_numpy(X) if is_known(X) else None
 
 
 def copied(X):

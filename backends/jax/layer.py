@@ -29,6 +29,7 @@ class MultiHeadAttention(nn.Module):
 
     config: Config
     pooling = staticmethod(pooling)
+    remember, recall = staticmethod(remember), staticmethod(recall)
 
     def setup(self):
         config = self.config
@@ -60,7 +61,7 @@ class MultiHeadAttention(nn.Module):
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         q, k = self.turn(q, k, call)
         if call.cache is not None:
-            k, v, call, cache = remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
+            k, v, call, cache = self.remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
         pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
         pooled = keep("pooled", pooled)
         if call.head_gates is not None:
@@ -68,7 +69,7 @@ class MultiHeadAttention(nn.Module):
         merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
         output = keep("output", self.W_o(merged))  # (B, Q, D)
         if call.cache is not None:
-            return recall(output, weights, call, cache)
+            return self.recall(output, weights, call, cache)
         return (output, weights) if call.return_weights else output
 
     def project(self, queries, keys, values, call):

@@ -3,7 +3,7 @@
 The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py, cache.py.
 """
 
-from .arrays import context, copied, device, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .arrays import context, copied, device, is_known, is_own, known, place, tensor, to_numpy, value_and_gradient
 from .cache import samples, taken
 from .engine.layer import MultiHeadAttention
 from .facts import DTYPES

@@ -23,6 +23,11 @@ def is_own(X):
     return isinstance(X, np.ndarray)
 
 
+def is_known(X):
+    """Whether X has its values by now, and does not stand for those that a compiler will know only later."""
+    return True
+
+
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X)

@@ -30,13 +30,18 @@ def is_own(X):
     return isinstance(X, (tf.Tensor, tf.Variable, keras.Variable, keras.KerasTensor)) or checks.is_numpy(X)
 
 
+def is_known(X):
+    """Whether X has its values by now, and does not stand for those that a compiler will know only later."""
+    if isinstance(X, tf.Variable):
+        return tf.executing_eagerly()
+    return isinstance(X, np.ndarray) or not (isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X))
+
+
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if isinstance(X, np.ndarray):
         return X
-    if isinstance(X, tf.Variable):
-        return to_numpy(X) if tf.executing_eagerly() else None
-    return None if isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X) else to_numpy(X)
+    return to_numpy(X) if is_known(X) else None
 
 
 def copied(X):

@@ -32,6 +32,7 @@ class MultiHeadAttention(keras.layers.Layer):
     """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
 
     pooling = staticmethod(pooling)
+    remember, recall = staticmethod(remember), staticmethod(recall)
 
     def __init__(self, config, **options):
         config = config if isinstance(config, Config) else _config(config)
@@ -76,7 +77,7 @@ class MultiHeadAttention(keras.layers.Layer):
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         q, k = self.turn(q, k, call)
         if call.cache is not None:
-            k, v, call, cache = remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
+            k, v, call, cache = self.remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
         pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
         pooled = keep("pooled", pooled)
         if call.head_gates is not None:
@@ -84,7 +85,7 @@ class MultiHeadAttention(keras.layers.Layer):
         merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
         output = keep("output", self.W_o(merged))  # (B, Q, D)
         if call.cache is not None:
-            return recall(output, weights, call, cache)
+            return self.recall(output, weights, call, cache)
         return (output, weights) if call.return_weights else output
 
     def project(self, queries, keys, values, call):

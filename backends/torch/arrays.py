@@ -33,9 +33,14 @@ def is_own(X):
     return isinstance(X, torch.Tensor) and X.layout == torch.strided and not X.is_nested
 
 
+def is_known(X):
+    """Whether X has its values by now, and does not stand for those that a compiler will know only later."""
+    return not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
 def known(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not is_known(X):
         return None
     try:
         return to_numpy(X)

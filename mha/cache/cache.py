@@ -11,6 +11,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.cache import files
+from mha.cache.book import Book
 from mha.cache.slots import ARRAYS, integers, left_of
 from mha.config import Config
 from mha.names import BackendName
@@ -33,10 +34,13 @@ class Cache:
     Raises ValueError where it is used after a call has used it up.
     """
 
-    def __init__(self, config: Config, arrays: Any, frozen: bool = False) -> None:
-        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is."""
+    def __init__(self, config: Config, arrays: Any, frozen: bool = False, book: Book | None = None) -> None:
+        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is.
+
+        book: what is known of its integers, None = nothing yet.
+        """
         self.config, self.frozen = config, frozen
-        self._arrays = tuple(arrays)
+        self._arrays, self._book = tuple(arrays), book
         self._owner: Any = None
 
     def _array(self, name: str) -> Any:
@@ -61,7 +65,7 @@ class Cache:
     @property
     def sizes(self) -> tuple[int, int]:
         """How many samples it has, and slots: B and S."""
-        B, S = self.positions.shape
+        B, _, S, _ = self.keys.shape
         return B, S
 
     @property
@@ -69,9 +73,20 @@ class Cache:
         """The widths of the layer's keys and values before their projection."""
         return self.config.key_size, self.config.value_size
 
-    def after(self, *arrays: Any) -> "Cache":
-        """The cache with other arrays, which belongs to the same layer."""
-        cache = Cache(self.config, arrays, self.frozen)
+    def book(self) -> Book | None:
+        """What is known of its slots without asking a device for it; None if only a compiler knows it."""
+        if not self._module.is_known(self.lost):
+            return None
+        if self._book is None:
+            known = [self._module.known(X) for X in self.arrays()[2:]]
+            if any(X is None for X in known):  # as inside `torch.func.vmap`
+                return None
+            self._book = Book.of(*(X.astype(np.int64) for X in known))
+        return self._book
+
+    def after(self, *arrays: Any, book: Book | None = None) -> "Cache":
+        """The cache with other arrays, which belongs to the same layer; book: of these, where it is known."""
+        cache = Cache(self.config, arrays, self.frozen, book)
         cache._owner = self._owner
         return cache
 
@@ -86,7 +101,7 @@ class Cache:
 
     def use_up(self) -> None:
         """Let go of the arrays, which a call has used up; unless they stay, or a compiler may use them again."""
-        if not self.frozen and self._module.known(self.lost) is not None:
+        if not self.frozen and self.book() is not None:
             self._arrays = ()
 
     def reorder(self, rows: Any) -> "Cache":
@@ -139,7 +154,7 @@ class Cache:
         """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
         module, old = dispatch.load(dispatch.named("backend", backend)), self._module
         with module.context(self.config.dtype):
-            arrays = [module.tensor(np.ascontiguousarray(old.to_numpy(X))) for X in self.arrays()]
+            arrays = [module.tensor(np.array(old.to_numpy(X), order="C")) for X in self.arrays()]
         return Cache(self.config, arrays, self.frozen)
 
     def save(self, path: str | os.PathLike[str]) -> None:

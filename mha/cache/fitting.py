@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch
+from mha import checks
+from mha.cache.book import Book
 from mha.cache.cache import Cache
-from mha.cache.slots import LOST, left_of
+from mha.cache.slots import left_of
+from mha.cache.steps import Step, step_of
 
 
 def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
@@ -22,7 +24,7 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
     if cache.config != layer.config:
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
-    if arrays.known(cache.lost) is not None:  # no compiler looks on, which knows no layer
+    if arrays.is_known(cache.lost):  # no compiler looks on, which knows no layer
         check_owner(cache, layer)
     place = arrays.place(layer, queries)
     if place is not None and cache.keys.device != place:
@@ -58,45 +60,35 @@ def check_owner(cache: Cache, layer: Any) -> None:
         raise ValueError("cache is of another layer, expected this one's: each layer of a model has a cache of its own")
 
 
-def fit_values(cache: Cache, queries: Any, call: Any) -> None:
-    """Check positions and slots of a call with a cache, where they are known; raise ValueError if one does not fit.
+def fit_values(cache: Cache, queries: Any, call: Any) -> Step | None:
+    """The step of a call with a cache, None if only a compiler knows its positions.
 
     queries: of which only the size counts; call: with its positions and lengths as NumPy arrays, where they are known.
+    Raises ValueError if positions or slots do not fit.
     """
-    kept = known(cache)
-    if kept is None or not all(isinstance(X, np.ndarray | None) for X in (call.positions, call.valid_lens)):
-        return
-    book, (B, Q) = dispatch.lesson("numpy"), queries.shape[:2]
-    rows = np.empty((B, Q, 0))
-    *_, placed = book.place(rows, rows, rows, call._replace(cache=kept))
-    _, _, (_, lengths, lost) = book.slots_after(kept.positions, kept.lengths, kept.lost, placed)
-    for b in np.nonzero(lost == LOST)[0]:
-        raise ValueError(_why(kept, int(b), placed, lengths))
-
-
-def known(cache: Cache) -> Cache | None:
-    """Positions, lengths and what is lost of a cache as NumPy arrays; None if only a compiler knows them."""
-    found = [dispatch.load(cache.backend).known(X) for X in (cache.positions, cache.lengths, cache.lost)]
-    if any(X is None for X in found):
+    book, known = cache.book(), (call.positions, call.valid_lens)
+    if book is None or not all(isinstance(X, np.ndarray | None) for X in known):
         return None
-    B, S = cache.sizes
-    return cache.after(np.empty((B, 0, S, 0)), np.empty((B, 0, S, 0)), *(X.astype(np.int64) for X in found))
+    step = step_of(cache, book, queries, call)
+    if len(step.wrong):
+        raise ValueError(_why(cache, book, step, int(step.wrong[0])))
+    return step
 
 
-def _why(cache: Cache, sample: int, call: Any, lengths: Any) -> str:
-    """What is wrong with a sample of a call, in words."""
-    S, newest = cache.sizes[1], int(cache.positions[sample].max())
-    new = call.key_positions[sample][call.key_positions[sample] >= 0]
+def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
+    """What is wrong with a sample of a call, in words; book: of the cache before it."""
+    (_, S), newest = book.sizes, int(book.arrays[0][sample].max())
+    new = np.arange(0) if step.positions is None else step.positions[sample][step.positions[sample] >= 0]
     if new.size and new.min() <= newest:
         return (
             f"positions goes back to {new.min()} in sample {sample}, whose cache has a token at {newest}; expected "
             f"{newest + 1} or more, or take tokens back with cache.crop"
         )
-    left = left_of(cache.config)
+    left, lengths = left_of(cache.config), step.book.arrays[1]
     if left is not None and left < S:
         return (
             f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "
-            f"return_weights; give its {new.size} tokens in smaller portions"
+            f"return_weights; give its {lengths[sample] - book.arrays[1][sample]} tokens in smaller portions"
         )
     return (
         f"the cache is full: sample {sample} would have {lengths[sample]} tokens, and the cache has {S} slots; make it "

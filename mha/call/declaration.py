@@ -114,10 +114,10 @@ ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
-# An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside its arguments:
-# the layer's window, whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the
-# largest of its lengths, whether the lesson computes it, what an engine has decided otherwise, and where the slots of
-# the cache are among its keys.
+# An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
+# layer's window, whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest
+# of its lengths, whether the lesson computes it, what an engine has decided otherwise, what it does to its cache, and
+# where the slots of that are among its keys.
 ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "cache": None,
     "training": None,
@@ -131,6 +131,7 @@ _DEFAULTS = ARGUMENTS | {
     "extremes": None,
     "lesson": False,
     "plan": None,
+    "step": None,
     "columns": None,
 }
 

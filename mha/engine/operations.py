@@ -10,7 +10,8 @@ from typing import Any
 class Operations:
     """A table of operations, one for each backend.
 
-    Those before `signed` are as of NumPy, with axes by position; arange: a size, and an array that it is to lie beside.
+    Those before `signed` are as of NumPy, with axes by position; arange: a size, and an array that it is to lie
+    beside; tensor: NumPy's array, and one that it is to lie beside; zeros: a shape, and one that has their dtype.
     signed ... four_axes: functions of the lesson. shape: of an array, with a tensor for each size that only the call
     itself knows; smaller, larger: of two sizes, ints or such tensors; root: of the sum of two sizes, rounded down;
     lowest_of, highest_of: of an array's numbers, None = those that only a compiler will know stay unknown.
@@ -25,6 +26,8 @@ class Operations:
     broadcast_to: Callable[[Any, Any], Any]
     reshape: Callable[[Any, Any], Any]
     arange: Callable[[Any, Any], Any]
+    tensor: Callable[[Any, Any], Any]
+    zeros: Callable[[Any, Any], Any]
     signed: Callable[[Any, Any], Any]
     visible_keys: Any
     repeat_heads: Any

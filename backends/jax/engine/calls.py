@@ -158,7 +158,7 @@ def _run(function, layer, queries, keys, values, call, *more):
 def parted(call):
     """The arrays of a checked call by name, and the call without them, which a program is compiled for."""
     given = numbers(call) | ({} if call.cache is None else {"cache": call.cache})
-    return given, call._replace(known=None, extremes=None, **dict.fromkeys(given))
+    return given, call._replace(known=None, extremes=None, step=None, **dict.fromkeys(given))
 
 
 def numbers(call):

@@ -5,10 +5,11 @@ Letters as in the chapters. The steps and their order are the lesson's.
 
 from typing import NamedTuple
 
-from mxnet import np
+from mxnet import autograd, np
 
 from mha.call import Plans, kind_of
 from mha.engine import cutting
+from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, narrowed, span, turned, used
 
 from .. import layer as lesson
@@ -60,7 +61,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
-            return super().attend(queries, keys, values, call._replace(lesson=True, plan=Plan()))
+            lesson = autograd.is_recording() or not in_place(queries, call)
+            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan()))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
         if call.lesson:
@@ -81,6 +83,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.lesson:
             return super().blanked(queries, keys, values, call)
+        if call.cache is not None:
+            return placed(OPERATIONS, queries, keys, values, call)
         if call.plan.whole:
             return queries, keys, values, call
         Q, K = queries.shape[1], keys.shape[1]
@@ -94,6 +98,17 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return *blank(queries, keys, values, *used(OPERATIONS, queries, keys, call)), call
         sees, seen = found
         return zeroed(queries, sees), zeroed(keys, seen), zeroed(values, seen), call
+
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: in place, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache; of those in place, no sample has lost what it needs."""
+        if call.lesson:
+            return super().recall(output, weights, call, cache)
+        call.cache.use_up()
+        return output, cache
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""

@@ -6,12 +6,17 @@ from mxnet import np
 
 from mha.engine.reach import NUMPY
 
+from ..arrays import tensor
 from ..heads import repeat_heads
-from ..hiding import four_axes, visible_keys
+from ..hiding import four_axes, visible_keys, where
 
 OPERATIONS = dataclasses.replace(
     NUMPY,
     any=np.any,
+    where=where,
+    arange=lambda size, like: np.arange(size, dtype="int64"),
+    tensor=lambda array, like: tensor(array),
+    zeros=lambda shape, like: np.zeros(shape, dtype=like.dtype),
     broadcast_to=np.broadcast_to,
     reshape=np.reshape,
     visible_keys=visible_keys,

@@ -7,6 +7,7 @@ import numpy as np
 
 from mha.call import ALL, keep
 from mha.engine import cutting
+from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, narrowed, turned, used
 
 from .. import layer as lesson
@@ -24,6 +25,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
+        if call.cache is not None:
+            return super().attend(queries, keys, values, call)
         call = by_mask(OPERATIONS, queries, keys, call)
         parts = self.parts(queries, keys, call)
         outputs = [super(MultiHeadAttention, self).attend(*one) for one in cut(parts, queries, keys, values, call)]
@@ -31,9 +34,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
-        if call.return_weights or call.traced or call.cache is not None:
+        if call.return_weights or call.traced or (call.cache is not None and not in_place(queries, call)):
             return True
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        empty = call.cache is None and 0 in (*queries.shape[:2], keys.shape[1])
         return empty or not isinstance(self.attention, AttentionPooling)
 
     def parts(self, queries, keys, call):
@@ -46,11 +49,24 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.lesson:
             return super().blanked(queries, keys, values, call)
+        if call.cache is not None:
+            return placed(OPERATIONS, queries, keys, values, call)
         seen, call = narrowed(call, queries.shape[1], keys.shape[1])
         keys, values = keys[:, keep("seen", seen)], values[:, seen]
         if not all_used(call, queries.shape[1], keys.shape[1]):
             queries, keys, values = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
         return keep("blanked", (queries, keys, values, call))
+
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: in place, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache; of those in place, no sample has lost what it needs."""
+        if call.lesson:
+            return super().recall(output, weights, call, cache)
+        call.cache.use_up()
+        return output, cache
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
+from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
 
 from .. import layer as lesson
@@ -80,7 +81,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
-            return super().attend(queries, keys, values, call._replace(lesson=True, plan=Plan()))
+            lesson = not self.in_place(queries, keys, values, call)
+            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan()))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
         if call.lesson or call.plan.whole:
@@ -120,6 +122,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.lesson:
             return super().blanked(queries, keys, values, call)
+        if call.cache is not None:
+            return placed(OPERATIONS, queries, keys, values, call)
         if call.plan.whole:
             return queries, keys, values, call
         if call.plan.alone and call.extremes is not None:
@@ -170,6 +174,25 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         scale = self.attention.scale
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)
+
+    def in_place(self, queries, keys, values, call):
+        """Whether the slots of a cache may be written before they are attended to."""
+        slots = call.cache.keys
+        if not in_place(queries, call) or (slots.is_inference() and not torch.is_inference_mode_enabled()):
+            return False  # what was made in that mode is written to in it alone
+        own = queries, keys, values, *call.differentiable().values(), *self.parameters()
+        return not (torch.is_grad_enabled() and any(X is not None and X.requires_grad for X in own))
+
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: in place, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache; of those in place, no sample has lost what it needs."""
+        if call.lesson:
+            return super().recall(output, weights, call, cache)
+        call.cache.use_up()
+        return output, cache
 
     def merge(self, pooled):
         """The heads side by side, (B, Q, H*dv), of either layout."""

@@ -17,6 +17,8 @@ OPERATIONS = Operations(
     broadcast_to=torch.broadcast_to,
     reshape=torch.reshape,
     arange=lambda size, like: torch.arange(size, device=like.device),
+    tensor=lambda array, like: torch.tensor(array, device=like.device),
+    zeros=lambda shape, like: like.new_zeros(shape),
     signed=signed,
     visible_keys=visible_keys,
     repeat_heads=repeat_heads,

@@ -1,0 +1,82 @@
+"""Calls with a cache whose slots are written in place: what is then left is a call of the heads in the slots.
+
+Letters as in the chapters; S slots, Q new tokens. `of` is a backend's table of `Operations`; its arrays can be written
+to, and the values of the cache are known: `call.step` says what the call does to its slots.
+"""
+
+from typing import Any
+
+from mha.cache import Cache
+from mha.call import Call
+from mha.engine.operations import Operations
+
+
+def in_place(queries: Any, call: Call) -> bool:
+    """Whether the slots may be written before they are attended to; else the lesson copies them."""
+    step = call.step
+    if step is None or step.early or call.return_weights:
+        return False
+    return 0 not in (*queries.shape[:2], *call.cache.keys.shape)
+
+
+def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
+    """The inputs with zeros for padding, and no keys beside a frozen cache; and the call with their positions."""
+    step, Q, frozen = call.step, queries.shape[1], call.cache.frozen
+    if frozen:
+        keys, values = (of.zeros((len(queries), 0, width), queries) for width in call.cache.widths)  # (B, 0, any)
+    if step.first is not None:
+        positions = step.first + of.arange(Q, queries)[None]  # (1, Q)
+    else:
+        positions = of.tensor(step.positions, queries)  # (B, Q)
+        if (step.positions < 0).any():
+            real = of.tensor(step.positions >= 0, queries)[:, :, None]  # (B, Q, 1)
+            queries = of.where(real, queries, of.zeros((), queries))  # (B, Q, any)
+            if not frozen:
+                keys, values = (of.where(real, X, of.zeros((), X)) for X in (keys, values))  # (B, Q, any)
+    places = {"positions": positions, "key_positions": positions[:, : keys.shape[1]]}
+    return queries, keys, values, call._replace(valid_lens=None, **places)
+
+
+def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
+    """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
+
+    Returns keys (B*G, used, d) and values (B*G, used, dv) of the slots, the call of these, and the cache that is left.
+    """
+    step, (B, G, S, _) = call.step, call.cache.keys.shape
+    cache = call.cache if call.cache.frozen else written(of, k, v, call)
+    k, v = (X if step.used == slice(0, S) else X[:, :, step.used] for X in (cache.keys, cache.values))
+    pairs = {name: X[..., step.used] if X.shape[-1] > 1 else X for name, X in call.pairs().items()}
+    rows = of.zeros((1, call.positions.shape[1], 0), k)  # (1, Q, 0)
+    call = call._replace(positions=None, key_positions=None, **pairs)
+    if step.in_order:
+        call = call._replace(offset=step.first - step.used.start)
+    else:
+        call = call._replace(offset=0, causal=False, window=None)
+    if step.seen is not None:
+        seen = of.tensor(step.seen, k)  # (B or 1, 1, Q, used)
+        call = call._replace(mask=seen if call.mask is None else of.four_axes(call.mask) * seen)
+    if pairs or step.hidden:  # what nobody sees may be no number
+        visible = of.visible_keys(rows, k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
+        seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
+        k, v = (of.where(seen, X, of.zeros((), X)) for X in (k, v))  # (B, G, used, any)
+    k, v = (of.reshape(X, (B * G, *X.shape[2:])) for X in (k, v))  # (B*G, used, any)
+    return k, v, call, cache
+
+
+def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
+    """The cache that is left, with new tokens in its slots; arguments as of `remembered`."""
+    step, (B, G, S, _), Q = call.step, call.cache.keys.shape, k.shape[1]
+    heads, book = call.cache.arrays()[:2], call.step.book
+    new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
+    positions, lengths, lost = call.cache.arrays()[2:]
+    if step.first is None:
+        for slots, X in zip(heads, new, strict=True):
+            slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]
+        positions, lengths, lost = (of.tensor(X.astype("int32"), k) for X in book.arrays)
+    else:
+        for there, own in step.runs():
+            for slots, X in zip(heads, new, strict=True):
+                slots[:, :, there] = X[:, :, own]
+            positions[:, there] = step.first + of.arange(Q, k)[own]
+        lengths[:], lost[:] = book.tokens, max(book.tokens - S, 0) - 1
+    return call.cache.after(*heads, positions, lengths, lost, book=book)
