@@ -34,13 +34,11 @@ class Cache:
     Raises ValueError where it is used after a call has used it up.
     """
 
-    def __init__(self, config: Config, arrays: Any, frozen: bool = False, book: Book | None = None) -> None:
-        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is.
-
-        book: what is known of its integers, None = nothing yet.
-        """
+    def __init__(self, config: Config, arrays: Any, frozen: bool = False) -> None:
+        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is."""
         self.config, self.frozen = config, frozen
-        self._arrays, self._book = tuple(arrays), book
+        self._arrays = tuple(arrays)
+        self._book: Book | None = None
         self._owner: Any = None
 
     def _array(self, name: str) -> Any:
@@ -84,9 +82,14 @@ class Cache:
             self._book = Book.of(*(X.astype(np.int64) for X in known))
         return self._book
 
-    def after(self, *arrays: Any, book: Book | None = None) -> "Cache":
-        """The cache with other arrays, which belongs to the same layer; book: of these, where it is known."""
-        cache = Cache(self.config, arrays, self.frozen, book)
+    def booked(self, book: Book) -> "Cache":
+        """This cache, of whose slots all this is known."""
+        self._book = book
+        return self
+
+    def after(self, *arrays: Any) -> "Cache":
+        """The cache with other arrays, which belongs to the same layer."""
+        cache = Cache(self.config, arrays, self.frozen)
         cache._owner = self._owner
         return cache
 

@@ -79,4 +79,4 @@ def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
                 slots[:, :, there] = X[:, :, own]
             positions[:, there] = step.first + of.arange(Q, k)[own]
         lengths[:], lost[:] = book.tokens, max(book.tokens - S, 0) - 1
-    return call.cache.after(*heads, positions, lengths, lost, book=book)
+    return call.cache.after(*heads, positions, lengths, lost).booked(book)

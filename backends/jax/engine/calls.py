@@ -31,10 +31,7 @@ _seen = None  # a weak reference to lengths that were found to be right
 def attend(layer, queries, keys, values, call):
     """Call a layer; call: an `mha.call.Call`, not checked yet."""
     if call.cache is not None:
-        given, fixed = parted(check(arrays, layer, queries, keys, values, call))
-        found = program(_attend, module_of(layer), fixed)(*_apart(layer, call), queries, keys, values, given)
-        call.cache.use_up()
-        return found
+        return decoded(layer, queries, keys, values, check(arrays, layer, queries, keys, values, call))
     kind, given = kind_of(layer, queries, keys, values, call)
     plan, _ = PLANS.get(kind, (None, None))
     if plan is None:
@@ -47,6 +44,20 @@ def attend(layer, queries, keys, values, call):
     elif given:
         given = checked(given, keys.shape[1])
     return plan(*_apart(layer, call), *_once(queries, keys, values), given)
+
+
+def decoded(layer, queries, keys, values, call):
+    """A checked call with a cache, whose slots are given away where it is known, to be written in place."""
+    (given, fixed), cache = parted(call), call.cache
+    if call.step is None or cache.frozen:
+        run = program(_attend, module_of(layer), fixed)
+        return run(*_apart(layer, call), queries, keys, values, given)
+    slots = cache.keys, cache.values
+    given["cache"] = cache.after(None, None, *cache.arrays()[2:])
+    run = program(_decode, module_of(layer), fixed, giving=(6,))
+    *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
+    cache.use_up()
+    return *results, after.booked(call.step.book)
 
 
 def vjp(layer, queries, keys, values, call):
@@ -117,14 +128,22 @@ def checked(given, num_keys):
 
 
 @functools.lru_cache(MOST)
-def program(function, module, fixed):
-    """One of the functions below for a module, and for what is fixed of a call, compiled: a function of arrays."""
-    return jax.jit(functools.partial(function, module, fixed))
+def program(function, module, fixed, giving=()):
+    """One of the functions below for a module, and for what is fixed of a call, compiled: a function of arrays.
+
+    giving: which of these arrays are given away.
+    """
+    return jax.jit(functools.partial(function, module, fixed), donate_argnums=giving)
 
 
 def _attend(module, fixed, variables, rngs, queries, keys, values, given):
     inputs = (queries, keys, values) if "cache" in given else _thrice(queries, keys, values)
     return module.apply(variables, *inputs, **fixed._replace(**given).arguments(), rngs=rngs)
+
+
+def _decode(module, fixed, variables, rngs, queries, keys, values, given, slots):
+    given["cache"] = given["cache"].after(*slots, *given["cache"].arrays()[2:])
+    return _attend(module, fixed, variables, rngs, queries, keys, values, given)
 
 
 def _vjp(module, fixed, variables, rngs, queries, keys, values, given):

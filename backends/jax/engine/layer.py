@@ -15,6 +15,7 @@ from mha.engine.reach import all_used, by_mask, turned, used
 from .. import layer as lesson
 from ..heads import transpose_qkv
 from ..hiding import blank
+from .decoding import pooled, remembered
 from .operations import OPERATIONS
 from .pieces import devices, in_reach, prepared
 from .pooling import AttentionPooling, pooling
@@ -39,19 +40,21 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
+        if call.cache is not None:
+            return super().attend(queries, keys, values, call)
         return super().attend(queries, keys, values, by_mask(OPERATIONS, queries, keys, call))
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
         # To initialise is to make every parameter, which a branch or a loop would not.
-        if call.return_weights or call.traced or call.cache is not None or self.is_initializing():
+        if call.return_weights or call.traced or self.is_initializing():
             return True
-        empty = 0 in (*queries.shape[:2], keys.shape[1])
+        empty = 0 in (*queries.shape[:2], keys.shape[1] if call.cache is None else call.cache.sizes[1])
         return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
         """Heads of queries, and of keys and values in reach, blank where they are not used; and the call of these."""
-        if call.lesson:
+        if call.lesson or call.cache is not None:
             return super().project(queries, keys, values, call)
         H, G = self.config.num_heads, self.config.num_key_value_heads
         keys, values, call = in_reach(queries, keys, values, prepared(call, keys.shape[1]))
@@ -65,10 +68,20 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)
         return transpose_qkv(self.W_q(queries), H), transpose_qkv(W_k, G), transpose_qkv(W_v, G), call  # (B*H, T, d)
 
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: as soon as there is an output, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache, whose slots are written now."""
+        return super().recall(output, weights, call, cache if call.lesson else cache(output))
+
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        if call.cache is not None:
+            return pooled(self.attention, q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         call = turned(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 

@@ -1,0 +1,98 @@
+"""Calls with a cache, whose slots XLA writes in place if it may: where the cache is donated, and inside its loops.
+
+It does so only where nothing else needs the old slots any more: queries are attended to the slots as they were and to
+the new tokens apart, and where these are written depends on the output.
+
+Letters as in the chapters; S slots, Q new tokens, T = S + Q.
+"""
+
+import jax
+from jax import numpy as jnp
+
+from mha.engine import cutting
+from mha.engine.reach import by_group, by_mask, turned
+
+from ..cache import slots_after, taken
+from ..hiding import four_axes, visible_softmax, widen
+from ..pooling import cap
+from .operations import OPERATIONS
+from .pieces import prepared
+
+
+def remembered(k, v, call):
+    """The slots and the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), apart, and what writes these.
+
+    Returns keys, a pair (B*G, S, d) and (B*G, Q, d), values, a pair as these, the call of both, and a function of the
+    output that gives the cache that is left.
+    """
+    cache, Q = call.cache, k.shape[1]
+    (B, G, S, _), kept = cache.keys.shape, (cache.keys, cache.values)
+    columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    # The last token of a slot, of those that are kept, writes it; slot S is none.
+    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(Q)  # (B, Q)
+    there = jnp.where(last & (call.key_positions >= 0), slots[:, S:], S)  # (B, Q)
+
+    def write(output):
+        if cache.frozen:
+            return cache
+        places = there + _nothing(output)
+        heads = []
+        for X, new in zip(kept, (k, v), strict=True):
+            new = jax.lax.stop_gradient(new).reshape(B, G, Q, -1).swapaxes(1, 2)  # (B, Q, G, d)
+            heads.append(X.at[jnp.arange(B)[:, None], :, places].set(new, mode="drop"))  # (B, G, S, d)
+        return cache.after(*heads, *state)
+
+    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
+    keys, values = ((jax.lax.stop_gradient(X).reshape(B * G, S, -1), new) for X, new in zip(kept, (k, v), strict=True))
+    return keys, values, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), write
+
+
+def pooled(pooling, q, k, v, num_heads, call):
+    """The pooled heads (B*H, Q, dv) of queries q (B*H, Q, d); k, v, call: as `remembered` gives them."""
+    Q, T = q.shape[1], call.key_positions.shape[1]
+    hidden = turned(by_mask(OPERATIONS, q, jnp.empty((1, T, 0)), call))
+    if cutting.fits(pooling.scores_of_pair(q) * Q * T):
+        return _apart(pooling, q, k, v, num_heads, hidden)
+
+    def of_all():
+        keys, values = jnp.concatenate(k, 1), jnp.concatenate(v, 1)  # (B*G, T, any)
+        seen = jnp.broadcast_to(hidden.mask.any((1, 2))[:, None], (len(q) // num_heads, len(k[0]) * num_heads // len(q), T))
+        keys, values = (jnp.where(seen.reshape(-1, T, 1), X, 0) for X in (keys, values))
+        return pooling.pool(q, keys, values, num_heads, prepared(hidden, T))
+
+    if call.pairs() or call.training or Q > T - Q:
+        return of_all()
+    fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()
+    own = turned(call)._replace(valid_lens=None, columns=None)
+    return jax.lax.cond(fresh, lambda: pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q)), of_all)
+
+
+def _apart(pooling, q, k, v, num_heads, call):
+    """The pooled heads, by products with the slots and with the new tokens; call: whose mask says what hides."""
+    (BG, S, _), T = k[0].shape, k[0].shape[1] + k[1].shape[1]
+    visible, score_bias = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
+    folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
+    scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
+    if pooling.softcap is not None:
+        scores = cap(scores, pooling.softcap, visible)
+    if score_bias is not None:
+        scores = scores + widen(score_bias)
+    weights = pooling.drop(visible_softmax(scores, visible), call.training)  # (B*G, H/G*Q, T)
+    of_slots, of_new = weights[:, :, :S], weights[:, :, S:]
+
+    def pool(slots):
+        return jnp.matmul(of_slots, widen(slots)) + jnp.matmul(of_new, widen(v[1]))  # (B*G, H/G*Q, dv)
+
+    def pool_seen(slots):
+        return pool(jnp.where(visible[:, :, :S].any(1)[:, :, None], slots, 0))
+
+    # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
+    found = pool(v[0])
+    found = jax.lax.cond(jnp.isnan(found).any(), pool_seen, lambda _: found, v[0])
+    return found.astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
+
+
+def _nothing(output):
+    """0, which is only known when the output is."""
+    return jnp.minimum(0, jnp.nan_to_num(jnp.abs(output.ravel()[0])).astype(jnp.int32))
