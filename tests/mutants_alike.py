@@ -1,6 +1,7 @@
 """Mutants that change nothing a user can see, by file and name, each with its reason: `mutants.py` leaves them out."""
 
 ALIKE: dict[str, dict[str, str]] = {
+    "mha/checks.py": {"extremes: valid_lens.size > FEW -> valid_lens.size >= FEW": "both ways give the same"},
     "mha/bench/run.py": {
         "Runner.sweep: 0 -> 1": "only what has its memory comes there, and far more than 8 MiB are free"
     },
@@ -31,6 +32,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "Search.furthest: [state for state in further if state not in self.known] "
         "-> [state for state in further]": "what is known is not computed again, and only costs a little time",
     },
+    "mha/parity/run/workers.py": {"_listen: 1 -> 2": "any number below 0 says that the total is not known yet"},
     "mha/weights/readers/foreign.py": {
         "_is_msgpack: 0 -> 1 (3)": "neither begins a text",
         "_is_pickle: 6 -> 7": "there is no protocol 6",

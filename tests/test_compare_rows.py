@@ -183,6 +183,13 @@ def test_positions_that_begin_at_the_first_token(layer):
     assert report.unseen is not None
 
 
+@pytest.mark.parametrize("shift", [-T, -1, 1, T])
+def test_a_shift_may_be_as_long_as_the_sequence(layer, shift):
+    report = parity.compare(layer, port(layer, np.arange(T)[None] + shift), X, X, X, **CALL)
+    assert report, str(report)
+    assert f"shifted by one number ({', '.join([str(shift)] * B)})" in report.rows[0].note
+
+
 def test_a_shift_that_changes_scores_is_no_such_shift(layer):
     steps = port(layer, from_the_first_token())
     right = port(layer, np.arange(T)[None])
