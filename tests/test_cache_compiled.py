@@ -97,3 +97,32 @@ def test_compile(backend):
 
     # The first cache is made by other operations than those after it.
     assert steps(backend, compiled) == [1] + [2] * (T - 1)
+
+
+@pytest.mark.backends("torch")
+def test_compile_writes_in_place(backend):
+    import torch
+
+    attention = mha.MultiHeadAttention(D, H, window=(2, 0), backend=backend, **OPTIONS)
+    rows, expected = X.copy(), attention(X, X, X, causal=True)
+    rows[:, 0], expected[:, :3] = np.nan, np.nan  # beyond the window it does not matter
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(x, cache, **call):
+        return attention.layer(x, x, x, causal=True, cache=cache, **call)
+
+    with torch.no_grad():
+        cache = attention.cache(B, T)
+        for t in range(T):
+            before, keys = cache, cache.keys
+            output, cache = step(torch.tensor(rows[:, t : t + 1]), before)
+            assert cache.keys is keys
+            assert repr(before) == "Cache(used up)"
+            np.testing.assert_allclose(output[:, 0], expected[:, t], rtol=0, atol=1e-5)
+    # What gradients need is not written over.
+    cache, x = attention.cache(B, T), torch.tensor(X[:, :1], requires_grad=True)
+    keys = cache.keys
+    output, _ = step(x, cache)
+    output.sum().backward()
+    assert x.grad.abs().sum() > 0
+    assert not keys.any()

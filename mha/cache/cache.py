@@ -102,9 +102,12 @@ class Cache:
         """The layer that it belongs to, as far as that is known; else None."""
         return None if self._owner is None else self._owner()
 
-    def use_up(self) -> None:
-        """Let go of the arrays, which a call has used up; unless they stay, or a compiler may use them again."""
-        if not self.frozen and self.book() is not None:
+    def use_up(self, written: bool = False) -> None:
+        """Let go of the arrays, which a call has used up; unless they stay, or a compiler may use them again.
+
+        written: whether they have been written to, so that nobody may.
+        """
+        if not self.frozen and (written or self.book() is not None):
             self._arrays = ()
 
     def reorder(self, rows: Any) -> "Cache":

@@ -57,7 +57,9 @@ def pooled(pooling, q, k, v, num_heads, call):
 
     def of_all():
         keys, values = jnp.concatenate(k, 1), jnp.concatenate(v, 1)  # (B*G, T, any)
-        seen = jnp.broadcast_to(hidden.mask.any((1, 2))[:, None], (len(q) // num_heads, len(k[0]) * num_heads // len(q), T))
+        seen = jnp.broadcast_to(
+            hidden.mask.any((1, 2))[:, None], (len(q) // num_heads, len(k[0]) * num_heads // len(q), T)
+        )
         keys, values = (jnp.where(seen.reshape(-1, T, 1), X, 0) for X in (keys, values))
         return pooling.pool(q, keys, values, num_heads, prepared(hidden, T))
 

@@ -15,7 +15,8 @@ from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
 
 from .. import layer as lesson
-from ..hiding import blank
+from ..cache import slots_after
+from ..hiding import blank, visible_keys
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, attn_mask, needs_pairs, only_ordered, pooling
 
@@ -120,7 +121,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson:
+        if call.lesson or (call.cache is not None and call.step is None):
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
@@ -177,21 +178,26 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def in_place(self, queries, keys, values, call):
         """Whether the slots of a cache may be written before they are attended to."""
-        slots = call.cache.keys
-        if not in_place(queries, call) or (slots.is_inference() and not torch.is_inference_mode_enabled()):
-            return False  # what was made in that mode is written to in it alone
+        if torch.compiler.is_compiling():  # where one token is written at a place that is known later
+            may = queries.shape[1] == 1 and not call.return_weights and isinstance(self.attention, AttentionPooling)
+        else:  # slots that were made in inference mode are written to in it alone
+            may = in_place(queries, call) and (torch.is_inference_mode_enabled() or not call.cache.keys.is_inference())
         own = queries, keys, values, *call.differentiable().values(), *self.parameters()
-        return not (torch.is_grad_enabled() and any(X is not None and X.requires_grad for X in own))
+        return may and not (torch.is_grad_enabled() and any(X is not None and X.requires_grad for X in own))
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+        if call.lesson:
+            return super().remember(k, v, call)
+        return remembered(OPERATIONS, k, v, call) if call.step else remembered_one(k, v, call)
 
     def recall(self, output, weights, call, cache):
-        """The results of a call with a cache; of those in place, no sample has lost what it needs."""
+        """The results of a call with a cache; in place, no sample has lost what it needs, as far as that is known."""
         if call.lesson:
             return super().recall(output, weights, call, cache)
-        call.cache.use_up()
+        if call.step is None:
+            output, cache = super().recall(output, weights, call, cache)
+        call.cache.use_up(written=True)
         return output, cache
 
     def merge(self, pooled):
@@ -202,3 +208,24 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 def own(flags, beside):
     """NumPy's booleans as this framework's, where another array lies."""
     return torch.from_numpy(flags).to(beside.device)
+
+
+def remembered_one(k, v, call):
+    """Write the heads of one token, k (B*G, 1, d) and v (B*G, 1, dv), to a place that a compiler will know.
+
+    Returns keys (B*G, S, d) and values (B*G, S, dv) of the slots, the call of these, and the cache that is left.
+    """
+    cache, (B, G, S, _) = call.cache, call.cache.keys.shape
+    _, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    if not cache.frozen:
+        rows, there = torch.arange(B, device=k.device), slots[:, S]  # (B,), (B,)
+        for X, new in ((cache.keys, k), (cache.values, v)):
+            new = torch.where(call.key_positions[:, :, None] >= 0, new.reshape(B, G, -1), X[rows, :, there])
+            X[rows, :, there] = new  # (B, G, any); padding leaves what is there
+        cache = cache.after(cache.keys, cache.values, *state)
+    k, v, token = cache.keys, cache.values, call.positions[:, :, None]  # (B, G, S, any), (B, 1, 1)
+    call = call._replace(key_positions=cache.positions, offset=0)
+    if call.pairs() or call.window:  # what nobody sees may be no number
+        seen = visible_keys(token, k[:, 0], call).any((1, 2))[:, None, :, None]  # (B, 1, S, 1)
+        k, v = torch.where(seen, k, 0), torch.where(seen, v, 0)  # (B, G, S, any)
+    return k.flatten(0, 1), v.flatten(0, 1), by_mask(OPERATIONS, token, k[:, 0], call), cache
