@@ -101,6 +101,8 @@ def test_a_slot_that_is_empty_or_hidden_does_not_count(backend):
     mask[..., 0] = False
     x = X[:, 2:]
     same(attention(x, x, x, cache=poisoned, mask=mask)[0], attention(x, X, X, mask=mask[..., :3]))
+    poisoned = mha.Cache(cache.config, arrays).to(backend)
+    same(attention(x, x, x, valid_lens=[1, 0, 1], cache=poisoned)[0][::2], attention(x, X, X)[::2])
 
 
 def test_weights_are_by_slots(backend):
@@ -263,6 +265,17 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it(backend):
             call()
     assert numbers(cache) == before
     assert numbers(attention(x, x, x, cache=cache)[1])[1] == [4] * B
+
+
+def test_nothing_is_left_of_a_draft_of_no_numbers(backend):
+    attention, X = layer(backend), tokens(20, 4)
+    _, cache = decoded(attention, X[:, :3], (3,), attention.cache(B, 6))
+    draft, x = np.full((B, 2, D), np.nan), X[:, 3:]
+    _, cache = attention(draft, draft, draft, causal=True, cache=cache)
+    output, cache = attention(x, x, x, valid_lens=[1, 0, 1], causal=True, cache=cache.crop(3))
+    same(output[::2], attention(X, X, X, causal=True)[::2, 3:])
+    output, _ = attention(x[:, :1], x[:, :1], x[:, :1], positions=[[-1], [3], [-1]], causal=True, cache=cache)
+    same(output[1], attention(X, X, X, causal=True)[1, 3:])
 
 
 def test_a_crop_that_a_ring_has_lost_is_refused(backend):

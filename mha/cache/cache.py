@@ -25,7 +25,7 @@ class Cache:
     padding, which is at a position below 0, is never kept.
 
     Attributes, arrays of the layer's framework:
-        keys: (B, G, S, d), normed and rotated, values: (B, G, S, dv), in the layer's dtype.
+        keys: (B, G, S, d), normed and rotated, values: (B, G, S, dv), in the layer's dtype; zeros in an empty slot.
         positions: (B, S) integers, -1 = an empty slot.
         lengths: (B,) integers, how many real tokens were put in.
         lost: (B,) integers, the furthest position that was overwritten, -1 = none.
@@ -152,6 +152,7 @@ class Cache:
         number = (np.arange(S) - (left - stays.sum(1))[:, None]) % S  # (B, S): of the token that a slot gets
         columns, filled = np.take_along_axis(order, number, 1), number < stays.sum(1)[:, None]  # (B, S)
         places = np.where(filled, np.take_along_axis(places, columns, 1), -1)  # (B, S)
+        columns = np.where(filled, columns, order[:, :1])  # (B, S): nothing of what goes, which may be no number
         index = self._own(columns[:, None, :, None])  # (B, 1, S, 1)
         heads = [self._module.taken(X, index, 2) for X in (self.keys, self.values)]
         return self.after(*heads, *map(self._own, (places, left, lost)))
@@ -159,9 +160,11 @@ class Cache:
     def to(self, backend: BackendName) -> "Cache":
         """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
         module, old = dispatch.load(dispatch.named("backend", backend)), self._module
+        arrays = [np.array(old.to_numpy(X), order="C") for X in self.arrays()]
+        for heads in arrays[:2]:  # of another origin, they may hold anything
+            heads.swapaxes(1, 2)[arrays[2] < 0] = 0
         with module.context(self.config.dtype):
-            arrays = [module.tensor(np.array(old.to_numpy(X), order="C")) for X in self.arrays()]
-        return Cache(self.config, arrays, self.frozen)
+            return Cache(self.config, map(module.tensor, arrays), self.frozen)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache and its layer's configuration to a safetensors file, which `mha.Cache.load` reads."""

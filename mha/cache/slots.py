@@ -59,7 +59,8 @@ def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_po
         if lengths.ndim != 1:
             raise ValueError(f"valid_lens has shape {lengths.shape}, expected ({B},): how many keys of a sample count")
         places = np.where(each < lengths[:, None], places, -1)  # (B, K)
-    found = keys, values, places, (places >= 0).sum(1), np.full(B, -1)
+    heads = (np.where((places >= 0)[:, None, :, None], X, 0).astype(X.dtype) for X in (keys, values))
+    found = *heads, places, (places >= 0).sum(1), np.full(B, -1)
     return dict(zip(ARRAYS, [*found[:2], *(X.astype(np.int32) for X in found[2:])], strict=True))
 
 

@@ -37,14 +37,16 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
     return queries, keys, values, call._replace(valid_lens=None, **places)
 
 
-def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
+def remembered(of: Operations, k: Any, v: Any, call: Call, whole: bool = False) -> tuple[Any, Any, Call, Cache]:
     """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
 
+    whole: whether keys and values are of all slots nevertheless.
     Returns keys (B*G, used, d) and values (B*G, used, dv) of the slots, the call of these, and the cache that is left.
     """
-    step, (B, G, S, _) = call.step, call.cache.keys.shape
+    step, S = call.step, call.cache.sizes[1]
     cache = call.cache if call.cache.frozen else written(of, k, v, call)
-    k, v = (X if step.used == slice(0, S) else X[:, :, step.used] for X in (cache.keys, cache.values))
+    whole |= step.used == slice(0, S)
+    k, v = (X if whole else X[:, :, step.used] for X in (cache.keys, cache.values))
     pairs = {name: X[..., step.used] if X.shape[-1] > 1 else X for name, X in call.pairs().items()}
     rows = of.zeros((1, call.positions.shape[1], 0), k)  # (1, Q, 0)
     call = call._replace(positions=None, key_positions=None, **pairs)
@@ -59,8 +61,7 @@ def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Ca
         visible = of.visible_keys(rows, k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
         seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
         k, v = (of.where(seen, X, of.zeros((), X)) for X in (k, v))  # (B, G, used, any)
-    k, v = (of.reshape(X, (B * G, *X.shape[2:])) for X in (k, v))  # (B*G, used, any)
-    return k, v, call, cache
+    return of.merged(k), of.merged(v), call, cache  # (B*G, used, any)
 
 
 def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:

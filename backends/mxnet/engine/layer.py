@@ -101,7 +101,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+        if call.lesson:
+            return super().remember(k, v, call)
+        return remembered(OPERATIONS, k, v, call, whole=self.of_first(call))
+
+    def of_first(self, call):
+        """Whether the slots with tokens are the first of many, and nothing else hides one: to slice is to copy here."""
+        step, S = call.step, call.cache.sizes[1]
+        if step.in_order or step.seen is not None or call.pairs() or self.config.pooling != "dot":
+            return False
+        return step.used.start == 0 and step.used.stop < S < 2 * step.used.stop
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
@@ -115,6 +124,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.lesson:
             return super().pool(q, k, v, call)
         call = turned(call)
+        if call.cache is not None and self.of_first(call):
+            return self.attention.pool_first(q, k, v, call.step.used, call), None  # (B*H, Q, dv)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
 

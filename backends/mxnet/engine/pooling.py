@@ -6,13 +6,14 @@ Letters as in the chapters. A block is queries that are attended together.
 import functools
 
 import numpy as onp
-from mxnet import autograd, np
+from mxnet import autograd, np, npx
 
 from mha.engine import cutting
 from mha.engine.reach import by_group
 
 from .. import pooling as lesson
-from ..hiding import four_axes
+from ..hiding import four_axes, visible_softmax, widen
+from ..pooling import cap
 from .operations import OPERATIONS
 from .recomputing import Recomputed, drawn
 
@@ -63,6 +64,17 @@ class AttentionPooling(lesson.AttentionPooling):
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     """Scaled dot-product attention that also pools without keeping weights."""
+
+    def pool_first(self, queries, keys, values, used, call):
+        """The pooled values of the keys that are used, a slice from 0, as of `pool`: the others are zeros."""
+        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
+        scores = self.scores(folded, keys)[:, :, used]  # (B*G, H/G*Q, used)
+        if self.softcap is not None:
+            scores = cap(scores, self.softcap)
+        weights = self.drop(visible_softmax(scores, None), call.training)  # (B*G, H/G*Q, used)
+        rest = np.zeros((*weights.shape[:2], keys.shape[1] - used.stop), dtype=weights.dtype)
+        pooled = npx.batch_dot(np.concatenate([weights, rest], 2), widen(values))  # (B*G, H/G*Q, dv)
+        return pooled.astype(values.dtype).reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
