@@ -8,8 +8,7 @@ import numpy as np
 
 from mha import checks, dispatch, seeds, weights
 from mha.cache import Cache, caching, slots
-from mha.call import Arguments, Call, call_of, check, inputs, of_output, spelled
-from mha.call import native as own_array
+from mha.call import Arguments, call_of, given, spelled
 from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.positions import Rotary
@@ -152,6 +151,34 @@ class MultiHeadAttention:
         **call: Unpack[Arguments],
     ) -> Any: ...
 
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any = None,
+        values: Any = None,
+        valid_lens: Any = None,
+        *,
+        cache: Cache,
+        training: bool = False,
+        return_weights: Literal[True],
+        **call: Unpack[Arguments],
+    ) -> tuple[Any, Any, Cache]: ...
+
+    @overload
+    def __call__(
+        self,
+        queries: Any,
+        keys: Any = None,
+        values: Any = None,
+        valid_lens: Any = None,
+        *,
+        cache: Cache,
+        training: bool = False,
+        return_weights: Literal[False] = False,
+        **call: Unpack[Arguments],
+    ) -> tuple[Any, Cache]: ...
+
     @spelled
     def __call__(
         self,
@@ -196,18 +223,18 @@ class MultiHeadAttention:
         if training is None:  # as the frameworks' own layers take it
             checks.flag("training", training)
         switches = {"training": training, "return_weights": return_weights}
-        given = call_of("MultiHeadAttention.__call__", valid_lens, call, cache=cache, **switches)
+        own_call = call_of("MultiHeadAttention.__call__", valid_lens, call, cache=cache, **switches)
         module = dispatch.load(self.backend)
         calls = dispatch.lesson(self.backend) if self.readable else module
         if cache is not None:
-            return caching.decode(self, calls, queries, keys, values, given)
+            return caching.decode(self, calls, queries, keys, values, own_call)
         own = dispatch.backend_of_all(queries, keys, values) == self.backend
         if own:  # its layer checks
             with module.context(self.config.dtype):
-                return calls.attend(self.layer, queries, keys, values, given)
-        arrays, _, back = self._checked("__call__", queries, keys, values, valid_lens, call, **switches)
+                return calls.attend(self.layer, queries, keys, values, own_call)
+        arrays, _, back = given.checked(self, "__call__", queries, keys, values, valid_lens, call, **switches)
         with module.context(self.config.dtype, tracked=False):
-            result = calls.attend(self.layer, *arrays, given)
+            result = calls.attend(self.layer, *arrays, own_call)
             return tuple(map(back, result)) if return_weights else back(result)
 
     def cache(self, batch_size: int, size: int | None = None) -> Cache:
@@ -259,7 +286,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
         """
-        arrays, checked, back = self._checked("vjp", queries, keys, values, valid_lens, call, training=training)
+        arrays, checked, back = given.checked(self, "vjp", queries, keys, values, valid_lens, call, training=training)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
             copies = {id(X): module.copied(X) for X in arrays}
@@ -267,7 +294,7 @@ class MultiHeadAttention:
             output, pull = self._calls.vjp(self.layer, *arrays, checked)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
-            cotangent = self._cotangent(cotangent, output.shape, place)
+            cotangent = given.cotangent(self, cotangent, output.shape, place)
             with module.context(config.dtype):
                 return {name: back(gradient) for name, gradient in pull(cotangent).items()}
 
@@ -297,10 +324,10 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arrays, checked, back = self._checked("gradients", queries, keys, values, valid_lens, call)
+        arrays, checked, back = given.checked(self, "gradients", queries, keys, values, valid_lens, call)
         if cotangent is not None:
             shape = *arrays[0].shape[:2], self.config.num_hiddens
-            cotangent = self._cotangent(cotangent, shape, self._module.place(self.layer))
+            cotangent = given.cotangent(self, cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
             gradients = self._calls.gradients(self.layer, *arrays, checked, cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
@@ -329,7 +356,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arrays, checked, back = self._checked("trace", queries, keys, values, valid_lens, call)
+        arrays, checked, back = given.checked(self, "trace", queries, keys, values, valid_lens, call)
         with self._module.context(self.config.dtype):
             steps = self._calls.trace(self.layer, *arrays, checked)
             return {name: back(step) for name, step in steps.items()}
@@ -395,37 +422,6 @@ class MultiHeadAttention:
         hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
-    def _checked(
-        self, function: str, queries: Any, keys: Any, values: Any, valid_lens: Any, call: Any, **switches: Any
-    ) -> tuple[Any, Call, Callable[[Any], Any]]:
-        """The inputs and the checked call, as the backend's arrays; and the function that turns results back.
-
-        function: the name of the method that was called; call: its keyword arguments.
-        """
-        call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
-        module = self._module
-        queries, keys, values, given = inputs.of_one_framework(self.backend, self.config.dtype, queries, keys, values)
-        arrays = [queries, keys, values]
-        if given != self.backend and getattr(self.layer, "sequence", None) is not None:  # see mha.parallel.parallelize
-            raise TypeError(
-                "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
-            )
-        with module.context(self.config.dtype):
-            checked = check(dispatch.load(given), self.layer, queries, keys, values, call)
-            if given == self.backend:
-                return arrays, checked, _same
-            place = module.place(self.layer)
-            taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
-            own = checked.mapped(lambda X: inputs.taken(module, place, X))
-            return [taken[id(X)] for X in arrays], own, module.to_numpy
-
-    def _cotangent(self, cotangent: Any, shape: Any, place: Any) -> Any:
-        """A cotangent of an output of this shape, checked, as the backend's own array."""
-        cotangent, kind = inputs.array(self.backend, self.config.dtype, "cotangent", cotangent)
-        of_output(dispatch.load(kind), self.config, place, cotangent, tuple(shape))
-        with self._module.context(self.config.dtype):
-            return own_array(self._module, place, cotangent)
-
 
 def restore(
     config: Config,
@@ -438,7 +434,3 @@ def restore(
     attention = MultiHeadAttention.__new__(MultiHeadAttention)
     attention._build(config, backend, arrays, seed, readable)
     return attention
-
-
-def _same(X: Any) -> Any:
-    return X

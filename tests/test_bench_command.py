@@ -108,7 +108,7 @@ def measured(monkeypatch):
     sweep = [
         Row(backend, kind, shape.name, name, role, len(kind) * shape.T + i, 5, mebibytes=1e-3 * shape.T + i)
         for backend in ROLES
-        for kind in cases.KINDS
+        for kind in cases.PASSES
         for shape in cases.SWEEP.values()
         for i, (name, role) in enumerate(ROLES[backend].items())
     ]
@@ -122,8 +122,10 @@ def measured(monkeypatch):
         (["--backends", "cupy"], f"--backends is 'cupy', expected one of {adapters.NAMES}"),
         (["--shapes", "S,Q"], f"--shapes is 'Q', expected one of {', '.join(cases.SHAPES)}"),
         (["--shapes", "T128"], f"--shapes is 'T128', expected one of {', '.join(cases.SHAPES)}"),
-        (["--kinds", "both"], "--kinds is 'both', expected one of inference, training"),
+        (["--kinds", "both"], "--kinds is 'both', expected one of inference, training, decoding"),
         (["--shapes", ""], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),
+        (["--kinds", "decoding", "--shapes", "S"], "a shape in --shapes or --plot; those that begin with D are of"),
+        (["--kinds", "inference", "--shapes", "D"], "those that begin with D are of decoding, all others of the other"),
         (["--kinds", ","], "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot"),
         (["--json", "missing/bench.json"], "no folder"),
         (["--json", "."], "no regular file"),
@@ -147,7 +149,7 @@ def test_a_missing_framework_is_one_line(measured, absent):
 def test_options(measured):
     assert run("bench", "--backends", "numpy,numpy", "--shapes", "XL, S", "--no-memory").exit_code == 0
     assert measured == [
-        (["numpy"], ["inference", "training"], [cases.SHAPES["XL"], cases.SHAPES["S"]], 10.0, False, False)
+        (["numpy"], ["inference", "training", "decoding"], [cases.SHAPES["XL"], cases.SHAPES["S"]], 10.0, False, False)
     ]
 
 
@@ -179,7 +181,7 @@ if HAS_MATPLOTLIB:
         path = tmp_path / f"bench.{suffix}"
         result = run("bench", "--backends", "numpy", "--shapes", "", "--plot", str(path))
         assert result.exit_code == 0, result.output
-        assert measured == [(["numpy"], ["inference", "training"], [], 10.0, True, True)]
+        assert measured == [(["numpy"], ["inference", "training", "decoding"], [], 10.0, True, True)]
         assert path.read_bytes().startswith(magic)
         assert list(tmp_path.iterdir()) == [path]
 
@@ -203,7 +205,7 @@ if HAS_MATPLOTLIB:
             assert [(line.get_color(), line.get_marker()) for line in panel.lines] == looks
             for i, line in enumerate(panel.lines):
                 assert list(line.get_xdata()) == [shape.T for shape in cases.SWEEP.values()]
-                scale = 1e-3 if place // 2 % 2 else len(cases.KINDS[place // 4])
+                scale = 1e-3 if place // 2 % 2 else len(cases.PASSES[place // 4])
                 assert list(line.get_ydata()) == [scale * T + i for T in line.get_xdata()]
         colours = [{line.get_label(): line.get_color() for line in panel.lines} for panel in panels[:2]]
         assert all(colours[0][name] == colours[1][name] for name in ("attention.layer", "readable"))

@@ -20,16 +20,17 @@ REFERENCE = "torch"
 OTHERS = [name for name in NAMES if name != REFERENCE]
 CHAPTERS = tuple(f"{chapter}.py" for chapter in dispatch.CHAPTERS)
 ENGINE = ("engine/layer.py", "engine/pooling.py", "engine/operations.py")
-COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "bench", "measures"))
+COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "bench", "decoding", "measures"))
 
 # How a framework names the methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | {known.method: "__call__" for known in dispatch.FRAMEWORKS.values()}
 # Files that a folder has beyond those of the reference, and why; `parallel/` is not compared.
 COMPILED = "the framework compiles a call as a whole"
+IN_PLACE = "the framework writes to no array, but its compiler may"
 PIECES = "the framework compiles a loop over pieces, of which only a call knows the sizes"
 FILES = {
     "tensorflow": {"engine/calls.py": COMPILED, "engine/compiled.py": COMPILED, "engine/pieces.py": PIECES},
-    "jax": {"engine/calls.py": COMPILED, "engine/pieces.py": PIECES},
+    "jax": {"engine/calls.py": COMPILED, "engine/decoding.py": IN_PLACE, "engine/pieces.py": PIECES},
     "mxnet": {"engine/recomputing.py": "the framework has no function that computes a block again"},
 }
 # Functions, methods and classes of a chapter that the others do not have, and why.

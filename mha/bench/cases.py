@@ -1,6 +1,7 @@
 """Shapes and kinds of the measurements, their inputs, and the arithmetic that no implementation can avoid."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,8 @@ class Shape:
     """Sizes of a self-attention, and the keys that a query sees: B samples of T positions, D hidden units, H heads.
 
     G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; keys: those of a
-    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given.
+    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given; decodes:
+    whether it is one token that comes after T others, which are in a cache.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Shape:
     causal: bool = False
     G: int | None = None
     window: tuple[int | None, int | None] | None = None
+    decodes: bool = False
 
     def layer(self, backend: BackendName) -> mha.MultiHeadAttention:
         """A layer of these sizes, always with the same weights."""
@@ -50,8 +53,8 @@ class Shape:
         return np.full(self.B, self.T * 3 // 4, "int32")
 
     def inputs(self) -> np.ndarray:
-        """The queries, which are the keys and values too, (B, T, D)."""
-        return np.random.default_rng(1).standard_normal((self.B, self.T, self.D), "float32")
+        """The queries, which are the keys and values too, (B, T, D), or (B, 1, D) of the token that is decoded."""
+        return np.random.default_rng(1).standard_normal((self.B, 1 if self.decodes else self.T, self.D), "float32")
 
     def cotangent(self) -> np.ndarray:
         """The gradient of a loss by the output, (B, T, D)."""
@@ -108,10 +111,24 @@ SHAPES = {
         Shape("C", 1, 4096, 512, 8, causal=True),
         Shape("G", 1, 4096, 512, 8, G=2),
         Shape("W", 1, 4096, 512, 8, causal=True, window=(511, 0)),
+        Shape("D", 1, 1024, 512, 8, causal=True, decodes=True),
+        Shape("D-8192", 1, 8192, 512, 8, causal=True, decodes=True),
+        Shape("D-16", 16, 1024, 512, 8, causal=True, decodes=True),
+        Shape("D-16-8192", 16, 8192, 512, 8, causal=True, decodes=True),
+        Shape("D-G", 1, 1024, 512, 8, causal=True, G=2, decodes=True),
+        Shape("D-G-8192", 1, 8192, 512, 8, causal=True, G=2, decodes=True),
+        Shape("D-G-16", 16, 1024, 512, 8, causal=True, G=2, decodes=True),
+        Shape("D-G-16-8192", 16, 8192, 512, 8, causal=True, G=2, decodes=True),
     )
 }
 SWEEP = {f"T{T}": Shape(f"T{T}", 1, T, 512, 8) for T in (128, 256, 512, 1024, 2048, 4096, 8192)}
-KINDS = ("inference", "training")
+PASSES = ("inference", "training")
+KINDS = (*PASSES, "decoding")
+
+
+def of_kind(kind: str, shapes: Iterable[Shape]) -> list[Shape]:
+    """Those of the shapes that a kind is measured with."""
+    return [shape for shape in shapes if shape.decodes == (kind == "decoding")]
 
 
 def find(name: str) -> Shape:

@@ -28,7 +28,7 @@ class Row:
     samples; ratios: lower quartile, median and upper quartile of its time divided by that of `attention.layer` in the
     same round; overhead: the median of the difference of these two times, in microseconds; mebibytes: the peak memory
     of one call, without inputs and weights; floor: the milliseconds of the matrix products alone, at the rate, in
-    GFLOP/s, of the framework's own product.
+    GFLOP/s, of the framework's own product; those of decoding take what reading their numbers takes.
     """
 
     backend: BackendName
@@ -79,6 +79,7 @@ class Runner:
         return sum(
             1 + both * len(self.roles(backend, kind, shape))
             for backend, kind, (shape, both) in itertools.product(backends, kinds, known)
+            if cases.of_kind(kind, [shape])
         )
 
     def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
@@ -127,7 +128,7 @@ class Runner:
             row.ratios = result["ratios"].get(row.implementation)
             row.overhead = result["overheads"].get(row.implementation)
             row.rounds, row.rate = result["rounds"], result["rate"]
-            row.floor = shape.floor(row.kind, result["rate"])
+            row.floor = None if shape.decodes else shape.floor(row.kind, result["rate"])
 
     def _measure(self, what: str, row: Row, shown: str, **arguments: Any) -> dict[str, Any]:
         place = {"backend": row.backend, "kind": row.kind, "shape": row.shape}

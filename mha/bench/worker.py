@@ -39,7 +39,7 @@ def implementations(backend: BackendName, kind: str) -> dict[str, Any]:
     return {
         "roles": {
             shape.name: {name: one.role for name, one in _implementations(backend, shape, kind).items()}
-            for shape in (cases.SHAPES | cases.SWEEP).values()
+            for shape in cases.of_kind(kind, (cases.SHAPES | cases.SWEEP).values())
         }
     }
 
@@ -116,7 +116,7 @@ def _compared(results: Results) -> dict[str, Any]:
 
 
 def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str, Implementation]:
-    made: dict[str, Implementation] = _module(backend).implementations(shape.layer(backend), shape, kind)
+    made: dict[str, Implementation] = _made(backend, shape, kind)
     for other, simpler in shape.simpler().items():
         make = functools.partial(_layer_alone, backend, simpler, kind)
         made[f"{REFERENCE}, {other}"] = Implementation("simpler layer", make)
@@ -125,7 +125,7 @@ def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str,
 
 def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
     """A step of the layer for another shape; it returns no results, since they are different ones."""
-    step = _module(backend).implementations(shape.layer(backend), shape, kind)[REFERENCE].make()
+    step = _made(backend, shape, kind)[REFERENCE].make()
 
     def alone() -> Results:
         step()
@@ -134,9 +134,17 @@ def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
     return alone
 
 
-def _module(backend: BackendName) -> Any:
-    """The benchmarks of a backend."""
-    return importlib.import_module(f"mha.backends.{backend}.commands.bench")
+def _made(backend: BackendName, shape: Shape, kind: str) -> Any:
+    """The implementations of a backend for a shape."""
+    attention = shape.layer(backend)
+    if kind == "decoding":
+        return _module(backend, "decoding").implementations(attention, shape)
+    return _module(backend).implementations(attention, shape, kind)
+
+
+def _module(backend: BackendName, name: str = "bench") -> Any:
+    """The benchmarks of a backend, or those of decoding."""
+    return importlib.import_module(f"mha.backends.{backend}.commands.{name}")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:

@@ -41,19 +41,20 @@ class Cache:
         self._book: Book | None = None
         self._owner: Any = None
 
-    def _array(self, name: str) -> Any:
+    def arrays(self) -> tuple[Any, ...]:
+        """Its arrays, in the order of the attributes."""
         if not self._arrays:
             raise ValueError(
                 "cache is used up, expected the one that the last call returned: write output, cache = "
                 "attention(..., cache=cache)"
             )
-        return self._arrays[ARRAYS.index(name)]
+        return self._arrays
 
-    keys = property(lambda self: self._array("keys"))
-    values = property(lambda self: self._array("values"))
-    positions = property(lambda self: self._array("positions"))
-    lengths = property(lambda self: self._array("lengths"))
-    lost = property(lambda self: self._array("lost"))
+    keys = property(lambda self: self.arrays()[0])
+    values = property(lambda self: self.arrays()[1])
+    positions = property(lambda self: self.arrays()[2])
+    lengths = property(lambda self: self.arrays()[3])
+    lost = property(lambda self: self.arrays()[4])
 
     @property
     def backend(self) -> BackendName:
@@ -178,10 +179,6 @@ class Cache:
         Raises ValueError if the file holds no cache, or is damaged, and OSError if it cannot be read.
         """
         return Cache(*files.load(path)).to(dispatch.backend_name(backend))
-
-    def arrays(self) -> tuple[Any, ...]:
-        """Its arrays, in the order of the attributes."""
-        return tuple(getattr(self, name) for name in ARRAYS)
 
     def facts(self) -> tuple[Config, bool]:
         """What is the same for all caches that one compiled function takes: config, frozen."""

@@ -1,6 +1,6 @@
 """A call of a layer: its arguments, each declared once, and their check."""
 
-from mha.call import inputs
+from mha.call import given, inputs
 from mha.call.check import check, known, native, of_output, whole_heads
 from mha.call.declaration import (
     ALL,
@@ -34,6 +34,7 @@ __all__ = [
     "axes_of",
     "call_of",
     "check",
+    "given",
     "given_call",
     "inputs",
     "keep",

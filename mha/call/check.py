@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
+from mha.cache import check_owner, fit_values
 from mha.cache import fit as fit_cache
-from mha.cache import fit_values
 from mha.call.declaration import ROWS, Call
 from mha.call.fitting import dense, fit_call, fit_inputs, of_dtype, shape_fits
 from mha.config import numpy_dtype
@@ -32,7 +32,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     Raises:
         TypeError, ValueError: if an argument does not fit.
     """
-    plans: Any = getattr(layer, "plans", None) if call.cache is None else None
+    plans: Any = getattr(layer, "plans", None)
     kind = None
     if plans is not None:
         kind = layer.kind(queries, keys, values, call)
@@ -59,7 +59,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
         call = call._replace(step=fit_values(call.cache, queries, call))
     call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)
     if kind is not None:
-        call = layer.planned(queries, keys, call)
+        call = layer.planned(queries, keys, call) if call.cache is None else call
         plans.keep(kind, call)
     return call
 
@@ -71,14 +71,21 @@ def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call
         values_known = arrays.known(lengths)
         if values_known is not None:  # else a compiler will know them
             limit, bounds = limited(values_known, keys.shape[1])
-            if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden
+            if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
                 return check(arrays, layer, queries, keys, values, call._replace(valid_lens=None))
             known = {"valid_lens": limit}
             lengths = lengths if limit is values_known else native(arrays, arrays.place(layer, queries), limit)
-    if call.mask is call.score_bias is call.head_gates is None and call.offset == 0:
-        return plan if lengths is None else plan._replace(valid_lens=lengths, known=known, extremes=bounds)
-    given = call.given() | {"offset": column(call.offset), "valid_lens": lengths, "known": known, "extremes": bounds}
-    return plan._replace(**given)
+    given = {}
+    if not (call.mask is call.score_bias is call.head_gates is None and call.offset == 0):
+        given = call.given() | {"offset": column(call.offset)}
+    if lengths is not None:
+        given |= {"valid_lens": lengths, "known": known, "extremes": bounds}
+    if call.cache is not None:
+        check_owner(call.cache, layer)
+        by_value = given | (known or {})
+        given["step"] = fit_values(call.cache, queries, plan._replace(**by_value) if by_value else plan)
+        given["cache"] = call.cache
+    return plan._replace(**given) if given else plan
 
 
 def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:

@@ -3,6 +3,7 @@
 import operator
 from typing import Any
 
+from mha.cache import Cache
 from mha.call.declaration import ARRAYS, Call
 
 MOST = 256  # plans of one layer
@@ -17,7 +18,7 @@ class Plans(dict[Any, Call]):
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
         if len(self) >= MOST:
             self.clear()
-        self[kind] = call.mapped(lambda X: None)._replace(known=None)
+        self[kind] = call.mapped(lambda X: None)._replace(known=None, cache=None, step=None)
 
     def __deepcopy__(self, memo: Any) -> "Plans":
         return self
@@ -41,7 +42,12 @@ def kind_of(
         return None
     kind = [*state, causal, offset if offset == 0 else 1, training, return_weights]
     kind += queries.shape, queries.dtype, getattr(queries, "device", None)
-    for X in (keys, values, *_arrays(call)):
+    slots: tuple[Any, ...] = ()
+    if call.cache is not None:
+        if type(call.cache) is not Cache or call.cache.frozen or call.cache.owner() is None:
+            return None  # what is known to belong to the layer has its configuration
+        slots = call.cache.arrays()
+    for X in (keys, values, *slots, *_arrays(call)):
         if X is None or X is queries:
             kind.append(X is None)
         elif type(X) in types:

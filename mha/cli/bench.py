@@ -49,9 +49,10 @@ def bench(
     jax.jit and tf.function. The other lines compare it with: attention(...), the call that users make, on the
     framework's own arrays and on NumPy's; the layer with return_weights (readable); the framework's own layers and its
     fused kernel with the same weights; and the time of the matrix products alone. Inference is a forward pass;
-    training is a forward pass and all gradients. The frameworks' layers get masks that exist before. On PyTorch,
-    inference is in inference_mode; lines that end with recorded are outside of it. All of it runs on the processor, in
-    float32.
+    training is a forward pass and all gradients; decoding is one token that comes after T others, which are in a cache,
+    beside a cache as people write it by hand, and the framework's own. The frameworks' layers get masks that exist
+    before. On PyTorch, inference is in inference_mode; lines that end with recorded are outside of it. All of it runs
+    on the processor, in float32.
 
     The command first checks that the implementations of a backend give the same numbers. Then it times them in turns.
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
@@ -70,9 +71,11 @@ def bench(
       C         1  4096  512      8  causal, no lengths
       G         1  4096  512      8  2 key-value heads
       W         1  4096  512      8  as C, window=(511, 0)
+      D         1  1024  512      8  one token after T others
 
     S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all and S64-all have none. At G, the
-    layer with 8 key-value heads is timed as well; at W, the layer with no window.
+    layer with 8 key-value heads is timed as well; at W, the layer with no window. D-8192, D-16 and D-16-8192 have that
+    T and that batch; D-G, D-G-8192, D-G-16 and D-G-16-8192 have 2 key-value heads.
 
     All shapes and kinds take about three hours, and --plot takes about one more. For the plot, an implementation stops
     at the last T for which half of the free memory is surely enough. --no-memory changes only the tables.
@@ -88,8 +91,11 @@ def bench(
     names = chosen_all(backends)
     chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, tuple(cases.SHAPES))]
     both = _choices("--kinds", kinds, cases.KINDS)
-    if not both or not (chosen or plot):
-        terminal.fail("nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot")
+    if not (any(cases.of_kind(kind, chosen) for kind in both) or (plot and {*both} != {"decoding"} and both)):
+        terminal.fail(
+            "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot; those that begin with "
+            "D are of decoding, all others of the other kinds"
+        )
     file = terminal.json_file(to)
     picture, suffix = _picture(plot) if plot else (None, "")
     results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
@@ -119,9 +125,9 @@ def _measure(
         total = runner.steps(backends, kinds, shapes, memory, sweep)
         progress.update(task, total=total, completed=-1)
         for backend, kind in itertools.product(backends, kinds):
-            for shape in shapes:
+            for shape in cases.of_kind(kind, shapes):
                 runner.table(backend, kind, shape, memory)
-            if sweep:
+            if sweep and kind != "decoding":
                 runner.sweep(backend, kind)
     return runner.report
 

@@ -20,12 +20,14 @@ def in_place(queries: Any, call: Call) -> bool:
 
 
 def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
-    """The inputs with zeros for padding, and no keys beside a frozen cache; and the call with their positions."""
-    step, Q, frozen = call.step, queries.shape[1], call.cache.frozen
+    """The inputs with zeros for padding, and no keys beside a frozen cache; and the call, with positions to turn by."""
+    step, frozen, turns = call.step, call.cache.frozen, call.cache.config.rotary
     if frozen:
         keys, values = (of.zeros((len(queries), 0, width), queries) for width in call.cache.widths)  # (B, 0, any)
     if step.first is not None:
-        positions = step.first + of.arange(Q, queries)[None]  # (1, Q)
+        if not turns:
+            return queries, keys, values, call
+        positions = of.arange(queries.shape[1], queries)[None] + step.first  # (1, Q)
     else:
         positions = of.tensor(step.positions, queries)  # (B, Q)
         if (step.positions < 0).any():
@@ -38,38 +40,41 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
 
 
 def remembered(of: Operations, k: Any, v: Any, call: Call, whole: bool = False) -> tuple[Any, Any, Call, Cache]:
-    """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
+    """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), or both (B, G, Q, any), into the slots.
 
     whole: whether keys and values are of all slots nevertheless.
-    Returns keys (B*G, used, d) and values (B*G, used, dv) of the slots, the call of these, and the cache that is left.
+    Returns keys and values of the slots, (B*G, used, any) or (B, G, used, any), the call of these, and the cache that
+    is left.
     """
-    step, S = call.step, call.cache.sizes[1]
+    step, S, are_merged = call.step, call.cache.sizes[1], len(k.shape) == 3
     cache = call.cache if call.cache.frozen else written(of, k, v, call)
     whole |= step.used == slice(0, S)
     k, v = (X if whole else X[:, :, step.used] for X in (cache.keys, cache.values))
     pairs = {name: X[..., step.used] if X.shape[-1] > 1 else X for name, X in call.pairs().items()}
-    rows = of.zeros((1, call.positions.shape[1], 0), k)  # (1, Q, 0)
-    call = call._replace(positions=None, key_positions=None, **pairs)
+    changed = {"positions": None, "key_positions": None, "offset": 0, **pairs}
     if step.in_order:
-        call = call._replace(offset=step.first - step.used.start)
+        changed["offset"] = step.first - step.used.start
     else:
-        call = call._replace(offset=0, causal=False, window=None)
+        changed |= {"causal": False, "window": None}
     if step.seen is not None:
         seen = of.tensor(step.seen, k)  # (B or 1, 1, Q, used)
-        call = call._replace(mask=seen if call.mask is None else of.four_axes(call.mask) * seen)
+        changed["mask"] = of.four_axes(pairs["mask"]) * seen if "mask" in pairs else seen
+    call = call._replace(**changed)
     if pairs or step.hidden:  # what nobody sees may be no number
-        visible = of.visible_keys(rows, k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
+        Q = step.book.tokens - step.first if step.positions is None else step.positions.shape[1]
+        visible = of.visible_keys(of.zeros((1, Q, 0), k), k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
         seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
         k, v = (of.where(seen, X, of.zeros((), X)) for X in (k, v))  # (B, G, used, any)
-    return of.merged(k), of.merged(v), call, cache  # (B*G, used, any)
+    if are_merged:
+        k, v = of.merged(k), of.merged(v)  # (B*G, used, any)
+    return k, v, call, cache
 
 
 def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
     """The cache that is left, with new tokens in its slots; arguments as of `remembered`."""
-    step, (B, G, S, _), Q = call.step, call.cache.keys.shape, k.shape[1]
-    heads, book = call.cache.arrays()[:2], call.step.book
-    new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
-    positions, lengths, lost = call.cache.arrays()[2:]
+    step, (B, G, S, _), Q = call.step, call.cache.keys.shape, k.shape[-2]
+    (*heads, positions, lengths, lost), book = call.cache.arrays(), step.book
+    new = [X if len(X.shape) == 4 else of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
     if step.first is None:
         for slots, X in zip(heads, new, strict=True):
             slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]
@@ -78,6 +83,8 @@ def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
         for there, own in step.runs():
             for slots, X in zip(heads, new, strict=True):
                 slots[:, :, there] = X[:, :, own]
-            positions[:, there] = step.first + of.arange(Q, k)[own]
-        lengths[:], lost[:] = book.tokens, max(book.tokens - S, 0) - 1
+            positions[:, there] = step.first if Q == 1 else of.arange(Q, k)[own] + step.first
+        lengths[:] = book.tokens
+        if book.tokens > S:
+            lost[:] = book.tokens - S - 1
     return call.cache.after(*heads, positions, lengths, lost).booked(book)

@@ -131,6 +131,8 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 def turned(call: Call) -> Call:
     """The call of `by_mask` behind the rotation, without positions."""
+    if not call.by_positions():
+        return call
     return call._replace(**dict.fromkeys(PLACES))
 
 

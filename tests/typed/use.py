@@ -24,6 +24,11 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
     assert_type(attention(X, X, X), Any)  # an array of the framework that X is of
     assert_type(attention(X, X, X, [3, 2], causal=True, return_weights=True), tuple[Any, Any])
     assert_type(attention(X, X, X, return_weights=attention.config.bias), Any)
+    output, cache = attention(X, X, X, causal=True, cache=attention.cache(2, 6))
+    assert_type(output, Any)
+    assert_type(cache, mha.Cache)
+    assert_type(attention(X, X, X, cache=cache, return_weights=True), tuple[Any, Any, mha.Cache])
+    assert_type(attention(X, cache=attention.cache_of(X)), tuple[Any, mha.Cache])
     assert_type(attention.vjp(X, X, X), tuple[Any, Callable[[Any], dict[str, Any]]])
     assert_type(attention.gradients(X, X, X), dict[str, Any])
     assert_type(attention.trace(X, X, X), dict[str, Any])

@@ -13,7 +13,7 @@ from mha.engine import cutting
 from mha.engine.reach import by_group, by_mask, turned
 
 from ..cache import slots_after, taken
-from ..hiding import four_axes, visible_softmax, widen
+from ..hiding import four_axes, visible_keys, visible_softmax, widen
 from ..pooling import cap
 from .operations import OPERATIONS
 from .pieces import prepared
@@ -44,7 +44,8 @@ def remembered(k, v, call):
 
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
     key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
-    keys, values = ((jax.lax.stop_gradient(X).reshape(B * G, S, -1), new) for X, new in zip(kept, (k, v), strict=True))
+    of_slots = (jax.lax.stop_gradient(X).reshape(B * G, S, -1) for X in kept)  # (B*G, S, any)
+    keys, values = zip(of_slots, (k, v), strict=True)
     return keys, values, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), write
 
 
@@ -57,10 +58,11 @@ def pooled(pooling, q, k, v, num_heads, call):
 
     def of_all():
         keys, values = jnp.concatenate(k, 1), jnp.concatenate(v, 1)  # (B*G, T, any)
-        seen = jnp.broadcast_to(
-            hidden.mask.any((1, 2))[:, None], (len(q) // num_heads, len(k[0]) * num_heads // len(q), T)
-        )
-        keys, values = (jnp.where(seen.reshape(-1, T, 1), X, 0) for X in (keys, values))
+        seen = visible_keys(q, jnp.empty((1, T, 0)), hidden).any((1, 2))  # (B or 1, T)
+        sizes = len(q) // num_heads, len(keys) * num_heads // len(q), T  # B, G, T
+        seen = jnp.broadcast_to(seen[:, None], sizes)  # (B, G, T)
+        seen = seen.reshape(-1, T, 1)  # (B*G, T, 1)
+        keys, values = (jnp.where(seen, X, 0) for X in (keys, values))
         return pooling.pool(q, keys, values, num_heads, prepared(hidden, T))
 
     if call.pairs() or call.training or Q > T - Q:

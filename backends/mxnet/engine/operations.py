@@ -16,7 +16,7 @@ OPERATIONS = dataclasses.replace(
     where=where,
     arange=lambda size, like: np.arange(size, dtype="int64"),
     tensor=lambda array, like: tensor(array),
-    merged=lambda X: X.as_nd_ndarray().reshape((-1, *X.shape[2:])).as_np_ndarray(),  # that of np copies
+    merged=lambda X: X.as_nd_ndarray().reshape((-1, *X.shape[2:])).as_np_ndarray(),  # (B*G, T, d); that of np copies
     zeros=lambda shape, like: np.zeros(shape, dtype=like.dtype),
     broadcast_to=np.broadcast_to,
     reshape=np.reshape,

@@ -83,7 +83,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
             lesson = not self.in_place(queries, keys, values, call)
-            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan()))
+            views = not lesson and call.step is not None and queries.shape[1] == 1 and self.takes_views(call)
+            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan(views)))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
         if call.lesson or call.plan.whole:
@@ -182,8 +183,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             may = queries.shape[1] == 1 and not call.return_weights and isinstance(self.attention, AttentionPooling)
         else:  # slots that were made in inference mode are written to in it alone
             may = in_place(queries, call) and (torch.is_inference_mode_enabled() or not call.cache.keys.is_inference())
+        if not (may and torch.is_grad_enabled()):
+            return may
         own = queries, keys, values, *call.differentiable().values(), *self.parameters()
-        return may and not (torch.is_grad_enabled() and any(X is not None and X.requires_grad for X in own))
+        return not any(X is not None and X.requires_grad for X in own)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
@@ -220,8 +223,8 @@ def remembered_one(k, v, call):
     if not cache.frozen:
         rows, there = torch.arange(B, device=k.device), slots[:, S]  # (B,), (B,)
         for X, new in ((cache.keys, k), (cache.values, v)):
-            new = torch.where(call.key_positions[:, :, None] >= 0, new.reshape(B, G, -1), X[rows, :, there])
-            X[rows, :, there] = new  # (B, G, any); padding leaves what is there
+            new = new.reshape(B, G, -1)  # (B, G, any)
+            X[rows, :, there] = torch.where(call.key_positions[:, :, None] >= 0, new, X[rows, :, there])
         cache = cache.after(cache.keys, cache.values, *state)
     k, v, token = cache.keys, cache.values, call.positions[:, :, None]  # (B, G, S, any), (B, 1, 1)
     call = call._replace(key_positions=cache.positions, offset=0)
