@@ -147,14 +147,17 @@ def test_a_port_in_ones_own_tests(capsys):
 
 
 def test_a_report_is_printed_as_the_page_shows_it(capsys):
-    (block,) = pages.code("docs/parity.md")
-    exec(block, {})
+    block, decoding = pages.code("docs/parity.md")
+    names = {}
+    exec(block, names)
     shown = re.findall(r"```text\n(.*?)```", pages.text("docs/parity.md"), re.DOTALL)[0]
 
     def without_digits(text):  # the last of them are the processor's
         return [re.sub(r"[\d.e+-]+", "0", line).split() for line in text.splitlines()]
 
     assert without_digits(capsys.readouterr().out) == without_digits(shown)
+    exec(decoding, names)
+    assert "samples 0 of 2; slots 3, 5 of 8" in capsys.readouterr().out
 
 
 def test_the_page_has_the_catalogue_as_it_is():

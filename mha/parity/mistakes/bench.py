@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mha.parity.mistakes.mistake import Form
-from mha.parity.pipeline.parts import PART_OF, PARTS, ROLES, compute
+from mha.parity.pipeline.parts import PART_OF, PARTS, ROLES, WHOLE, compute
 from mha.parity.pipeline.pieces import Array, Steps
 from mha.parity.pipeline.plan import OF_HIDING, Plan, plan_of, same
 from mha.parity.same.problem import Problem
@@ -82,7 +82,7 @@ class Bench:
             return right
         if all(getattr(plan, field) is getattr(self.plan, field) for field in OF_HIDING):
             return right
-        seen = plan.visible()
+        seen = plan.by_slots(plan.visible())
         return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))
 
     def cut(self, name: str, X: Array) -> Array:
@@ -90,6 +90,8 @@ class Bench:
         if X.ndim == 0:
             return X
         X = self.plan.of_samples(X)
+        if PART_OF[name] in WHOLE:
+            return X
         if name == "output" and X.shape[2] > 1:
             X = X[..., self.plan.features]
         return X if X.shape[1 if X.ndim == 3 else 2] == 1 else self.of_rows(name, X)
@@ -100,13 +102,13 @@ class Bench:
 
     def of_rows(self, name: str, X: Array) -> Array:
         """Take the queries to compute from a step (B, Q, D) or (B, H, Q, any) that has all."""
-        if PART_OF[name] in ROLES or self.rows == ALL:
+        if PART_OF[name] in WHOLE or self.rows == ALL:
             return X
         return X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows]
 
     def part(self, state: State, plan: Plan, part: str) -> tuple[Steps, Array]:
         """Compute one part: its steps, and its result."""
-        usual = plan.rows == self.rows or part in ROLES
+        usual = plan.rows == self.rows or part in WHOLE
         key = part, usual, tuple(form for form in state if form.mistake.touches(part))
         if key in self.parts:
             return self.parts[key]

@@ -6,15 +6,16 @@ import numpy as np
 
 from mha.parity.pipeline.pieces import Array, Steps, norm, regrouped, split, widen
 from mha.parity.pipeline.plan import Plan
-from mha.parity.same.layouts import MEANS, means
+from mha.parity.same.layouts import CACHED, MEANS, PLACED, means
 
 ROLES = {"q": "queries", "k": "keys", "v": "values"}
 
 
+WHOLE = (*ROLES, "cache")  # parts that are computed of all tokens, whichever queries are
 # The parts of the computation, each with the parts that it needs; and the part to which each step belongs.
 PARTS: dict[str, tuple[str, ...]] = {
     "q": (), "k": (), "v": (), "scores": ("q", "k"), "weights": ("scores",), "pooled": ("weights", "v"),
-    "output": ("pooled",),
+    "output": ("pooled",), "cache": ("k", "v"),
 }  # fmt: skip
 
 
@@ -22,6 +23,7 @@ PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
     "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights", MEANS: "weights",
     "pooled": "pooled", "head_gated": "pooled", "merged": "output", "output": "output",
+    **dict.fromkeys(CACHED, "cache"),
 }  # fmt: skip
 
 
@@ -30,16 +32,18 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     if part in ROLES:
         return prepared(plan, part)
     if part == "scores":
-        q, k = before["q"][:, :, plan.rows], plan.share(plan.cached(before["k"]), plan.heads // plan.groups)
+        k = plan.cached(plan.behind_slots("k", before["k"]))
+        q, k = before["q"][:, :, plan.rows], plan.share(k, plan.heads // plan.groups)
         first = plan.rounded(plan.scores(plan, q, k))
         steps = {"scores": first} | plan.bend(plan, first)
-        return steps, list(steps.values())[-1]
+        return {name: plan.by_slots(X) for name, X in steps.items()}, list(steps.values())[-1]
     if part == "weights":
         weights = plan.after(plan.softmax(plan, before["scores"], plan.visible()))
-        given = weights.astype(plan.queries.dtype)
+        given = plan.by_slots(weights.astype(plan.queries.dtype))
         return {"weights": given, MEANS: means(given)}, weights
     if part == "pooled":
-        weights, values = before["weights"], plan.share_values(plan.cached(before["v"]), plan.heads // plan.groups)
+        values = plan.cached(plan.behind_slots("v", before["v"]))
+        weights, values = before["weights"], plan.share_values(values, plan.heads // plan.groups)
         if plan.blanked and not np.isfinite(widen(values).sum()):  # 0 * NaN is NaN
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
@@ -47,9 +51,20 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         if plan.gates is not None:
             steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
         return steps, pooled
+    if part == "cache":
+        return in_slots(plan, before), before["k"]
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
     output = plan.output(merged)
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
+
+
+def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
+    """Write keys, values and positions of a call into its slots; nothing without a cache."""
+    if plan.columns is None:
+        return {}
+    written = {f"cache.{ROLES[role]}": plan.by_slots(plan.behind_slots(role, before[role]), 2) for role in "kv"}
+    found = {name: regrouped(X, plan.config.num_key_value_heads) for name, X in written.items()}
+    return found | {PLACED: plan.by_slots(plan.of_samples(plan.key_places[:, 0, 0]), 1)}
 
 
 def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
@@ -71,7 +86,9 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
     """Turn queries or keys by their positions."""
-    places = plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[:, 0, 0]  # (B or 1, T)
+    places = (
+        plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[:, 0, 0, -X.shape[2] :]
+    )  # (B or 1, T)
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
     return plan.rotate(plan, X, plan.of_samples(places))

@@ -16,6 +16,7 @@ from mha.parity.pipeline.pieces import (
     bend,
     cap,
     merge,
+    regrouped,
     root,
     rotate,
     scores,
@@ -24,6 +25,7 @@ from mha.parity.pipeline.pieces import (
     split,
     widen,
 )
+from mha.parity.same.decoding import Decoding
 from mha.parity.same.problem import Problem
 
 REMEMBERED = 2**28  # bytes, about
@@ -46,7 +48,9 @@ class Plan:
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
-    applied to both sides of a matrix product; rounded: applied to every result; computed: what `once` has computed, for
+    applied to both sides of a matrix product; rounded: applied to every result; kept_k, kept_v: of a call with a cache,
+    keys and values in its slots before it, (B, G, S, any), which come before those of its tokens, and columns: (B, S),
+    which of these T each slot holds after it; else None; computed: what `once` has computed, for
     this plan and those that are made from it.
     """
 
@@ -99,12 +103,20 @@ class Plan:
     blanked: bool = True
     into_product: Callable[[Array], Array] = as_it_is
     rounded: Callable[[Array], Array] = as_it_is
+    kept_k: Any = None
+    kept_v: Any = None
+    columns: Any = None
     computed: dict[tuple[Any, ...], tuple[Array, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_keys(self) -> int:
+        """The number of keys to see: those in slots before the call, and its own."""
+        return int(self.keys.shape[1] + (0 if self.kept_k is None else self.kept_k.shape[2]))
 
     @property
     def key_places(self) -> Array:
         """Positions of keys, (B or 1, 1, 1, K)."""
-        places = np.arange(self.keys.shape[1])[None] if self.key_positions is None else self.key_positions
+        places = np.arange(self.num_keys)[None] if self.key_positions is None else self.key_positions
         return places[:, None, None]
 
     def query_places(self, offsets: Array) -> Array:
@@ -165,7 +177,21 @@ class Plan:
         seen = np.ones((1, 1, 1, 1), bool)
         for name in names:
             seen = seen & self.of_pairs(self.hiding[name](self))
-        return np.broadcast_to(seen, (B, self.heads, Q, self.keys.shape[1]))
+        return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
+
+    def behind_slots(self, role: str, X: Array) -> Array:
+        """Put keys or values of the call, (B, G, K, any), behind those in the slots: (B, G, T, any)."""
+        kept = self.kept_k if role == "k" else self.kept_v
+        return X if kept is None else np.concatenate([regrouped(self.of_samples(kept), X.shape[1]), X], 2)
+
+    def by_slots(self, X: Array, axis: int = 3) -> Array:
+        """Take what the slots hold after the call from T slots and tokens; X: of the samples to compute."""
+        if self.columns is None:
+            return X
+        columns = self.of_samples(self.columns)
+        columns = columns.reshape(len(columns), *[1] * (axis - 1), -1, *[1] * (X.ndim - 1 - axis))
+        sizes = [*X.shape[:axis], columns.shape[axis], *X.shape[axis + 1 :]]
+        return np.take_along_axis(X, np.broadcast_to(columns, sizes), axis)
 
 
 def plan_of(
@@ -186,9 +212,17 @@ def plan_of(
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
-        features=features,
+        features=features, **kept(problem, kind),
         **of_hiding(problem.call),
     )  # fmt: skip
+
+
+def kept(problem: Problem, kind: Any) -> dict[str, Any]:
+    """Make the fields of a plan that a cache has."""
+    if not isinstance(problem, Decoding):
+        return {}
+    slots = problem.slots
+    return {"kept_k": slots.keys.astype(kind), "kept_v": slots.values.astype(kind), "columns": slots.columns}
 
 
 def of_hiding(call: Call) -> dict[str, Any]:

@@ -30,17 +30,20 @@ OF_VALUES = ("W_v", "split_v")
 POOLED = ("pooled", "head_gated", "merged")
 PAIRS = ("scores", "capped", "biased", "weights")
 MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
+PLACED = "cache.positions"
+CACHED = ("cache.keys", "cache.values", PLACED)  # the slots, as they are after a call with a cache
 FROM_SOFTMAX = ("weights", MEANS, *POOLED, "output")  # a row of these that sees no key is a result, too
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of a call: batch B, queries Q, keys K, and those of the layer."""
+    """The sizes of a call: batch B, queries Q, keys K, and those of the layer; slots: those of its cache, or None."""
 
     B: int
     Q: int
     K: int
     config: Config
+    slots: int | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or without heads (B, Q, any)."""
@@ -54,14 +57,17 @@ class Sizes:
             return B, G, K, dv
         if name in POOLED:
             return B, H, Q, dv
+        S = K if self.slots is None else self.slots
+        if name in CACHED:
+            return {"cache.keys": (B, G, S, d), "cache.values": (B, G, S, dv), PLACED: (B, S)}[name]
         if name == MEANS:
-            return B, Q, K
-        return (B, H, Q, K) if name in PAIRS else (B, Q, config.num_hiddens)
+            return B, Q, S
+        return (B, H, Q, S) if name in PAIRS else (B, Q, config.num_hiddens)
 
 
 def kind(name: str) -> Kind:
     """Whether an array holds rows of heads, pairs of queries and keys, or neither."""
-    if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED):
+    if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED, "cache.keys", "cache.values"):
         return "rows"
     return "pairs" if name in PAIRS else "whole"
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha import arrays, checks, dispatch
+from mha.cache import Cache
 from mha.call import ROWS, Call, check, inputs
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
@@ -90,6 +91,10 @@ class Problem:
         """Which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
         return self.visible & self.counted_rows[:, None, :, None]
 
+    def by_slots(self, pairs: np.ndarray) -> np.ndarray:
+        """Return pairs of queries and keys as they are compared: by slots, if the call has a cache."""
+        return pairs
+
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count, see `layouts.matters`."""
         return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
@@ -170,12 +175,15 @@ class Problem:
         call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
         return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
 
-    def _steps(self, layer: MultiHeadAttention) -> Named:
+    def _traced(self, layer: MultiHeadAttention) -> Named:
+        """Every step of the call in a layer's dtype, as `trace` has them."""
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
-            steps = module.trace(layer.layer, *self._arguments(layer))
+            return module.trace(layer.layer, *self._arguments(layer))
+
+    def _steps(self, layer: MultiHeadAttention) -> Named:
         found: Named = {}
-        for name, X in steps.items():
+        for name, X in self._traced(layer).items():
             found[name] = traced(name, self.sizes.shape(name))[1](X)
             if name == "weights":
                 found[MEANS] = means(found[name])
@@ -203,17 +211,25 @@ def problem(
     rows: Any = None,
     empty_rows: bool = True,
 ) -> Problem:
-    """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does."""
+    """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does.
+
+    A cache among them is copied. Beside a frozen one, the queries stand in for keys and values.
+    """
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     layer, dtype = attention.to("numpy"), attention.config.dtype
-    given = one_framework(queries, keys, values)
+    cache = None if call.get("cache") is None else copied(call["cache"])
+    alone = cache is not None and keys is None and values is None  # beside a frozen cache, which has them
+    given = one_framework(queries, queries if alone else keys, queries if alone else values)
     queries, keys, values, _ = inputs.of_one_framework("numpy", dtype, *given)
     checks.flag("causal", call["causal"])
     whole = ("integers", "switch")  # of any framework, as every call takes them
     known = {name: X for name, X in call.items() if name in ROWS}
     rest = {name: X if ROWS[name].holds in whole else as_numpy(X) for name, X in known.items()}
-    checked = check(dispatch.load("numpy"), layer.layer, queries, keys, values, Call(**rest))
+    own = (None, None) if alone else (keys, values)
+    checked = check(dispatch.load("numpy"), layer.layer, queries, own[0], own[1], Call(**rest, cache=cache))
+    if cache is not None and cotangent is not None:
+        raise ValueError("cotangent is given beside a cache, expected None: a call with a cache has no gradients")
     if cotangent is not None:
         cotangent, _ = inputs.array("numpy", dtype, "cotangent", as_numpy(cotangent))
         shape = (*queries.shape[:2], attention.config.num_hiddens)
@@ -227,6 +243,13 @@ def problem(
         cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
     counting = rows, checks.flag("empty_rows", empty_rows)
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
+
+
+def copied(cache: Any) -> Cache:
+    """Copy a cache of any backend, and of any layer of this configuration, to NumPy; a call leaves it as it was."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
+    return cache.to("numpy")
 
 
 def with_rows(asked: Problem) -> Problem:

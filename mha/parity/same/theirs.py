@@ -8,7 +8,7 @@ import numpy as np
 
 from mha import arrays, checks, dispatch
 from mha.layer import MultiHeadAttention
-from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS
+from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, PLACED
 from mha.parity.same.problem import Named, Problem
 
 
@@ -35,7 +35,7 @@ def named(asked: Problem, theirs: Any) -> Named:
             )
         if full not in known:
             raise ValueError(f"theirs has {unknown(name, known)}")
-        array = floats(f"theirs[{name!r}]", X)
+        array = (whole if full == PLACED else floats)(f"theirs[{name!r}]", X)
         if full == "weights" and asked.config.num_heads > 1 and array.shape == asked.sizes.shape(MEANS):
             full = MEANS
         if full in found:
@@ -62,6 +62,15 @@ def floats(name: str, X: Any) -> np.ndarray:
     array = arrays.to_numpy(X)
     if checks.dtype_name(array.dtype) not in checks.FLOATS:
         raise TypeError(f"{name} has dtype {array.dtype}, expected {', '.join(checks.FLOATS)}")
+    return np.array(array)
+
+
+def whole(name: str, X: Any) -> np.ndarray:
+    """Copy an array of integers of any framework into NumPy's."""
+    dispatch.module_of(X, name)  # or it is no array
+    array = arrays.to_numpy(X)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}, expected integers, the position of each slot")
     return np.array(array)
 
 

@@ -48,8 +48,8 @@ def errors(X: Array, expected: Array) -> Array:
 
 
 def of_queries(name: str, X: Array, expected: Array) -> Array | None:
-    """Sum the errors of each query of each sample, (B, Q); None for an array of keys or values."""
-    if PART_OF[name] in ("k", "v"):
+    """Sum the errors of each query of each sample, (B, Q); None for an array of keys, values or slots."""
+    if PART_OF[name] in ("k", "v", "cache"):
         return None
     far = distances(X, expected)
     return far.sum(2) if far.ndim == 3 else far.sum((1, 3))

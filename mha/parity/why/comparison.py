@@ -12,12 +12,15 @@ from mha import arrays, checks, dispatch
 from mha.call import Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
 from mha.parity.described.shifted import unshifted
+from mha.parity.same.decoding import decoding
 from mha.parity.same.layouts import (
+    CACHED,
     FROM_SOFTMAX,
     GRADIENT,
     INPUTS,
     MEANS,
     OF_INPUTS,
+    PLACED,
     choices,
     kind,
     layout_name,
@@ -43,6 +46,7 @@ def compare(
     values: Any,
     valid_lens: Any = None,
     *,
+    cache: Any = None,
     cotangent: Any = None,
     layout: str | None = None,
     others: Mapping[str, MultiHeadAttention] | None = None,
@@ -60,9 +64,13 @@ def compare(
             values is "gradient.inputs", the sum of the three.
             Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
             (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K), or weights that are means over the heads,
-            (B, Q, K).
+            (B, Q, K). With a cache, scores and weights have an axis of slots, as they are after the call, and there are
+            "cache.keys" (B, G, S, d), "cache.values" (B, G, S, dv) and "cache.positions" (B, S) as the call leaves
+            them.
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
             framework.
+        cache: the layer's `mha.Cache` as it was before the call, of any backend; it stays as it is. A call with a cache
+            has no gradients.
         cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
         layout: "(B, H, T, d)" or "(B, T, H, d)", if the shapes fit both.
         others: other layers by name, such as those of the same checkpoint, whose weights may have been taken.
@@ -78,9 +86,9 @@ def compare(
         TypeError, ValueError: if an argument is not as above. Another shape of a step, NaN and infinity are no errors
             but rows of the report that differ.
     """
-    given = call_of("compare", valid_lens, call)._asdict()
-    asked = with_rows(problem(attention, queries, keys, values, given, cotangent, rows, empty_rows))
-    return report_of(asked, theirs, layout, others)
+    given = call_of("compare", valid_lens, call, cache=cache)._asdict()
+    asked = problem(attention, queries, keys, values, given, cotangent, rows, empty_rows)
+    return report_of(with_rows(decoding(asked)), theirs, layout, others)
 
 
 @spelled
@@ -92,6 +100,7 @@ def diagnose(
     values: Any,
     valid_lens: Any = None,
     *,
+    cache: Any = None,
     cotangent: Any = None,
     layout: str | None = None,
     others: Mapping[str, MultiHeadAttention] | None = None,
@@ -106,7 +115,7 @@ def diagnose(
     attention, the `Diagnosis` has that in place of a mistake. It prints as text, also if nothing gives the numbers.
     """
     more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
-    return compare(attention, theirs, queries, keys, values, valid_lens, **more, **call).diagnosis
+    return compare(attention, theirs, queries, keys, values, valid_lens, cache=cache, **more, **call).diagnosis
 
 
 @spelled
@@ -175,7 +184,8 @@ def report_of(
         compared_rows.append(row)
         if turned is not None:
             taken[name] = turned
-    turned_back, note = unshifted(asked, taken, {row.name: row.passed for row in compared_rows})
+    passed, cached = {row.name: row.passed for row in compared_rows}, asked.sizes.slots is not None
+    turned_back, note = ({}, "") if cached else unshifted(asked, taken, passed)  # keys in the slots are not shifted
     taken |= turned_back
     for at, row in enumerate(compared_rows):
         if row.name in turned_back and not row.passed:
@@ -185,8 +195,8 @@ def report_of(
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
         nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
-        return Report(rows, asked.config.dtype, nothing, look)
-    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure))
+        return Report(rows, asked.config.dtype, nothing, None if cached else look)
+    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure or cached))
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
@@ -202,7 +212,8 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     counts = np.ones(expected.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
     expected, counts = (np.repeat(array, share, 1) if share > 1 else array for array in (expected, counts))
     there = np.where(counts, theirs, 0).astype(np.float64)
-    notes = [] if checks.dtype_name(X.dtype) == asked.config.dtype else [f"in {X.dtype}"]
+    usual = name == PLACED or checks.dtype_name(X.dtype) == asked.config.dtype
+    notes = [] if usual else [f"in {X.dtype}"]
     if name == MEANS:
         notes.append("means over the heads were given")
     if limit == np.inf:
@@ -257,7 +268,7 @@ def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], lay
     if kind(name) == "rows" and shape[1] != heads:
         possible.append((shape[0], heads, *shape[2:]))
     for each in possible:
-        fits = choices(name, X, each, layout)
+        fits = choices(name, X, each, layout or ("(B, H, T, d)" if name in CACHED else None))  # as a cache has them
         if len(fits) == 1:
             return layouts(name, each)[fits[0]][1]
         if fits:

@@ -65,7 +65,7 @@ def explained(
         explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
     sure = [one for one in explanations if one.sure]
-    swapped = "output" in steps and far >= SURE and not sure
+    swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
     if swapped and (expected := axes.over_samples(problem, steps["output"])):
         there, right = steps["output"], problem.expected("output")
         left = apart(there, expected.X) / apart(there, right.X)
@@ -122,7 +122,8 @@ def attempts(
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
             explanations += inexact(problem, steps, nearest[0], searches.first)
-        if far >= SURE and not pairs and not any(one.sure for one in explanations):
+        plain = problem.sizes.slots is None  # in slots, no values are known by their weights
+        if plain and far >= SURE and not pairs and not any(one.sure for one in explanations):
             found_dropout = precision.dropout(problem, steps)
             explanations += [of_errors((), found_dropout)] if found_dropout else []
         if any(one.sure for one in explanations):

@@ -4,7 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, OF_KEYS, OF_VALUES, POOLED, kind
+from mha.parity.same.layouts import (
+    CACHED,
+    GRADIENT,
+    INPUTS,
+    MEANS,
+    OF_INPUTS,
+    OF_KEYS,
+    OF_VALUES,
+    PLACED,
+    POOLED,
+    kind,
+)
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import error
 from mha.parity.why.pictures import picture, words
@@ -29,16 +40,19 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
         return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
     if name == MEANS:
         return of_means(asked, wrong, int(worst[0]))
+    if name == PLACED:
+        labels, nothing = [f"sample {b}" for b in range(len(wrong))], np.zeros(wrong.shape, bool)
+        return words(wrong, nothing, ["samples", "slots"]), picture(wrong, nothing, labels, "slots")
     if kind(name) == "whole":
         return of_weight(asked, short, wrong)
     padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
     if kind(name) == "pairs":
         b, h = (int(i) for i in worst[:2])
         labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
-        where = words(wrong, padding, ["samples", "heads", "queries", "keys"])
-        return where, picture(wrong[b, h], padding[b, h], labels, "keys")
+        where = words(wrong, padding, ["samples", "heads", "queries", across(asked)])
+        return where, picture(wrong[b, h], padding[b, h], labels, across(asked))
     B, H, T, _ = wrong.shape
-    rows = "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
+    rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
     labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
     grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
     return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
@@ -46,10 +60,15 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
 
 def of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
     """Describe where means of attention weights over the heads (B, Q, K) are wrong; sample: that of the picture."""
-    padding = ~np.asarray(asked.counted_pairs.any(1))  # (B, Q, K)
+    padding = ~np.asarray(asked.by_slots(asked.counted_pairs).any(1))  # (B, Q, K)
     labels = [f"sample {sample}, query {i}" for i in range(wrong.shape[1])]
-    where = words(wrong, padding, ["samples", "queries", "keys"])
-    return where, picture(wrong[sample], padding[sample], labels, "keys")
+    where = words(wrong, padding, ["samples", "queries", across(asked)])
+    return where, picture(wrong[sample], padding[sample], labels, across(asked))
+
+
+def across(asked: Problem) -> str:
+    """What the last axis of pairs is of."""
+    return "keys" if asked.sizes.slots is None else "slots"
 
 
 def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
@@ -75,7 +94,7 @@ def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return what is no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
     visible = asked.counted_pairs
     if kind(name) == "pairs":
-        return visible
+        return asked.by_slots(visible)
     if len(shape) == 3:
         of_queries, of_keys = np.asarray(visible.any((1, 3))), np.asarray(visible.any((1, 2)))
         if name == INPUTS:
