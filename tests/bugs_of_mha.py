@@ -169,6 +169,23 @@ GROUPS = {
         "a layer of Flax sees no causal order": (r"padding\[:, None, None\], pairs, order\)",
             "padding[:, None, None], pairs)"),
     }),
+    "decoders elsewhere": ("mha/testing", "testing_decoding", {
+        "a decoder gets no state back": (r", None, state\)", ", None, None)"),
+        "a decoder gets one token at a time": (r"for cut in cuts:\n        places",
+            "for cut in [slice(t, t + 1) for t in range(T)]:\n        places"),
+        "no prompt is ragged": (r"np\.array\(\[prompt, 2, prompt - 1\]\)", "np.array([prompt] * 3)"),
+        "lengths of a ragged prompt are forgotten": (r'call\["valid_lens"\] = .*', "pass"),
+        "positions of each call begin at 0": (r"places = positions\[:, cut\]", "places = positions[:, cut] * 0"),
+        "a prompt is as short as the window": (r"far = long_enough\(config, 0\)", "far = 0"),
+        "a prompt takes any memory": (r" if BATCH \* memory.* else 0", ""),
+        "a decoder's padding counts": (r'not decodes, decodes\)', "True, decodes)"),
+        "a call that differs is explained by another one": (r"cuts\[: number \+ 1\]", "cuts[:number]"),
+        "the last token that differs is the first": (r"wrong\.any\(0\)\.argmax\(\)", "wrong.any(0).nonzero()[0][-1]"),
+        "any pair of a decoder will do": (r" or len\(found\) != 2", ""),
+        "outputs of a decoder may have any shape": (r"if output\.shape != .*:", "if False:"),
+        "a decoder that says no padding is given some": (r"if positions is not None and not \{", "if False and not {"),
+        "a decoder runs the cases of others": (r"table = decodings if it\.decodes else None", "table = None"),
+    }),
     "arguments of tests elsewhere": ("mha/testing", "testing_arguments", {
         "every function with **kwargs was written for this suite": (
             'if takes is None and rest and "attention" in signature.parameters:', "if takes is None and rest:"),

@@ -134,12 +134,16 @@ def test_a_fixed_tolerance_misleads(capsys):
 
 
 def test_a_port_in_ones_own_tests(capsys):
-    *_, block, _, test = pages.code("docs/porting.md")
+    *_, block, _, test, decoder = pages.code("docs/porting.md")
     names = {}
     exec(block, names)
     compared, *left_out = capsys.readouterr().out.splitlines()
     assert re.match(r"\d+ cases the same, the largest ratio 0\.", compared)
     assert "left out, it takes no mask: float64, mask" in left_out
+    exec(decoder, names)
+    compared, ragged, *_ = capsys.readouterr().out.splitlines()
+    assert compared.startswith("2 cases the same")
+    assert ragged.startswith("left out, it takes neither valid_lens nor positions: float64, decoding, ragged")
     exec(test, names)
     with pytest.raises(AssertionError, match=r"raised in 1 of 1 case .*KeyError: 'W_q.bias'"):
         mha.testing.assert_parity(names["port"], "numpy", cases="equal widths, no bias", dtypes="float64")

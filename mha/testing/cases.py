@@ -47,16 +47,20 @@ def chosen(
     dtypes: Any,
     of: MultiHeadAttention | Mapping[str, Any] | None,
     causal: bool,
+    decodings: Callable[[Mapping[str, Any] | None], list[Case]] | None = None,
 ) -> Iterator[tuple[Case, FloatName]]:
     """Choose the cases of a suite, each in its dtypes, for the suite's layers or another; arguments of `assert_parity`.
 
-    A layer with a window or a rotation has long sequences, too, each in one dtype.
+    A layer with a window or a rotation has long sequences, too, each in one dtype. decodings: makes the cases of a
+    decoder, which has no others, for the options of a layer; None = it is none.
     Raises TypeError or ValueError if a name is not known, or if a layer has none of the dtypes.
     """
     quick = checks.choice("suite", suite, ("quick", "full")) == "quick" and cases is None
     options = None if of is None else options_of(of)
-    added = [] if options is None else long_sequences(options)
-    names = None if cases is None else [_known(name, added) for name in _listed(cases)]
+    added = [] if options is None or decodings else long_sequences(options)
+    every = (*EVERY, *added) if decodings is None else decodings(options)
+    names = None if cases is None else [_known(name, every) for name in _listed(cases)]
+    rare = ALL_CASES[len(CASES) :] if quick else ()
     known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in _listed(dtypes)]
     own = of.config.dtype if isinstance(of, MultiHeadAttention) else None
     if own is not None and own not in known:
@@ -64,9 +68,9 @@ def chosen(
     possible = [dtype for dtype in known if dtype in dispatch.load(backend).DTYPES]
     precise = sorted(possible, key=UNIT.__getitem__)[:1]
     calls = set()
-    for case in (*(EVERY[: len(CASES)] if quick else EVERY), *added):
+    for case in every:
         wanted = precise if case in added else case.quick if quick else case.dtypes
-        if not wanted or (names is not None and case.name not in names):
+        if not wanted or case in rare or (names is not None and case.name not in names):
             continue
         case = case if options is None else fitted(case, options)
         case = dataclasses.replace(case, causal=True) if causal else case
@@ -183,12 +187,16 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
 
 
 def asked(
-    attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any], cotangent: Any = None
+    attention: MultiHeadAttention,
+    inputs: tuple[np.ndarray, ...],
+    call: dict[str, Any],
+    cotangent: Any = None,
+    empty_rows: bool = True,
 ) -> Problem:
     """The call in the form of `mha.parity`."""
     queries, keys, values = inputs
     defaults: dict[str, Any] = dict.fromkeys(ROWS) | {"causal": False, "offset": 0}
-    return problem(attention, queries, keys, values, defaults | call, cotangent)
+    return problem(attention, queries, keys, values, defaults | call, cotangent, None, empty_rows)
 
 
 def without_empty_rows(
@@ -221,9 +229,9 @@ def _listed(names: Any) -> list[Any]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _known(name: Any, added: Collection[Case]) -> str:
-    """The name of a case of either suite, or of one that is added; ValueError if it is none."""
-    known = [case.name for case in (*EVERY, *added)]
+def _known(name: Any, cases: Collection[Case]) -> str:
+    """The name of one of these cases; ValueError if it is none."""
+    known = [case.name for case in cases]
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""

@@ -20,6 +20,7 @@ from mha.parity.unseen.views import sight
 from mha.parity.why.comparison import report_of
 from mha.tables import counted, number, text
 from mha.testing.cases import Trial, arguments, as_mask, asked, chosen, options_of, trial
+from mha.testing.decoding import decoded, decodings
 from mha.testing.implementations import Implementation, own, read
 
 LISTED = 4  # so many cases of a long list are named
@@ -83,6 +84,10 @@ def assert_parity(
             weights it should use, and its `**kwargs` get every argument; if it has `cotangent`, the gradient by the
             output from which its gradients start. It returns the output, the pair (output, weights), or a mapping of
             any steps and gradients, as `mha.parity.compare` takes them.
+            A function with a parameter `state` is a decoder, which hides what follows by itself. It returns the pair
+            (output, state) and gets that state back in its next call; None at first. Its first call is a prompt, which
+            `valid_lens` (B,) says is padded on the right where it is, the others are one token or some. `positions`
+            (B, tokens) are -1 in padding. Together its outputs have to be those of one causal call.
             A layer that `mha.from_native` reads, or a layer of a subclass, is called in its framework's manner: output,
             weights and gradients are compared with what its own weights should give. Any other layer is called like a
             function, and needs `attention`.
@@ -120,10 +125,15 @@ def assert_parity(
     of = it.attention if attention is None else attention
     layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
     rows = it.empty_rows if empty_rows is None else checks.flag("empty_rows", empty_rows)
-    reports, left_out, raised, trials = {}, {}, {}, {}
-    for case, dtype in chosen(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal)):
+    reports, left_out, raised, trials, places = {}, {}, {}, {}, {}
+    table = decodings if it.decodes else None
+    for case, dtype in chosen(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal), table):
         label = f"{dtype}, {case.name}"
         try:
+            if it.decodes:
+                trials[label] = trial(case, dtype, it.backend, layer, it.alone, True)
+                reports[label], places[label] = decoded(it, trials[label], rows)
+                continue
             trials[label] = as_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
             reports[label] = compared(it, trials[label], layout, causal)
         except NotImplementedError as reason:
@@ -133,7 +143,8 @@ def assert_parity(
     different = [label for label, report in reports.items() if not report]
     if different or raised or not reports:
         cause = next(iter(raised.values()), None)
-        raise AssertionError(failure(it.name, reports, left_out, raised, trials, layer is None)) from cause
+        message = failure(it.name, reports, left_out, raised, trials, places, layer is None)
+        raise AssertionError(message) from cause
     zero = [] if layer is None else [name for name, X in layer.weights.items() if not X.any()]
     note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
     calls = [(partial(of_trial, trials[label]), [row.name for row in report.rows]) for label, report in reports.items()]
@@ -167,11 +178,13 @@ def failure(
     left_out: Mapping[str, str],
     raised: Mapping[str, Exception],
     trials: Mapping[str, Trial],
+    places: Mapping[str, str],
     of_suite: bool,
 ) -> str:
     """The message of a failure: a line for each error, and the report of the first case that differs.
 
-    of_suite: True if the layer is the suite's; then the message describes it.
+    places: where a decoder first differs, in words; of_suite: True if the layer is the suite's; then the message
+    describes it.
     """
     different = [label for label, report in reports.items() if not report]
     of = len(reports) + len(raised)
@@ -191,6 +204,7 @@ def failure(
             f"{name} differs in {_named(different, of)}",
             "",
             f"{first}: {made} called with queries, keys, values{call}",
+            *filter(None, [places.get(first)]),
             f"this case alone: cases={case!r}, dtypes={dtype!r}",
             str(reports[first]),
             "",

@@ -17,13 +17,13 @@ from mha.names import BackendName
 from mha.weights import native
 
 # The other parameters by which an implementation may ask for something.
-ASKED = ("attention", "cotangent")
+ASKED = ("attention", "cotangent", "state")
 # The names of the three inputs, here and in the frameworks' own layers; their order is not the same everywhere.
 INPUTS = ({"queries", "query", "q"}, {"keys", "key", "k"}, {"values", "value", "v"})
 HIDING = ("valid_lens", "mask", "causal")
 
 Call = dict[str, Any]
-Run = Callable[[MultiHeadAttention, tuple[Any, ...], Call, Any], Any]
+Run = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Implementation:
     cotangent in these arrays, and the other arguments of a call in NumPy, which returns what `parity.compare` takes.
     attention: the layer that it should equal, if its weights can be read; takes: the arguments that it takes; alone:
     True if it takes one input for all three; cotangent: True if it takes a cotangent; empty_rows: True if queries that
-    see no key must give 0.
+    see no key must give 0; decodes: True if it has a state, which `run` takes last.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Implementation:
     alone: bool = False
     cotangent: bool = True
     empty_rows: bool = True
+    decodes: bool = False
 
 
 def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str, ...] | None) -> Implementation:
@@ -121,8 +122,10 @@ def by_name(
     rest = _rest(signature)
     taken = _taken(name, signature, inputs, takes)
 
-    def run(attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Any:
-        offered = {"attention": attention, "cotangent": cotangent}
+    def run(
+        attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any, state: Any = None
+    ) -> Any:
+        offered = {"attention": attention, "cotangent": cotangent, "state": state}
         named = dict(zip(inputs, arrays, strict=False)) | {one: offered[one] for one in asked}
         named |= {one: own(backend, value) for one, value in call.items()}
         known = {one: named.pop(one) for one in signature.parameters if one in named}
@@ -132,7 +135,8 @@ def by_name(
         with evaluating(given):
             return given(*bound.args, **bound.kwargs)
 
-    return Implementation(name, backend, run, None, taken, len(inputs) == 1, "cotangent" in asked)
+    alone, decodes = len(inputs) == 1, "state" in asked  # a decoder may give what it likes for padding
+    return Implementation(name, backend, run, None, taken, alone, "cotangent" in asked, not decodes, decodes)
 
 
 def _rest(signature: inspect.Signature) -> str | None:

@@ -1,0 +1,123 @@
+"""A decoder: an implementation with a state gets a prompt, then its tokens one by one, and some of them at once.
+
+Together its outputs are those of one causal call. The first call that differs is explained by that call with a cache.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import checks
+from mha.config import DTYPES, Config
+from mha.parity import Case, Report
+from mha.parity.same.decoding import decoding
+from mha.parity.same.problem import Problem
+from mha.parity.same.theirs import floats
+from mha.parity.unseen.probes import MEMORY, long_enough, memory
+from mha.parity.why.comparison import report_of
+from mha.parity.why.places import outside
+from mha.positions import Rotary
+from mha.testing.cases import Trial, asked
+from mha.testing.implementations import Implementation, own
+
+BATCH, PROMPT, LATER = 3, 5, (1, 1, 1, 3, 1)  # samples, tokens of the prompt, and of each call after it
+USUAL: dict[str, Any] = {"num_hiddens": 30, "num_heads": 6, "bias": True}
+LAYERS: dict[str, dict[str, Any]] = {
+    "decoding": USUAL,
+    "decoding, groups": USUAL | {"num_key_value_heads": 2, "key_dim": 8, "rotary": Rotary(6)},
+    "decoding, window": USUAL | {"window": (3, 0)},
+}
+
+
+def decodings(options: Mapping[str, Any] | None) -> list[Case]:
+    """The cases of a decoder, each with a full prompt and with a ragged one, which is padded on the right.
+
+    options: of the layer, whose prompt is longer than its window, as far as memory reaches; None = layers of the suite.
+    """
+    found = []
+    for name, layer in LAYERS.items() if options is None else [("decoding", dict(options))]:
+        config = Config(**layer)
+        far = long_enough(config, 0)
+        prompt = max(PROMPT, far if BATCH * memory(config, far + sum(LATER)) <= MEMORY else 0)
+        lengths, T = np.array([prompt, 2, prompt - 1])[:, None], prompt + sum(LATER)
+        each = np.arange(T)
+        ragged = np.where(each < lengths, each, np.where(each < prompt, -1, lengths + each - prompt)).tolist()  # (B, T)
+        case = Case(
+            name,
+            layer,
+            causal=True,
+            batch=BATCH,
+            num_queries=T,
+            num_keys=T,
+            dtypes=DTYPES,
+            quick=("float64", "float32"),
+        )
+        found += [case, Case(**vars(case) | {"name": f"{name}, ragged", "positions": ragged, "key_positions": ragged})]
+    return found
+
+
+def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report, str]:
+    """The report of a decoder: of all its tokens, or of the first call that differs; and the words which one that is.
+
+    empty_rows: whether what it gives for padding must be 0. Raises NotImplementedError if it takes nothing that says
+    what is padding, and any error of its own.
+    """
+    cuts, positions = portions(tried.inputs[0].shape[1]), tried.call.get("positions")
+    if positions is not None and not {"positions", "valid_lens"}.intersection(it.takes):
+        raise NotImplementedError("it takes neither valid_lens nor positions")
+    theirs = outputs_of(it, tried, cuts)
+    whole = asked(tried.attention, tried.inputs, tried.call, None, empty_rows)
+    report = report_of(whole, theirs, call_is_sure=True)
+    expected = whole.expected("output")
+    there = np.where(whole.matters("output"), theirs, 0)
+    wrong = np.asarray(outside(there, expected.X, expected.limit).any(2))  # (B, T)
+    if report or not wrong.any():
+        return report, ""
+    token = int(wrong.any(0).argmax())
+    number, sample = next(n for n, cut in enumerate(cuts) if token < cut.stop), int(wrong[:, token].argmax())
+    where = f"call {number} after the prompt" if number else "the prompt"
+    given = f"tokens: {cuts[0].stop}, then {', '.join(map(str, LATER))}"
+    alone = report_of(of_call(tried, cuts[: number + 1], empty_rows), theirs[:, cuts[number]], call_is_sure=True)
+    return (report if alone else alone), f"{given}; token {token} of sample {sample} differs first, in {where}"
+
+
+def of_call(tried: Trial, cuts: list[slice], empty_rows: bool) -> Problem:
+    """The last of these calls, with the cache that NumPy has after those before it."""
+    layer: Any = tried.attention.to("numpy")
+    cache, positions = layer.cache(len(tried.inputs[0]), tried.inputs[0].shape[1]), tried.call.get("positions")
+    for cut in cuts:
+        inputs = tuple(X[:, cut] for X in tried.inputs)
+        call = {"causal": True, "cache": cache} | ({} if positions is None else {"positions": positions[:, cut]})
+        asked_for = decoding(asked(layer, inputs, call, None, empty_rows))
+        _, cache = layer(*inputs, **call)
+    return asked_for
+
+
+def portions(tokens: int) -> list[slice]:
+    """The tokens of each call: those of the prompt, then a few of them."""
+    ends = np.cumsum([tokens - sum(LATER), *LATER]).tolist()
+    return [slice(*edges) for edges in zip([0, *ends], ends, strict=False)]
+
+
+def outputs_of(it: Implementation, tried: Trial, cuts: list[slice]) -> np.ndarray:
+    """The outputs of a decoder that is given some tokens after others, side by side: (B, T, D)."""
+    (B, T), D = tried.inputs[0].shape[:2], tried.attention.config.num_hiddens
+    positions = np.broadcast_to(tried.call.get("positions", np.arange(T, dtype=np.int32)), (B, T))
+    outputs: list[np.ndarray] = []
+    state = None
+    for cut in cuts:
+        places = positions[:, cut]
+        call = {"causal": True, "positions": places}
+        if (places < 0).any():
+            call["valid_lens"] = (places >= 0).sum(1, dtype=np.int32)
+        call = {name: X for name, X in call.items() if name in it.takes}
+        arrays = tuple(own(it.backend, X[:, cut]) for X in tried.inputs)
+        found = it.run(tried.attention, arrays, call, None, state)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(f"it returned {checks.brief(found)}, expected the pair (output, state)")
+        output, state = floats("output", found[0]), found[1]
+        if output.shape != (B, cut.stop - cut.start, D):
+            raise ValueError(f"output has shape {output.shape}, expected {(B, cut.stop - cut.start, D)}")
+        outputs.append(output)
+    return np.concatenate(outputs, 1)
