@@ -15,6 +15,16 @@ GROUPS = {
             r"LOST, found\)", "found, found)")),
         "slots have the positions of the columns": {"all": (
             r"state = taken\(before, columns, 1\)", "state = before[:, :S]")},
+        "slots that nobody sees count": {"tensorflow": (r"return tf\.cond\(tf\.reduce_any\(.*", "return found")},
+        "what others have is written": {"tensorflow": (r"cache\.owner\(\) is not layer", "False")},
+        "a token's own keys have no gradients": {"tensorflow": (r" and not record\.could_possibly_record\(\)", "")},
+        "heads write into the slots of the first": {"tensorflow": (r"tf\.range\(B \* G\) \* S", "0 * tf.range(B * G)")},
+        "padding has a slot": {"tensorflow": (r"if not everywhere:", "if False:")},
+        "a portion begins at the first slot": {"tensorflow": (r"step\.first - step\.used\.start if", "0 if")},
+        "each token is compiled anew": {"tensorflow": (r'\("real", bool\(.*\)\), ', '("real", step.first or True), ')},
+        "a portion sees what it writes over": {"tensorflow": (r"isinstance\(Q, int\) and Q == 1", "True")},
+        "a mask has a column for each slot and token": {"tensorflow": (
+            r"(call\.key_positions\], 1\), )call\._replace\(\*\*pairs\)", r"\1call")},
     }),
     "blocks": ("reference loops blocks", {
         "a block forgets its place": {

@@ -105,6 +105,14 @@ def test_a_slot_that_is_empty_or_hidden_does_not_count(backend):
     same(attention(x, x, x, valid_lens=[1, 0, 1], cache=poisoned)[0][::2], attention(x, X, X)[::2])
 
 
+def test_a_token_that_is_no_number_does_not_count_behind_the_window(backend):
+    attention, X = layer(backend, window=(1, None)), tokens(22, 4)
+    X[:, 0] = np.nan
+    output, _ = decoded(attention, X, (1, 1, 1, 1), attention.cache(B, 5))
+    assert np.isnan(output[:, :2]).all()
+    same(output[:, 2:], attention(*[X[:, 1:]] * 3, causal=True)[:, 1:])
+
+
 def test_weights_are_by_slots(backend):
     attention, X = layer(backend, window=(3, None)), tokens(6)
     _, cache = decoded(attention, X, (4, 3), attention.cache(B))

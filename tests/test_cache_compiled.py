@@ -78,6 +78,84 @@ def test_function(backend):
     assert steps(backend, compiled) == [1] * T
 
 
+KINDS = {
+    "grouped and turned": {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "bias": True},
+    "a ring": {"window": (2, None), "qk_norm": "rms", "softcap": 5.0},
+    "a ring that sees ahead": {"window": (2, 1), "num_key_value_heads": 1},
+    "additive": {"pooling": "additive"},
+}
+
+
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("options", KINDS)
+def test_portions_inside_a_function(backend, options):
+    import tensorflow as tf
+
+    attention = mha.MultiHeadAttention(D, H, backend=backend, seed=3, **KINDS[options])
+    window = "window" in KINDS[options]
+
+    @tf.function(reduce_retracing=True)
+    def step(x, cache, **given):
+        return attention.layer(x, x, x, causal=True, cache=cache, **given)
+
+    cache, expected = attention.cache(B, None if window else T), attention(X, X, X, causal=True)
+    first = 0
+    for count in (2, 3, 1):
+        x = tf.constant(X[:, first : first + count])
+        given = {} if window else {"mask": tf.ones((B, 1, count, T), tf.bool)}
+        output, cache = step(x, cache, **given)
+        np.testing.assert_allclose(output, expected[:, first : first + count], rtol=0, atol=1e-5)
+        first += count
+    assert int(cache.lengths[0]) == T
+
+
+@pytest.mark.backends("tensorflow")
+def test_no_function_is_compiled_after_the_second_token(backend):
+    from mha.backends.tensorflow.engine.compiled import _functions
+
+    attention, after_two = mha.MultiHeadAttention(8, 2, seed=5, backend=backend), None
+    x, cache = mha.tensor(X[:, :1, :8], backend=backend), attention.cache(B, 2000)
+    for token in range(2000):
+        _, cache = attention(x, x, x, causal=True, cache=cache)
+        after_two = [*_functions] if token == 1 else after_two
+        assert token < 2 or [*_functions] == after_two
+    assert mha.to_numpy(cache.lengths).tolist() == [2000] * B
+
+
+@pytest.mark.backends("tensorflow")
+def test_what_a_function_gives_is_not_written(backend):
+    import tensorflow as tf
+
+    attention = mha.MultiHeadAttention(D, H, backend=backend)
+    start, x = tf.function(lambda: attention.cache(B, T)), tf.constant(X[:, :1])
+    for _ in range(2):
+        cache = start()  # the constants of the function itself
+        assert not cache.keys.numpy().any()
+        _, after = attention(x, x, x, causal=True, cache=cache)
+        assert after.keys.numpy().any()
+
+
+@pytest.mark.backends("tensorflow")
+def test_gradients_flow_through_own_tokens(backend):
+    import tensorflow as tf
+
+    attention, x = mha.MultiHeadAttention(D, H, backend=backend), tf.constant(X)
+    _, cache = attention(x[:, :3], x[:, :3], x[:, :3], causal=True, cache=attention.cache(B, T))
+    compiled = tf.function(lambda x, cache: attention.layer(x, x, x, causal=True, cache=cache))
+    for step in (lambda x, cache: attention(x, x, x, causal=True, cache=cache), compiled):
+        for own in (x[:, 3:4], x[:, 3:]):
+            again = attention.cache(B, T).after(*map(tf.identity, cache.arrays()))
+            found = []
+            for decode in (True, False):
+                with tf.GradientTape() as tape:
+                    tape.watch(own)
+                    rows = tf.concat([x[:, :3], own], 1)
+                    output = step(own, again)[0] if decode else attention(own, rows, rows, causal=True, offset=3)
+                    total = tf.reduce_sum(output**2)
+                found.append(tape.gradient(total, own))
+            np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
+
+
 @pytest.mark.backends("torch")
 def test_compile(backend):
     import torch

@@ -22,7 +22,11 @@ def vjp(layer, queries, keys, values, call):
     own = own[0], [tf.convert_to_tensor(X) for X in own[1]]  # as they are now
     same = layer, own, queries, keys, values, call
     seed = drawn_seed(layer) if call.training else None
-    return run(attended, *same, seed), lambda cotangent: _in_order(layer, run(_pulled, *same, seed, cotangent))
+
+    def pull_back(cotangent):
+        return _in_order(layer, run(_pulled, *same, seed, cotangent=cotangent))
+
+    return run(attended, *same, seed), pull_back
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):

@@ -23,7 +23,7 @@ from mha.engine.reach import span
 from ..arrays import tensor
 from ..heads import HeadNorm
 
-ORDER = ("queries", "keys", "values", *ARRAYS, "seed", "cotangent")
+ORDER = ("queries", "keys", "values", *ARRAYS, "seed")
 INTEGERS = [name for name in ARRAYS if ROWS[name].holds == "integers"]
 MOST = 256  # functions, that are kept: each takes some MiB
 # What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
@@ -106,26 +106,27 @@ class Plan(dict):
     fits = None
 
 
-def run(function, layer, own, queries, keys, values, call, seed=None, cotangent=None):
-    """function(layer, queries, keys, values, call), and a cotangent where it is given, compiled.
+def run(function, layer, own, queries, keys, values, call, seed=None, facts=(), exact=False, **more):
+    """function(layer, queries, keys, values, call), and facts and more arrays by name where they are given, compiled.
 
-    own: the layer's variables and their values, as `variables` gives them; seed: for the dropout of a call in training.
+    own: the layer's variables and their values, as `variables` gives them; seed: for the dropout of a call in training;
+    facts: names and what decides how it is compiled; exact: whether it is compiled for these sizes alone.
     """
     (variables, weights), plan = own, Plan() if call.plan is None else call.plan
     given = [queries, None if keys is queries else keys, None if values is keys else values]
     given += [getattr(call, name) for name in ARRAYS]
     arrays = {}
-    for name, X in zip(ORDER, (*given, seed, cotangent), strict=True):
+    for name, X in (*zip(ORDER, (*given, seed), strict=True), *more.items()):
         if X is not None and not (type(X) is int and X == 0):  # an offset
             arrays[name] = _tensor(name, X) if name in INTEGERS or not isinstance(X, tf.Tensor) else X
     known = {}
     if not (call.lesson or call.return_weights):
         one = fits(layer.config, queries, keys, call) if plan.fits is None else plan.fits
         known = {"fits": one, "lengths": _lengths(call)}
-    kind = function.__name__, cotangent is None, *known.values(), *map(type, weights)
+    kind = function.__name__, *arrays, facts, *known.values(), *map(type, weights)
     compiled = plan[kind]() if kind in plan else None
     if compiled is None:
-        compiled = _function(function, layer, variables, weights, arrays, call, known)
+        compiled = _function(function, layer, variables, weights, arrays, call, facts, exact, known)
         plan[kind] = weakref.ref(compiled)
     return compiled(*weights, *arrays.values())
 
@@ -135,17 +136,17 @@ def drawn_seed(layer):
     return tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32)
 
 
-def _function(function, layer, variables, weights, arrays, call, known):
+def _function(function, layer, variables, weights, arrays, call, facts, exact, known):
     """The compiled function of a kind of call; arrays: by name; known: attributes of `Tracing`; others as of `run`."""
-    specs = tuple((name, *_known(name, X)) for name, X in arrays.items())
+    specs = tuple((name, X.dtype, tuple(X.shape) if exact else _sizes(name, X)) for name, X in arrays.items())
     sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
-    switches = call.causal, call.training, call.return_weights, *known.values(), cutting.SCORES
+    switches = call.causal, call.training, call.return_weights, facts, *known.values(), cutting.SCORES
     kind = function.__name__, layer.config, sizes, specs, *switches
     with _lock:
         if kind not in _functions:
             fixed = Call(causal=call.causal, training=call.training, return_weights=call.return_weights)
             fixed = fixed._replace(window=layer.config.window, known={})
-            _functions[kind] = _compile(function, layer, variables, weights, specs, fixed, known)
+            _functions[kind] = _compile(function, layer, variables, weights, specs, fixed, facts, known)
         _functions.move_to_end(kind)
         compiled = _functions[kind]
         if len(_functions) > MOST:
@@ -153,7 +154,7 @@ def _function(function, layer, variables, weights, arrays, call, known):
     return compiled
 
 
-def _compile(function, layer, variables, weights, specs, fixed, known):
+def _compile(function, layer, variables, weights, specs, fixed, facts, known):
     """A compiled function; this layer is what it is traced with, and is not kept; fixed: the call without arrays."""
 
     def call(*tensors):
@@ -162,10 +163,10 @@ def _compile(function, layer, variables, weights, specs, fixed, known):
         queries = arrays.pop("queries")
         keys = arrays.pop("keys", queries)
         inputs = queries, keys, arrays.pop("values", keys)
-        seed, named = arrays.pop("seed", None), {name: arrays.pop(name) for name in ("cotangent",) if name in arrays}
+        seed, more = arrays.pop("seed", None), {name: arrays.pop(name) for name in arrays.keys() - {*ORDER}}
         values = zip(variables, map(tf.convert_to_tensor, values), strict=True)
         with knowing(seed=seed, **known), keras.StatelessScope(values):
-            return function(layer, *inputs, fixed._replace(**arrays), **named)
+            return function(layer, *inputs, fixed._replace(**arrays), **dict(facts), **more)
 
     signature = [X if isinstance(X, tf.Variable) else tf.TensorSpec(X.shape, X.dtype) for X in weights]
     signature += [tf.TensorSpec(sizes, dtype) for _, dtype, sizes in specs]
@@ -181,13 +182,15 @@ def _tensor(name, X):
     return tensor(checks.plain(X)) if isinstance(X, np.ndarray) else X
 
 
-def _known(name, X):
-    """The dtype of a tensor of this name, and the sizes that a function knows: widths, and where one is 1."""
+def _sizes(name, X):
+    """The sizes of a tensor of this name that a function knows: widths, and where one is 1."""
     if name == "seed":
-        return X.dtype, tuple(X.shape)
+        return tuple(X.shape)
     if name in (*OF_PAIRS, "offset"):
-        return X.dtype, tuple(1 if size == 1 else None for size in X.shape)
-    return X.dtype, (None,) * 2 + tuple(X.shape[2:]) if len(X.shape) == 3 else (None,) * len(X.shape)
+        return tuple(1 if size == 1 else None for size in X.shape)
+    if len(X.shape) == 4:  # the slots of heads
+        return None, X.shape[1], None, X.shape[3]
+    return (None,) * 2 + tuple(X.shape[2:]) if len(X.shape) == 3 else (None,) * len(X.shape)
 
 
 def fits(config, queries, keys, call):

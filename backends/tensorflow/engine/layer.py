@@ -3,10 +3,13 @@
 Letters as in the chapters. The steps and their order are the lesson's: here are `project`, `pool` and `merge`.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
 
+from mha.cache import fit_values
 from mha.call import GIVEN, Plans, check, kind_of, takes_call, whole_heads
 from mha.engine import cutting
 from mha.engine.reach import all_used, by_mask, reach, span, turned, used
@@ -17,6 +20,7 @@ from ..arrays import refuse_masks, shape_of
 from ..hiding import blank
 from .compiled import INTEGERS, Plan, drawn_seed, is_untouched, run, tracing, variables
 from .compiled import fits as scores_fit
+from .decoding import decoded, placed, pooled, remembered, runs_compiled
 from .operations import OPERATIONS
 from .pieces import fits, of_seen, whole
 from .pooling import POOLINGS, AttentionPooling, plan_of, pooling
@@ -64,21 +68,27 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def attend(self, queries, keys, values, call):
         """Take the steps compiled, if they are not yet inside a compiled function; else as the lesson, or in pieces."""
-        own = variables_of(self, queries, keys, values, call)
-        if own is not None:  # Keras gave arguments, whose values are not known yet
+        if tf.executing_eagerly():  # Keras gave arguments, whose values are not known yet
             known = {name: arrays.known(X) for name, X in call.arrays().items() if name in INTEGERS}
-            return compiled(self, own, queries, keys, values, call._replace(known=known))
+            step = None if call.cache is None else fit_values(call.cache, queries, call._replace(**known))
+            call = call._replace(known=known, step=step)
+            own = variables_of(self, queries, keys, values, call)
+            if own is not None:
+                return compiled(self, own, queries, keys, values, call)
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
+        if call.cache is not None:
+            return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
         call = whole(by_mask(OPERATIONS, queries, keys, call), (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
-        if call.return_weights or call.traced or call.cache is not None:
+        if call.return_weights or call.traced or (call.cache is not None and tf.executing_eagerly()):
             return True
-        empty = 0 in (*queries.shape[:2], keys.shape[1])  # None where it is learnt only in a call
+        # A size is None where it is learnt only in a call.
+        empty = 0 in (*queries.shape[:2], keys.shape[1] if call.cache is None else call.cache.sizes[1])
         return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
@@ -100,6 +110,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.lesson:
             return super().blanked(queries, keys, values, call)
+        if call.cache is not None:
+            return placed(queries, keys, values, call)
         keys, values, call = narrowed(queries, keys, values, call)
         if all_used(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
@@ -107,18 +119,31 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         blank_queries, *rest = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
         return queries if call.plan is not None and call.plan.see else blank_queries, *rest, call
 
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache; where its step is known, it has not lost what it needs."""
+        if call.lesson:
+            return super().recall(output, weights, call, cache)
+        B, Q = shape_of(cache.keys)[0], shape_of(call.positions)[1]
+        output = tf.reshape(output, (B, Q, self.config.num_hiddens))  # (B, Q, D)
+        return (output, cache) if call.step is not None else super().recall(output, weights, call, cache)
+
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        pool = self.attention.pool if call.cache is None else functools.partial(pooled, self.attention)
         call = turned(call)
         H, G, (BH, Q) = self.config.num_heads, self.config.num_key_value_heads, shape_of(q)[:2]
         if len(q.shape) == 4:
-            return self.attention.pool(q, k, v, H, call), None  # (B, H, Q, dv)
+            return pool(q, k, v, H, call), None  # (B, H, Q, dv)
         numbers = (q, H), (k, G), (v, G)
         parts = (tf.reshape(X, (BH // H, heads, *shape_of(X)[1:])) for X, heads in numbers)  # (B, H or G, T, d)
-        pooled = self.attention.pool(*parts, H, call)  # (B, H, Q, dv)
-        return tf.reshape(pooled, (BH, Q, pooled.shape[3])), None  # (B*H, Q, dv)
+        heads = pool(*parts, H, call)  # (B, H, Q, dv)
+        return tf.reshape(heads, (BH, Q, heads.shape[3])), None  # (B*H, Q, dv)
 
     def merge(self, pooled):
         """The heads side by side, of either layout: (B, Q, H*dv), or in rows (B*Q, H*dv) where `W_o` takes these."""
@@ -132,12 +157,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
 def variables_of(layer, queries, keys, values, call):
     """The variables of a layer that may run compiled on these arrays; None if it does not, as of a subclass."""
-    if call.cache is not None or not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+    if not tf.executing_eagerly() or tf.config.functions_run_eagerly():
+        return None
+    if call.cache is not None and not runs_compiled(queries, call):
         return None
     if type(layer) is not MultiHeadAttention or type(layer.attention) is not POOLINGS[layer.config.pooling]:
         return None
     if call.plan is None:  # which has arrays that run compiled
-        for X in (queries, keys, values, *call.arrays().values()):
+        inputs = queries, *(() if keys is None else (keys, values))
+        for X in (*inputs, *call.arrays().values()):
             if not isinstance(X, (tf.Tensor, np.ndarray)) or 0 in X.shape:
                 return None
     return variables(layer)
@@ -150,6 +178,8 @@ def attended(layer, queries, keys, values, call):
 
 def compiled(layer, own, queries, keys, values, call):
     """The results of the layer for a checked call, compiled; own: its variables."""
+    if call.cache is not None:
+        return decoded(layer, own, queries, keys, values, call)
     call = call._replace(training=bool(call.training and layer.config.dropout))
     seed = drawn_seed(layer) if call.training else None
     return run(attended, layer, own, queries, keys, values, call, seed=seed)

@@ -1,0 +1,193 @@
+"""Calls with a cache: compiled, with slots that are written in place, or as a part of somebody's own `tf.function`.
+
+Letters as in the chapters; S slots, Q new tokens, T = S + Q.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from mha.cache import Cache
+from mha.engine.decoding import in_place
+from mha.engine.reach import all_used, by_mask, used
+
+from .. import cache as chapter
+from ..arrays import shape_of
+from ..cache import slots_after, taken
+from ..hiding import four_axes
+from .compiled import Plan, drawn_seed, fits, run
+from .operations import OPERATIONS
+from .pieces import whole
+
+
+class Slots(NamedTuple):
+    """What a call does to the slots of its cache, where that is known before the call.
+
+    real: whether no token is padding; in_order: whether the slots that are used follow each other, so that order and
+    window of the call hide, from the first on; there: (B or 1, Q), the slot of each token, S = none, None = nothing is
+    written; used: (2,), the first slot that queries may see and the end of these, None = all.
+    """
+
+    real: bool
+    in_order: bool
+    there: Any = None
+    used: Any = None
+
+
+def runs_compiled(queries, call):
+    """Whether a call with a cache runs as a compiled function, through which no gradients flow."""
+    return in_place(queries, call) and not record.could_possibly_record()
+
+
+def decoded(layer, own, queries, keys, values, call):
+    """The results of a layer for a checked call whose step is known, compiled; own: its variables."""
+    cache, step, Q, arrays = call.cache, call.step, queries.shape[1], {}
+    heads, state = [cache.keys, cache.values], [_integers(X) for X in step.book.arrays]
+    positions = step.positions if step.first is None else np.arange(step.first, step.first + Q)[None]  # (B or 1, Q)
+    in_order = step.in_order and Q > 1
+    if cache.frozen:
+        keys = values = queries
+    else:
+        there = positions % cache.sizes[1]  # (B or 1, Q)
+        if step.first is None:
+            there[:] = cache.sizes[1]
+            there[step.rows, step.columns] = step.slots
+        arrays["there"] = _integers(there)
+        if Q > 1:
+            arrays["used"] = tf.constant([step.used.start, step.used.stop], tf.int32)
+        if cache.owner() is not layer:  # somebody else may have these arrays, as a function its constants
+            heads = [tf.raw_ops.DeepCopy(x=X) for X in heads]
+        call = call._replace(valid_lens=None)
+    arrays |= {"slot_keys": heads[0], "slot_values": heads[1], "slot_positions": state[0]}
+    facts = ("real", bool((positions >= 0).all())), ("in_order", in_order)
+    offset = step.first - step.used.start if in_order else 0
+    call = call._replace(positions=_integers(positions), key_positions=None, offset=offset, plan=Plan())
+    call.plan.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
+    call = call._replace(training=bool(call.training and layer.config.dropout))
+    seed = drawn_seed(layer) if call.training else None
+    output, *heads = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
+    if cache.frozen:
+        return output, cache
+    after = cache.after(*heads, *state).booked(step.book)
+    cache.use_up()
+    return output, after
+
+
+def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_positions, **slots):
+    """The output of a call and its slots, to be compiled; slot_positions: those after the call; slots: of `Slots`."""
+    cache = Cache(layer.config, (slot_keys, slot_values, slot_positions, None, None), frozen="there" not in slots)
+    output, after = layer.attend(queries, keys, values, call._replace(cache=cache, step=Slots(**slots)))
+    return output, after.keys, after.values
+
+
+def _integers(X):
+    """NumPy's integers as a tensor of 32 bits."""
+    return tf.constant(X.astype(np.int32))
+
+
+def placed(queries, keys, values, call):
+    """The inputs with zeros for padding, and no keys beside a frozen cache; and the call with their positions."""
+    if not isinstance(call.step, Slots):
+        return chapter.place(queries, keys, values, call)
+    key_positions = call.positions
+    if call.cache.frozen:
+        keys, values = (tf.zeros((shape_of(queries)[0], 0, width), queries.dtype) for width in call.cache.widths)
+        key_positions = key_positions[:, :0]  # (B, 0)
+    if not call.step.real:
+        real = call.positions[:, :, None] >= 0, key_positions[:, :, None] >= 0  # (B, Q, 1), (B, Q or 0, 1)
+        queries = tf.where(real[0], queries, tf.zeros((), queries.dtype))  # (B, Q, any)
+        keys, values = (tf.where(real[1], X, tf.zeros((), X.dtype)) for X in (keys, values))  # (B, Q or 0, any)
+    return queries, keys, values, call._replace(key_positions=key_positions)
+
+
+def remembered(k, v, call):
+    """Write the heads of new tokens into the slots, and find the heads that queries attend to.
+
+    k is (B*G, Q, d) or (B, G, Q, d), v (B*G, Q, dv) or (B, G, Q, dv). Returns keys and values in the same layout, the
+    call of these, whose positions stay, and the cache that is left.
+    """
+    known = isinstance(call.step, Slots)
+    heads, key_positions, call, cache = (_known if known else _learnt)(k, v, call)
+    (B, _, K, _), Q, H = shape_of(heads[0]), shape_of(call.positions)[1], cache.config.num_heads
+    rows, columns = call.positions[:, :, None], key_positions[:, :, None]  # (B or 1, Q, 1), (B, K, 1)
+    hiding = call._replace(key_positions=key_positions, offset=0)
+    if known and call.step.in_order:
+        hiding = call._replace(positions=None, key_positions=None)
+    hiding = whole(by_mask(OPERATIONS, rows, columns, hiding), (B, H, Q, K))
+    if call.positions.shape[1] != 1 and not all_used(hiding, Q, K):
+        seen = used(OPERATIONS, rows, columns, hiding)[1][:, None, :, None]  # (B or 1, 1, K, 1)
+        heads = [tf.where(seen, X, tf.zeros((), X.dtype)) for X in heads]  # (B, G, K, any)
+    k, v = (tf.reshape(X, (*shape_of(new)[:-2], K, X.shape[3])) for X, new in zip(heads, (k, v), strict=True))
+    return k, v, hiding._replace(positions=call.positions), cache
+
+
+def _known(k, v, call):
+    """Heads (B, G, K, any) in slots that have the new tokens, their positions (B, K), the call of these, the cache."""
+    cache, slots = call.cache, call.step
+    heads, key_positions, after = [cache.keys, cache.values], cache.positions, cache
+    if not cache.frozen:
+        heads = _written(_in_place, heads, (k, v), slots.there, slots.real)
+        after = cache.after(*heads, None, None, None)
+    if slots.used is not None:
+        seen = slice(slots.used[0], slots.used[1])
+        heads = [X[:, :, seen] for X in heads]  # (B, G, K, any)
+        key_positions, call = key_positions[:, seen], call.part(keys=seen)._replace(offset=call.offset)
+    return heads, key_positions, call, after
+
+
+def _learnt(k, v, call):
+    """What `_known` gives, where only a compiler knows the step: of slots, or of slots as they were and new tokens."""
+    cache = call.cache
+    B, G, S, _ = shape_of(cache.keys)
+    kept = [tf.stop_gradient(X) for X in (cache.keys, cache.values)]  # (B, G, S, any)
+    if cache.frozen:
+        return kept, cache.positions, call, cache
+    columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    # The last token of a slot, of those that are kept, writes it.
+    Q = shape_of(call.positions)[1]
+    last = taken(columns, slots[:, S:], 1) == S + tf.range(Q)  # (B, Q)
+    there = tf.where(last & (call.key_positions >= 0), slots[:, S:], S)  # (B, Q)
+    heads = _written(tf.tensor_scatter_nd_update, kept, (k, v), there, False)
+    after = cache.after(*map(tf.stop_gradient, heads), *state)
+    if isinstance(Q, int) and Q == 1:  # which sees nothing that it overwrites
+        return heads, state[0], call, after
+    new = (tf.reshape(X, (B, G, Q, X.shape[-1])) for X in (k, v))  # (B, G, Q, any)
+    heads = [tf.concat(both, 2) for both in zip(kept, new, strict=True)]  # (B, G, T, any)
+    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    return heads, tf.concat([cache.positions, call.key_positions], 1), call._replace(**pairs), after
+
+
+def _written(write, slots, heads, there, everywhere):
+    """The slots, two arrays (B, G, S, any), with heads of new tokens where `there` (B or 1, Q) says.
+
+    everywhere: whether every token has a slot.
+    """
+    (B, G, S, _), Q = shape_of(slots[0]), shape_of(there)[1]
+    rows = tf.reshape(tf.range(B * G) * S, (B, G, 1)) + there[:, None]  # (B, G, Q)
+    rows, flat = tf.reshape(rows, (-1, 1)), [tf.reshape(X, (-1, X.shape[-1])) for X in heads]  # (B*G*Q, any)
+    if not everywhere:
+        kept = tf.reshape(tf.broadcast_to(there[:, None] < S, (B, G, Q)), (-1,))  # (B*G*Q,)
+        rows, *flat = (tf.boolean_mask(X, kept) for X in (rows, *flat))
+    both = zip(slots, flat, strict=True)
+    return [tf.reshape(write(tf.reshape(X, (-1, X.shape[3])), rows, new), (B, G, S, X.shape[3])) for X, new in both]
+
+
+def _in_place(X, rows, new):
+    """X (rows, any) with other rows, where it lies; `tf.tensor_scatter_nd_update` would copy what is an argument."""
+    return tf.raw_ops.InplaceUpdate(x=X, i=rows[:, 0], v=new)
+
+
+def pooled(pooling, q, k, v, num_heads, call):
+    """The pooled heads (B, H, Q, dv) of a call of which `remembered` gave keys and values, (B, G, K, any)."""
+    found = pooling.pool(q, k, v, num_heads, call)
+    if q.shape[2] != 1:
+        return found
+    seen = used(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
+
+    def of_seen():
+        return pooling.pool(q, k, tf.where(seen, v, tf.zeros((), v.dtype)), num_heads, call)
+
+    # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
+    return tf.cond(tf.reduce_any(tf.math.is_nan(found)), of_seen, lambda: found)
