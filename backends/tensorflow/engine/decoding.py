@@ -26,14 +26,15 @@ class Slots(NamedTuple):
     """What a call does to the slots of its cache, where that is known before the call.
 
     real: whether no token is padding; in_order: whether the slots that are used follow each other, so that order and
-    window of the call hide, from the first on; there: (B or 1, Q), the slot of each token, S = none, None = nothing is
-    written; used: (2,), the first slot that queries may see and the end of these, None = all.
+    window of the call hide, from the first on; positions: (B or 1, S), of the slots after the call; there: (B or 1, Q),
+    the slot of each token, S = none; used: (2,), the first slot that queries may see and the end of these, None = all.
     """
 
     real: bool
     in_order: bool
-    there: Any = None
-    used: Any = None
+    positions: Any
+    there: Any
+    used: Any
 
 
 def runs_compiled(queries, call):
@@ -43,43 +44,70 @@ def runs_compiled(queries, call):
 
 def decoded(layer, own, queries, keys, values, call):
     """The results of a layer for a checked call whose step is known, compiled; own: its variables."""
-    cache, step, Q, arrays = call.cache, call.step, queries.shape[1], {}
-    heads, state = [cache.keys, cache.values], [_integers(X) for X in step.book.arrays]
-    positions = step.positions if step.first is None else np.arange(step.first, step.first + Q)[None]  # (B or 1, Q)
-    in_order = step.in_order and Q > 1
-    if cache.frozen:
-        keys = values = queries
+    cache, step, Q, arrays, state = call.cache, call.step, queries.shape[1], {}, ()
+    B, S = cache.sizes
+    heads, real, in_order = (cache.keys, cache.values), True, step.in_order and Q > 1
+    if step.first is not None:  # what is in the slots follows from that
+        positions = np.arange(step.first, step.first + Q)[None]  # (1, Q)
     else:
-        there = positions % cache.sizes[1]  # (B or 1, Q)
-        if step.first is None:
-            there[:] = cache.sizes[1]
+        positions, there = step.positions, np.full((B, Q), S)  # (B, Q)
+        real = bool((positions >= 0).all())
+        if cache.frozen:
+            arrays["slot_positions"], keys, values = cache.positions, queries, queries
+        else:
             there[step.rows, step.columns] = step.slots
-        arrays["there"] = _integers(there)
+            state = list(map(_integers, step.book.arrays))
+            arrays |= {"slot_positions": state[0], "there": _integers(there)}
+    if not cache.frozen:
+        call = call._replace(valid_lens=None)
         if Q > 1:
             arrays["used"] = tf.constant([step.used.start, step.used.stop], tf.int32)
         if cache.owner() is not layer:  # somebody else may have these arrays, as a function its constants
             heads = [tf.raw_ops.DeepCopy(x=X) for X in heads]
-        call = call._replace(valid_lens=None)
-    arrays |= {"slot_keys": heads[0], "slot_values": heads[1], "slot_positions": state[0]}
-    facts = ("real", bool((positions >= 0).all())), ("in_order", in_order)
+    arrays |= {"slot_keys": heads[0], "slot_values": heads[1]}
     offset = step.first - step.used.start if in_order else 0
     call = call._replace(positions=_integers(positions), key_positions=None, offset=offset, plan=Plan())
     call.plan.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
     call = call._replace(training=bool(call.training and layer.config.dropout))
-    seed = drawn_seed(layer) if call.training else None
-    output, *heads = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
+    seed, facts = drawn_seed(layer) if call.training else None, (("real", real), ("in_order", in_order))
+    output, *found = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
     if cache.frozen:
         return output, cache
-    after = cache.after(*heads, *state).booked(step.book)
+    after = cache.after(*found, *state).booked(step.book)
     cache.use_up()
     return output, after
 
 
-def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_positions, **slots):
-    """The output of a call and its slots, to be compiled; slot_positions: those after the call; slots: of `Slots`."""
-    cache = Cache(layer.config, (slot_keys, slot_values, slot_positions, None, None), frozen="there" not in slots)
-    output, after = layer.attend(queries, keys, values, call._replace(cache=cache, step=Slots(**slots)))
-    return output, after.keys, after.values
+def _decoded(
+    layer,
+    queries,
+    keys,
+    values,
+    call,
+    real,
+    in_order,
+    slot_keys,
+    slot_values,
+    slot_positions=None,
+    there=None,
+    used=None,
+):
+    """The output of a call and the arrays of the cache that is left, to be compiled; arguments as of `Slots`.
+
+    slot_positions: None = the slots of all samples have the tokens from position 0 on; nothing is written if these are
+    given and `there` is not.
+    """
+    (B, _, S, _), state, frozen = shape_of(slot_keys), (), slot_positions is not None and there is None
+    if slot_positions is None:
+        slot, end = tf.range(S)[None], call.positions[:, -1:] + 1  # (1, S), (1, 1)
+        there = call.positions % S  # (1, Q)
+        slot_positions = tf.where(slot < end, end - 1 - (end - 1 - slot) % S, -1)  # (1, S)
+        lost = tf.maximum(end - S, 0) - 1  # (1, 1)
+        state = [tf.broadcast_to(X, size) for X, size in ((slot_positions, (B, S)), (end[0], (B,)), (lost[0], (B,)))]
+    cache = Cache(layer.config, (slot_keys, slot_values), frozen)
+    slots = Slots(real, in_order, slot_positions, there, used)
+    output, after = layer.attend(queries, keys, values, call._replace(cache=cache, step=slots))
+    return output, after.keys, after.values, *state
 
 
 def _integers(X):
@@ -124,12 +152,12 @@ def remembered(k, v, call):
 
 
 def _known(k, v, call):
-    """Heads (B, G, K, any) in slots that have the new tokens, their positions (B, K), the call of these, the cache."""
+    """Heads (B, G, K, any) of slots with the new tokens, their positions (B or 1, K), the call of these, the cache."""
     cache, slots = call.cache, call.step
-    heads, key_positions, after = [cache.keys, cache.values], cache.positions, cache
+    heads, key_positions, after = [cache.keys, cache.values], slots.positions, cache
     if not cache.frozen:
         heads = _written(_in_place, heads, (k, v), slots.there, slots.real)
-        after = cache.after(*heads, None, None, None)
+        after = cache.after(*heads)
     if slots.used is not None:
         seen = slice(slots.used[0], slots.used[1])
         heads = [X[:, :, seen] for X in heads]  # (B, G, K, any)
