@@ -147,7 +147,8 @@ def remembered(k, v, call):
     if call.positions.shape[1] != 1 and not all_used(hiding, Q, K):
         seen = used(OPERATIONS, rows, columns, hiding)[1][:, None, :, None]  # (B or 1, 1, K, 1)
         heads = [tf.where(seen, X, tf.zeros((), X.dtype)) for X in heads]  # (B, G, K, any)
-    k, v = (tf.reshape(X, (*shape_of(new)[:-2], K, X.shape[3])) for X, new in zip(heads, (k, v), strict=True))
+    merged = shape_of(k)[:-2]
+    k, v = (tf.reshape(X, (*merged, K, X.shape[3])) for X in heads)  # (B*G, K, any) or (B, G, K, any)
     return k, v, hiding._replace(positions=call.positions), cache
 
 
@@ -194,12 +195,15 @@ def _written(write, slots, heads, there, everywhere):
     """
     (B, G, S, _), Q = shape_of(slots[0]), shape_of(there)[1]
     rows = tf.reshape(tf.range(B * G) * S, (B, G, 1)) + there[:, None]  # (B, G, Q)
-    rows, flat = tf.reshape(rows, (-1, 1)), [tf.reshape(X, (-1, X.shape[-1])) for X in heads]  # (B*G*Q, any)
-    if not everywhere:
-        kept = tf.reshape(tf.broadcast_to(there[:, None] < S, (B, G, Q)), (-1,))  # (B*G*Q,)
-        rows, *flat = (tf.boolean_mask(X, kept) for X in (rows, *flat))
-    both = zip(slots, flat, strict=True)
-    return [tf.reshape(write(tf.reshape(X, (-1, X.shape[3])), rows, new), (B, G, S, X.shape[3])) for X, new in both]
+    rows = tf.reshape(rows, (-1, 1))  # (B*G*Q, 1)
+    real = tf.reshape(tf.broadcast_to(there[:, None] < S, (B, G, Q)), (-1,))  # (B*G*Q,)
+    rows, found = rows if everywhere else tf.boolean_mask(rows, real), []
+    for X, new in zip(slots, heads, strict=True):
+        new = tf.reshape(new, (-1, X.shape[3]))  # (B*G*Q, any)
+        new = new if everywhere else tf.boolean_mask(new, real)
+        flat = write(tf.reshape(X, (-1, X.shape[3])), rows, new)  # (B*G*S, any)
+        found.append(tf.reshape(flat, (B, G, S, X.shape[3])))  # (B, G, S, any)
+    return found
 
 
 def _in_place(X, rows, new):
