@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mha import checks
-from mha.names import BackendName, FloatName, KindName
+from mha.names import BackendName, CacheKind, FloatName, KindName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Framework:
     title: its name for readers; aliases: other names that people write.
     arrays: the packages in which the types of its arrays and layers are defined; () = none: it takes NumPy's arrays.
     dtypes: those of its layers; layers: its own attention layers that `mha.from_native` and `to_native` know, by the
-    names that import them; method: the method in which its layers compute, "" = it has no layers.
+    names that import them; caches: those that `Cache.to_native` makes of its arrays.
+    method: the method in which its layers compute, "" = it has no layers.
     packages: the packages for `pip install`, as in pyproject.toml; last: the command to run after it, or "".
     seconds: roughly how long `mha parity` takes with it: the slowest starts first.
     compiles: whether each kind of call is compiled, which takes seconds.
@@ -39,6 +40,7 @@ class Framework:
     arrays: tuple[str, ...] = ()
     dtypes: tuple[FloatName, ...] = checks.FLOATS
     layers: tuple[KindName, ...] = ()
+    caches: tuple[CacheKind, ...] = ()
     method: str = ""
     packages: tuple[str, ...] = ()
     last: str = ""

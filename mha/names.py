@@ -33,6 +33,9 @@ KindName = Literal[
 # The beginnings of such names that are enough to choose one kind.
 KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx"]
 
+# The kinds of caches that `Cache.to_native` makes.
+CacheKind = Literal["transformers.DynamicCache", "transformers.StaticCache", "flax.linen", "flax.nnx"]
+
 
 class TorchDtype(Protocol):
     """A dtype of PyTorch, recognised by an attribute that no string has."""

@@ -6,6 +6,7 @@ NEEDS = ("jax", "flax")
 ARRAYS = ("jax", "jaxlib", "flax")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention", "flax.nnx.MultiHeadAttention")
+CACHES = ("flax.linen", "flax.nnx")
 METHOD = "__call__"
 PACKAGES = ("jax>=0.8", "flax>=0.12")
 SECONDS = 75

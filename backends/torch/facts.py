@@ -6,6 +6,7 @@ NEEDS = ("torch",)
 ARRAYS = ("torch",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("torch.nn.MultiheadAttention",)
+CACHES = ("transformers.DynamicCache", "transformers.StaticCache")
 METHOD = "forward"
 PACKAGES = ("torch>=2.4",)
 SECONDS = 9

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.cache import files
+from mha.cache import files, natives
 from mha.cache.book import Book
 from mha.cache.slots import ARRAYS, integers, left_of
 from mha.config import Config
-from mha.names import BackendName
+from mha.names import BackendName, CacheKind
 
 
 class Cache:
@@ -180,9 +180,69 @@ class Cache:
         """
         return Cache(*files.load(path)).to(dispatch.backend_name(backend))
 
+    @staticmethod
+    def from_native(
+        native: Any,
+        attention: Any,
+        *,
+        layer: int | None = None,
+        lengths: Any = None,
+        positions: Any = None,
+        size: int | None = None,
+    ) -> "Cache":
+        """The cache of a layer, out of another library's: what a port has kept, so that both decode on from there.
+
+        Keys in it are rotated and normed already, as ours are. It stays as it is, and what it holds in empty slots is
+        not taken.
+
+        Args:
+            native: what is known by its names or shape, of any framework: Flax' cached_key and cached_value
+                (B, S, G, d) with cache_index, in a mapping, in the state of a layer of nnx, or in the layer itself; a
+                cache of transformers (DynamicCache, StaticCache), or one of its layers; keras-hub's array
+                (B, 2, S, G, d), or (B, layers, 2, S, G, d); the pair (past keys, past values) of ONNX, (B, G, S, d).
+            attention: the `mha.MultiHeadAttention` that the cache is for.
+            layer: which, where there are several layers.
+            lengths: an int or integers (B,), how many slots are filled, from the first on, where `native` does not say
+                it: keras-hub's array does not, and ONNX' pair has all filled without.
+            positions: integers (S,) or (B, S), where the token of each slot is, below 0 = empty, as padding is; None =
+                0, 1 and so on, in the order of the slots.
+            size: number of slots; None = as many as there, with a window (left, right) at least left + 1.
+
+        Raises:
+            TypeError, ValueError: if it is no such cache, does not fit the layer, or lacks tokens that the layer sees.
+        """
+        config = getattr(attention, "config", None)
+        if not isinstance(config, Config) or not hasattr(attention, "backend"):
+            raise TypeError(f"attention is {checks.brief(attention)}, expected an mha.MultiHeadAttention")
+        return Cache.of_layer(attention, natives.taken(native, config, layer, lengths, positions, size))
+
+    def to_native(self, kind: CacheKind) -> Any:
+        """A cache of another library with the same tokens, bit for bit, on any backend; this one stays.
+
+        Args:
+            kind: "flax.linen", the variables of a layer: {"params": ..., "cache": it}; "flax.nnx", a state for
+                `nnx.update(layer, it)` after the layer's `init_cache`; "transformers.DynamicCache" or
+                "transformers.StaticCache", of one layer, whose `layers[0]` can take its place among those of a model.
+
+        Raises:
+            ValueError: if the kind is unknown, or if a token is not in the slot of its position, or samples have not
+                as many tokens as each other: none of these kinds keeps positions.
+            ModuleNotFoundError: if its library is not installed; the message says how to install it.
+        """
+        return natives.made(kind, self)
+
     def facts(self) -> tuple[Config, bool]:
         """What is the same for all caches that one compiled function takes: config, frozen."""
         return self.config, self.frozen
+
+    @classmethod
+    def of_layer(cls, attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> "Cache":
+        """The cache of these arrays that belongs to a layer, at its device; frozen: whether calls leave it as it is."""
+        module = dispatch.load(attention.backend)
+        with module.context(attention.config.dtype):
+            place = module.place(attention.layer)
+            there = [module.tensor(checks.plain(X), place) for X in arrays.values()]
+        return cls(attention.config, there, frozen).owned(attention.layer)
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":

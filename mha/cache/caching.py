@@ -9,7 +9,7 @@ from mha.arrays import to_numpy
 from mha.cache import slots
 from mha.cache.cache import Cache
 from mha.cache.fitting import check_owner
-from mha.call import Call, inputs, native
+from mha.call import Call, inputs
 
 
 def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
@@ -32,15 +32,6 @@ def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, cal
         return *results, cache.owned(attention.layer)
 
 
-def own(attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> Cache:
-    """A cache of these arrays that belongs to a layer, at its device."""
-    module = dispatch.load(attention.backend)
-    with module.context(attention.config.dtype):
-        place = module.place(attention.layer)
-        there = [native(module, place, X) for X in arrays.values()]
-    return Cache(attention.config, there, frozen).owned(attention.layer)
-
-
 def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
     """See `mha.MultiHeadAttention.cache_of`: the heads are those of the steps of a call."""
     given = {"keys": keys, "values": keys if values is None else values}
@@ -48,4 +39,4 @@ def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_position
     (k, _), (v, _) = (inputs.array("numpy", attention.config.dtype, *one) for one in given.items())
     queries = np.zeros((len(k), 1, attention.config.query_size), k.dtype)  # (B, 1, query_size)
     steps = attention.trace(queries, k, v, valid_lens, key_positions=key_positions)
-    return own(attention, slots.frozen(attention.config, steps, valid_lens, key_positions), frozen=True)
+    return Cache.of_layer(attention, slots.frozen(attention.config, steps, valid_lens, key_positions), frozen=True)

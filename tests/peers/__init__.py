@@ -6,7 +6,9 @@ A module here, imported on use, is one peer:
     run(layer, call) -> the output, the attention weights (B, H, Q, K) if there are any, and the gradients if the call
         has a cotangent: NumPy arrays under our names, in our layouts, found without the conversions of `mha`
     new(**options) -> a layer with random weights and biases, with options in the framework's own names
-A peer that cannot be made of options of ours, or has none of its own, lacks `make` or `new`.
+    Decoder(attention, batch_size, size) -> the framework's own layer with the weights of ours and a cache of its own:
+        a call takes one token (B, 1, D) and gives its output; `cache` is what it keeps, and can be set
+A peer that cannot be made of options of ours, has none of its own, or keeps nothing, lacks `make`, `new` or `Decoder`.
 
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens, d and dv widths of a query or key head and of a
 value head.

@@ -56,6 +56,24 @@ def run(layer, call):
     return {name: merged(name, dispatch.load("tensorflow").to_numpy(X)) for name, X in found.items()}
 
 
+class Decoder:
+    """The cache of keras-hub's layer, a subclass of this one: (B, 2, S, H, d), written at an index that a call says."""
+
+    def __init__(self, attention, batch_size, size):
+        self.layer, self.index = attention.to_native("keras.layers.MultiHeadAttention"), 0
+        heads = attention.config.num_heads, attention.config.key_dim
+        self.cache = tf.zeros((batch_size, 2, size, *heads), attention.config.dtype)
+
+    def __call__(self, x):
+        layer, x, start = self.layer, tf.constant(x), [0, self.index, 0, 0]
+        new = [layer._key_dense(x), layer._value_dense(x)]
+        kept = [keras.ops.slice_update(self.cache[:, i], start, X) for i, X in enumerate(new)]
+        self.cache, self.index = tf.stack(kept, 1), self.index + 1
+        seen = tf.range(self.cache.shape[2])[None, None] < self.index  # (1, 1, S)
+        output, _ = layer._compute_attention(layer._query_dense(x), *kept, attention_mask=seen)
+        return layer._output_dense(output).numpy()
+
+
 def parameters(layer):
     """The parameters that the layer has, by our names."""
     parts = (layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense)

@@ -57,6 +57,20 @@ def run(layer, call):
     return results(call, attend, variables["params"], by_part)
 
 
+class Decoder:
+    def __init__(self, attention, batch_size, size):
+        module, variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
+        self.module, self.params = module.clone(decode=True), variables["params"]
+        tokens = jax.numpy.zeros((batch_size, size, attention.config.query_size), attention.config.dtype)
+        self.cache = self.module.init(jax.random.key(0), tokens)["cache"]
+
+    def __call__(self, x):
+        variables = {"params": self.params, "cache": self.cache}
+        output, kept = self.module.apply(variables, jax.numpy.asarray(x), mutable=["cache"])
+        self.cache = kept["cache"]
+        return np.asarray(output)
+
+
 def mask_of(call):
     """The mask of a call, in Flax' convention or as it is."""
     if call.own_mask:

@@ -1,5 +1,7 @@
 """`flax.nnx.MultiHeadAttention`: as in `flax.linen`, but an object that holds its weights."""
 
+import jax
+import numpy as np
 from flax import nnx
 
 from peers.linen import by_part, mask_of, own_options, results
@@ -21,3 +23,23 @@ def run(layer, call):
         return output, nnx.to_pure_dict(state)["attention_weights"]
 
     return results(call, attend, params, lambda params: by_part(nnx.to_pure_dict(params)))
+
+
+class Decoder:
+    def __init__(self, attention, batch_size, size):
+        self.layer = attention.to_native("flax.nnx.MultiHeadAttention")
+        self.layer.decode = True
+        self.layer.init_cache((batch_size, size, attention.config.query_size), attention.config.dtype)
+
+    def __call__(self, x):
+        # Without weights, JAX' function takes its softmax in float32, whatever the dtype.
+        output, _ = nnx.capture(self.layer, nnx.Intermediate)(jax.numpy.asarray(x), sow_weights=True)
+        return np.asarray(output)
+
+    @property
+    def cache(self):
+        return nnx.state(self.layer, nnx.Cache)
+
+    @cache.setter
+    def cache(self, kept):
+        nnx.update(self.layer, kept)

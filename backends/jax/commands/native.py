@@ -1,4 +1,4 @@
-"""The layers of Flax, linen's and nnx's, and the book's in JAX, in and out.
+"""The layers of Flax, linen's and nnx's, and the book's in JAX, in and out; and the caches of the former, out.
 
 flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention have kernels with an axis for the heads. That of
 linen has them in variables outside the module. Both may have layer norms of queries and keys, that of nnx groups too.
@@ -49,6 +49,16 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     with context(config.dtype):
         own = {name: tensor(X) for name, X in arrays.items()}
         return _make_nnx(config, own) if kind == NNX else _make_linen(kind, config, own)
+
+
+def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
+    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    arrays = {
+        "cached_key": keys.swapaxes(1, 2),  # (B, S, G, d)
+        "cached_value": values.swapaxes(1, 2),  # (B, S, G, dv)
+        "cache_index": jnp.asarray(tokens, jnp.int32),
+    }
+    return arrays if kind == "flax.linen" else nnx.State({name: nnx.Cache(X) for name, X in arrays.items()})
 
 
 def attend(

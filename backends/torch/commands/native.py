@@ -1,14 +1,16 @@
-"""PyTorch's own layer, and the book's in PyTorch, in and out.
+"""PyTorch's own layer, and the book's in PyTorch, in and out; and the caches of transformers, out.
 
 torch.nn.MultiheadAttention has kernels (out, in), packed where queries, keys and values have one width.
 """
 
+import importlib.util
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from mha import dispatch
 from mha.config import Config
 from mha.names import SchemeName
 from mha.weights import native, schemes
@@ -38,6 +40,21 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     arrays = schemes.from_canonical(config, weights, _scheme(layer))
     layer.load_state_dict({name: tensor(array) for name, array in arrays.items()})
     return layer
+
+
+def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
+    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    if importlib.util.find_spec("transformers") is None:
+        needed = dispatch.pip(("transformers>=5",))
+        raise ModuleNotFoundError(f"kind {kind!r} needs transformers: {needed}", name="transformers")
+    import transformers
+
+    cache: Any = transformers.DynamicCache()
+    if kind == "transformers.StaticCache":
+        config = transformers.PreTrainedConfig.from_dict({"num_hidden_layers": 1})
+        cache = transformers.StaticCache(config, keys.shape[2])
+    cache.update(keys[:, :, :tokens], values[:, :, :tokens], 0)
+    return cache
 
 
 def attend(

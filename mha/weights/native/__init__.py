@@ -4,6 +4,7 @@ An option that the other side does not have is refused by name, never dropped. `
 folder knows the layers of its framework, and is imported when it is used:
     take(layer) -> the configuration and the canonical weights of the framework's own layer
     make(kind, config, weights) -> the framework's own layer with these canonical weights
+    make_cache(kind, keys, values, tokens) -> the cache of one layer of another library, see `mha/cache/natives.py`
     is_ready(layer), FIRST -> True if a layer of the book has its weights; the call that gives them to it
     printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
     begun(layer) -> a layer of the book with room for its weights
