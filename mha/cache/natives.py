@@ -74,9 +74,11 @@ def made(kind: Any, cache: Any) -> Any:
     module, own = dispatch.load(backend), dispatch.load(cache.backend)
     place = module.place(None, cache.keys) if backend == cache.backend else None
     native = importlib.import_module(f"mha.backends.{backend}.commands.native")
+    heads = [np.array(own.to_numpy(X)) for X in (cache.keys, cache.values)]
+    for X in heads:  # what is in empty slots may be no number, which others only hide
+        X[:, :, tokens:] = 0
     with module.context(cache.config.dtype):
-        heads = [module.tensor(checks.plain(own.to_numpy(X)), place) for X in (cache.keys, cache.values)]
-        return native.make_cache(kind, *heads, tokens)
+        return native.make_cache(kind, *(module.tensor(checks.plain(X), place) for X in heads), tokens)
 
 
 def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Found:
