@@ -1,4 +1,4 @@
-"""`examples/train.py`: one script that trains on every backend, with the same losses."""
+"""`examples/train.py` and `generate.py`: scripts that train, and write, the same on every backend."""
 
 import importlib.util
 import subprocess
@@ -10,17 +10,55 @@ import pytest
 
 from mha import dispatch, parity
 
-SCRIPT = pages.ROOT / "examples" / "train.py"
+FOLDER = pages.ROOT / "examples"
+SCRIPT = FOLDER / "train.py"
 
 
 @pytest.fixture
 def example(backend, monkeypatch):
     """The script as a module, on this backend."""
     monkeypatch.setenv("MHA_BACKEND", backend)
-    spec = importlib.util.spec_from_file_location("train", SCRIPT)
+    return imported("train")
+
+
+def imported(name):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The script that generates, and the weights of its decoder that NumPy has trained."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        patch.setenv("MHA_BACKEND", "numpy")
+        script = imported("generate")
+        decoder = script.Decoder()
+        losses = list(decoder.train(250))
+    assert losses[-1] < 0.05 < 2 < losses[0]
+    return script, decoder.own, decoder.attention.weights
+
+
+def test_the_decoder_writes_the_same_with_a_cache_and_without(backend, monkeypatch, trained):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    script, own, weights = trained
+    decoder = script.Decoder()
+    assert decoder.attention.backend == backend
+    decoder.own, decoder.attention.weights = own, weights
+    text = script.texts(np.random.default_rng(5), 7 + 9)
+    for way in (decoder.with_cache, decoder.without_cache):
+        np.testing.assert_array_equal(np.concatenate(list(way(text[:, :7], 9)), 1), text[:, 7:])
+
+
+@pytest.mark.backends("numpy")
+def test_the_script_says_how_fast_it_writes(example):
+    command = [sys.executable, FOLDER / "generate.py", "--steps", "2", "--tokens", "5"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line.partition(":")[0] for line in ran.stdout.splitlines()[-3:-1]] == ["with a cache", "without"]
+    assert ran.stdout.count("tokens a second") == 2
 
 
 @pytest.mark.backends("numpy")

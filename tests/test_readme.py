@@ -82,6 +82,11 @@ def test_a_cache_of_another_library(backend, monkeypatch):
     assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
 
 
+def test_decoding(backend, monkeypatch):
+    monkeypatch.setenv("MHA_BACKEND", backend)
+    exec("\n".join(pages.code("docs/decoding.md")), {})
+
+
 def test_training_without_a_frameworks_loop(backend, monkeypatch, capsys):
     monkeypatch.setenv("MHA_BACKEND", backend)
     *_, block = pages.code("docs/layer.md")
