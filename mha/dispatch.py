@@ -53,7 +53,7 @@ class Framework:
 
 
 # The chapters of every lesson, in the order of the book.
-CHAPTERS = ("hiding", "pooling", "heads", "layer", "gradients", "weights", "cache")
+CHAPTERS = ("hiding", "pooling", "heads", "layer", "gradients", "weights", "slots", "cache")
 # What a framework may lack; "commands/book.py": a section of the book.
 LACKING = (
     "arrays of its own", "arrays that change", "64 bits everywhere", "layers that change", "arguments by name",

@@ -84,7 +84,7 @@ GROUPS = {
     }),
     "what a compiler knows": ("compiled", {
         "a trace keeps the lengths of its first call": {"torch": (
-            r"if (torch\.compiler\.is_compiling\(\)) or torch\.jit\.is_tracing\(\):", r"if \1:")},
+            r"not \((torch\.compiler\.is_compiling\(\)) or torch\.jit\.is_tracing\(\)\)", r"not \1")},
         "what is decided in a trace is remembered": {"torch": (r" or torch\.jit\.is_tracing\(\) or not", " or not")},
         "lengths that a map hides count as known": {"torch": (r"alone and call\.extremes is not None:", "alone:")},
         "compiled blocks end the graph": {"torch": (r"    if torch\.compiler\.is_compiling\(\):\n        return True",

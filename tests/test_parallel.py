@@ -97,7 +97,7 @@ DIFFERENCES = {
     ("torch", "tensorflow"): 340,
     ("torch", "jax"): 310,
     ("torch", "mxnet"): 340,
-    ("tensorflow", "jax"): 390,
+    ("tensorflow", "jax"): 392,
     ("tensorflow", "mxnet"): 445,
     ("jax", "mxnet"): 425,
 }

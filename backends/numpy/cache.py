@@ -1,4 +1,4 @@
-"""Chapter 7: the cache, in NumPy: keys and values of earlier tokens, in slots, each projected once.
+"""Chapter 8: the cache, in NumPy: keys and values of earlier tokens, in slots, each projected once.
 
 Letters: B batch, G heads of keys and values, S slots, Q new tokens, T = S + Q: the slots, and behind them the tokens.
 
@@ -11,6 +11,7 @@ import numpy as np
 from mha.cache import LOST
 
 from .hiding import four_axes, places
+from .slots import slots_after, taken
 
 
 def place(queries, keys, values, call):
@@ -56,34 +57,6 @@ def remember(k, v, call):
     return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
 
 
-def slots_after(positions, lengths, lost, call):
-    """Which column each slot holds after a call, (B, S); the slot of each column, (B, T); positions, lengths and lost.
-
-    positions (B, S), lengths and lost (B,) are those before it; columns are the T slots and tokens. The n-th real token
-    of a sample goes into slot n % S. A sample that has lost what a query may still see has lost all from then on: LOST.
-    """
-    new, S = call.key_positions, positions.shape[1]
-    real = new >= 0  # (B, Q)
-    count, slot = real.sum(1), np.arange(S)  # (B,), (S,)
-    order = np.argsort(~real, 1, kind="stable")  # (B, Q): the real tokens first
-    rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = np.where(rank >= 0, S + taken(order, np.maximum(rank, 0), 1), slot)  # (B, S)
-    number = np.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
-    slots = np.concatenate([np.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
-    pushed_out = np.concatenate([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
-    before = np.concatenate([positions, np.where(real, new, -1)], 1)  # (B, T)
-    pushed = np.where(pushed_out, before, -1).max(1)  # (B,)
-    first, newest = np.where(real, new, LOST).min(1), before.max(1)  # (B,)
-    left = LOST if call.window is None or call.window[0] is None else call.window[0]
-    found = np.maximum(lost, pushed)  # (B,)
-    wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
-    wrong = wrong | (first <= positions.max(1))  # (B,)
-    if call.pairs() or call.return_weights:
-        wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, np.where(wrong, LOST, found)
-    return columns, slots, [X.astype(np.int32) for X in state]
-
-
 def recall(output, weights, call, cache):
     """The results of a call: output (B, Q, D), weights (B, H, Q, S) by slots if asked for, and the cache that is left.
 
@@ -96,16 +69,3 @@ def recall(output, weights, call, cache):
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, np.where(kept[:, None], weights, np.nan).astype(weights.dtype), cache
-
-
-def taken(X, columns, axis):
-    """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
-    sizes = [max(sizes) for sizes in zip(X.shape, columns.shape, strict=True)]
-    sizes[axis] = X.shape[axis]
-    shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
-    return np.take_along_axis(np.broadcast_to(X, sizes), np.broadcast_to(columns, shape), axis)
-
-
-def samples(X, rows):
-    """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
-    return X[rows]

@@ -12,9 +12,9 @@ from jax import numpy as jnp
 from mha.engine import cutting
 from mha.engine.reach import by_group, by_mask, turned
 
-from ..cache import slots_after, taken
 from ..hiding import four_axes, visible_keys, visible_softmax, widen
 from ..pooling import cap
+from ..slots import slots_after, taken
 from .operations import OPERATIONS
 from .pieces import prepared
 

@@ -15,8 +15,8 @@ from mha.engine.reach import all_used, by_mask, used
 
 from .. import cache as chapter
 from ..arrays import shape_of
-from ..cache import slots_after, taken
 from ..hiding import four_axes
+from ..slots import slots_after, taken
 from .compiled import Plan, drawn_seed, fits, run
 from .operations import OPERATIONS
 from .pieces import whole

@@ -15,8 +15,8 @@ from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
 
 from .. import layer as lesson
-from ..cache import slots_after
 from ..hiding import blank, visible_keys
+from ..slots import slots_after
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, attn_mask, needs_pairs, only_ordered, pooling
 
