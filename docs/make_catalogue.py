@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mha.parity import CATALOGUE
 from mha.parity.described import axes
-from mha.parity.mistakes import of_gradients, of_precision
+from mha.parity.mistakes import of_decoding, of_gradients, of_precision
 from mha.parity.search import precision
 
 PAGE = Path(__file__).parent / "parity.md"
@@ -17,6 +17,7 @@ def table():
     known += [(rounding.name, rounding.what) for rounding in of_precision.ROUNDINGS]
     known += [("dropout left on", precision.DROPOUT), ("weights of another layer", "all, or those of one projection")]
     known += [(axes.SWAPPED, axes.WHAT)]
+    known += [(one.name, one.what) for one in of_decoding.OF_DECODING]
     known += [(one.name, one.what) for one in (*of_gradients.GRADIENT_MISTAKES, of_gradients.DROPOUT)]
     return HEADER + "".join(f"| {name} | {what.replace('*', chr(92) + '*')} |\n" for name, what in known)
 

@@ -82,6 +82,27 @@ GROUPS = {
         "the pipeline takes the slots of other samples": (r"self\.of_samples\(kept\)", "kept[: len(X)]"),
         "positions of slots have a dtype to note": (r"name == PLACED or checks", "checks"),
     }),
+    "mistakes of decoding": ("mha/parity/mistakes mha/parity/why mha/parity/pipeline", "decoding_mistakes", {
+        "mistakes of decoding are not tried": (r"else CACHED_CATALOGUE", "else CATALOGUE"),
+        "mistakes of decoding come last": (r"\(\*OF_DECODING, \*CATALOGUE\)", "(*CATALOGUE, *OF_DECODING)"),
+        "a frozen cache grows": (r" and \(places_of\(plan\)\[1\] >= 0\)\.any\(\) else None", " else None"),
+        "positions move in the rotation alone": (
+            r'\("offsets", "order_offsets", "window_offsets"\)\}', '("offsets",)}'),
+        "positions move and are not kept so": (r"np\.concatenate\(\[before, shifted\[0\]\], 1\)", "plan.key_positions"),
+        "slots of positions that move stay": (r"return into\(change, made\) if slots else made", "return made"),
+        "what is overwritten is seen": (r"return held\((replace\(plan, columns=columns\))\)", r"return \1"),
+        "slots that keys turn again in are kept so": (r"if stays else replace\(plan, read_k=again\)",
+            "if True else plan"),
+        "values that are kept early are seen so": (r"if seen else replace\(plan, stored=early\)", "if True else plan"),
+        "slots into which the call writes are empty": (r" & \(slots_of\(plan\) >= 0\)  # \(B, T\)", ""),
+        "padding goes where the first slot is": (r"\(first \+ np\.arange\(K\)\) % S", "np.arange(K) % S"),
+        "what a crop left is in the order of positions": (r"places = np\.where\(stale, .*, before\)",
+            "places = np.where(stale, behind, before)"),
+        "slots of another sample have their own positions": (
+            r"if len\(roles\) == 2 else before", "if False else before"),
+        "a bias by slots is that of positions": (r"other = slots\[:, None, None\] - .*", "other = distance"),
+        "frequencies are stretched alike": (r"np\.ones\(n\) if whole or n == 1", "np.ones(n) if True"),
+    }),
     "rows that count": ("mha/parity/same mha/parity/why mha/parity/described mha/parity/unseen", "compare_rows", {
         "padded queries that differ are a mistake": (r"if tokens is not None:", "if False:"),
         "padded queries that differ hide a mistake": (r"Diagnosis\(tuple\(sure\), f", "Diagnosis((), f"),

@@ -176,7 +176,9 @@ def test_a_report_is_printed_as_the_page_shows_it(capsys):
 
     assert without_digits(capsys.readouterr().out) == without_digits(shown)
     exec(decoding, names)
-    assert "samples 0 of 2; slots 3, 5 of 8" in capsys.readouterr().out
+    found = capsys.readouterr().out
+    assert "samples 0 of 2; slots 3, 5 of 8" in found
+    assert "why: positions are counted from the padded length (and their slots)" in found
 
 
 def test_the_page_has_the_catalogue_as_it_is():

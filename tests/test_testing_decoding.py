@@ -41,7 +41,7 @@ def decoder(mistake=""):
         kept = [] if first else [state]
         places = positions.copy()
         if mistake == "padding is cached":
-            places = np.where(places < 0, 0, places)
+            places = np.where(places < 0, np.arange(n), places)
         k, v, at = (np.concatenate([*(one[i] for one in kept), new], 1) for i, new in enumerate((k, v, places)))
         seen = (at[:, None] >= 0) & (at[:, None] <= positions[..., None])  # (B, n, T)
         if mistake == "all of a portion is seen" and n > 1 and not first:
@@ -93,9 +93,9 @@ def test_a_decoder_of_somebody_passes_in_each_dtype():
     ("mistake", "case", "where", "why"),
     [
         ("positions off by one", CASES[1], "token 5 of sample 0 differs first, in call 1 after the prompt",
-         "the rotation is off by one"),
-        ("padding is cached", ALL[1], "tokens: 5, then 1, 1, 1, 3, 1; token 0 of sample 1 differs first, in the prompt",
-         ""),
+         "new tokens are one position off"),
+        ("padding is cached", ALL[1], "tokens: 5, then 1, 1, 1, 3, 1; token 5 of sample 1 differs first, in call 1",
+         "unknown"),
         ("all of a portion is seen", CASES[0], "token 8 of sample 0 differs first, in call 4",
          "causal order is ignored"),
         ("a wide window", CASES[2], "tokens: 6, then 1, 1, 1, 3, 1; token 4 of sample 0 differs first, in the prompt",

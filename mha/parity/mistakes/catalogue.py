@@ -2,6 +2,7 @@
 
 from mha.parity.mistakes.mistake import forms_of
 from mha.parity.mistakes.of_biases import OF_BIASES
+from mha.parity.mistakes.of_decoding import OF_DECODING
 from mha.parity.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
 from mha.parity.mistakes.of_hiding import OF_HIDING, OF_WINDOWS
 from mha.parity.mistakes.of_norms import OF_NORMS
@@ -14,6 +15,8 @@ CATALOGUE = (
     *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_SOFTMAX, *OF_GROUPS,
     *OF_ROTATIONS, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_BIASES, *OF_WINDOWS, *OF_GATES,
 )  # fmt: skip
+
+CACHED_CATALOGUE = (*OF_DECODING, *CATALOGUE)  # of calls with a cache
 
 
 FORMS = forms_of(CATALOGUE)

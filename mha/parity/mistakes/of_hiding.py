@@ -33,7 +33,7 @@ def of_queries(plan: Plan) -> Plan | None:
 
 def transposed(plan: Plan) -> Plan | None:
     """Take the mask's axis of keys as that of queries, if there are as many."""
-    if "mask" not in plan.hiding or plan.queries.shape[1] != plan.keys.shape[1] or max(plan.mask.shape[2:]) == 1:
+    if "mask" not in plan.hiding or plan.queries.shape[1] != plan.num_keys or max(plan.mask.shape[2:]) == 1:
         return None
     return replace(plan, mask=plan.mask.swapaxes(2, 3))  # (B or 1, H or 1, K, Q or 1)
 
@@ -45,7 +45,7 @@ def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
 
 def lower_right(plan: Plan) -> Array:
     """Return the position of the first query, if the last one sees the last key."""
-    return 0 * plan.offsets + plan.keys.shape[1] - plan.queries.shape[1]
+    return 0 * plan.offsets + plan.num_keys - plan.queries.shape[1]
 
 
 def by_rows(name: str, plan: Plan) -> Plan | None:

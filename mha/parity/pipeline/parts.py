@@ -32,7 +32,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     if part in ROLES:
         return prepared(plan, part)
     if part == "scores":
-        k = plan.cached(plan.behind_slots("k", before["k"]))
+        k = plan.seen_keys("k", before["k"])
         q, k = before["q"][:, :, plan.rows], plan.share(k, plan.heads // plan.groups)
         first = plan.rounded(plan.scores(plan, q, k))
         steps = {"scores": first} | plan.bend(plan, first)
@@ -42,7 +42,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         given = plan.by_slots(weights.astype(plan.queries.dtype))
         return {"weights": given, MEANS: means(given)}, weights
     if part == "pooled":
-        values = plan.cached(plan.behind_slots("v", before["v"]))
+        values = plan.seen_keys("v", before["v"])
         weights, values = before["weights"], plan.share_values(values, plan.heads // plan.groups)
         if plan.blanked and not np.isfinite(widen(values).sum()):  # 0 * NaN is NaN
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
@@ -62,7 +62,10 @@ def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
     """Write keys, values and positions of a call into its slots; nothing without a cache."""
     if plan.columns is None:
         return {}
-    written = {f"cache.{ROLES[role]}": plan.by_slots(plan.behind_slots(role, before[role]), 2) for role in "kv"}
+    written = {
+        f"cache.{ROLES[role]}": plan.by_slots(plan.behind_slots(role, plan.stored(plan, role, before[role])), 2)
+        for role in "kv"
+    }
     found = {name: regrouped(X, plan.config.num_key_value_heads) for name, X in written.items()}
     return found | {PLACED: plan.by_slots(plan.of_samples(plan.key_places[:, 0, 0]), 1)}
 

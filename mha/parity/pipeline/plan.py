@@ -13,6 +13,7 @@ from mha.parity.pipeline.pieces import (
     Array,
     Steps,
     as_it_is,
+    as_new,
     bend,
     cap,
     merge,
@@ -50,8 +51,9 @@ class Plan:
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
     applied to both sides of a matrix product; rounded: applied to every result; kept_k, kept_v: of a call with a cache,
     keys and values in its slots before it, (B, G, S, any), which come before those of its tokens, and columns: (B, S),
-    which of these T each slot holds after it; else None; computed: what `once` has computed, for
-    this plan and those that are made from it.
+    which of these T each slot holds after it; else None; read_k: None, or other keys in the slots for this call alone;
+    stored, read: functions of plan, role and heads, to what the slots hold of new keys or values, and what the call
+    sees of them; computed: what `once` has computed, for this plan and those that are made from it.
     """
 
     config: Config
@@ -106,6 +108,9 @@ class Plan:
     kept_k: Any = None
     kept_v: Any = None
     columns: Any = None
+    read_k: Any = None
+    stored: Callable[..., Array] = as_new
+    read: Callable[..., Array] = as_new
     computed: dict[tuple[Any, ...], tuple[Array, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -178,6 +183,11 @@ class Plan:
         for name in names:
             seen = seen & self.of_pairs(self.hiding[name](self))
         return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
+
+    def seen_keys(self, role: str, X: Array) -> Array:
+        """Keys or values that the call sees, (B, G, T, any); X: those of its tokens, (B, G, K, any)."""
+        plan = self if self.read_k is None else dataclasses.replace(self, kept_k=self.read_k)
+        return self.cached(plan.behind_slots(role, self.read(self, role, X)))
 
     def behind_slots(self, role: str, X: Array) -> Array:
         """Put keys or values of the call, (B, G, K, any), behind those in the slots: (B, G, T, any)."""

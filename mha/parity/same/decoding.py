@@ -99,7 +99,8 @@ def decoding(asked: Problem) -> Problem:
     cache, chapter = asked.call.cache, dispatch.lesson("numpy")
     if cache is None:
         return asked
-    *inputs, call = chapter.place(asked.queries, asked.keys, asked.values, asked.call)
+    *placed, call = chapter.place(asked.queries, asked.keys, asked.values, asked.call)
+    inputs = [asked.queries, *(placed[1:] if cache.frozen else (asked.keys, asked.values))]
     narrow = np.zeros((*inputs[1].shape[:2], 1))  # (B, K, 1): of the heads themselves nothing is needed here
     kept = np.zeros((*call.cache.positions.shape, 1))[:, None]  # (B, 1, S, 1)
     call = call._replace(cache=cache.after(kept, kept, *cache.arrays()[2:]))

@@ -8,7 +8,7 @@ import numpy as np
 from mha.parity.described import axes, calls
 from mha.parity.described.around import more_than_attention
 from mha.parity.mistakes.bench import State
-from mha.parity.mistakes.catalogue import CATALOGUE
+from mha.parity.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.mistakes.mistake import Mistake, forms_of
 from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import of_another_layer
@@ -60,7 +60,8 @@ def explained(
     tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
     if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs, SURE)):
         return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
-    far, mistakes = max(row.ratio for row in wrong), (*CATALOGUE, *of_another_layer(others))
+    known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
+    far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
         explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
     explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
