@@ -21,7 +21,7 @@ GROUPS = {
         "heads write into the slots of the first": {"tensorflow": (r"tf\.range\(B \* G\) \* S", "0 * tf.range(B * G)")},
         "padding has a slot": {"tensorflow": (r"(there\[:, None\] <) S", r"\1= S")},
         "a portion begins at the first slot": {"tensorflow": (r"step\.first - step\.used\.start if", "0 if")},
-        "each token is compiled anew": {"tensorflow": (r'\("real", real\)', '("real", real and (step.first or True))')},
+        "each token is compiled anew": {"tensorflow": (r'"real", step\.first is not None or', '"real", step.first or')},
         "a slot has the position of its number": {"tensorflow": (r"end - 1 - \(end - 1 - slot\) % S", "slot")},
         "a portion sees what it writes over": {"tensorflow": (r"isinstance\(Q, int\) and Q == 1", "True")},
         "a mask has a column for each slot and token": {"tensorflow": (

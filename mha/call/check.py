@@ -59,7 +59,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
         call = call._replace(step=fit_values(call.cache, queries, call))
     call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)
     if kind is not None:
-        call = layer.planned(queries, keys, call) if call.cache is None else call
+        call = layer.planned(queries, keys, call)
         plans.keep(kind, call)
     return call
 

@@ -49,6 +49,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def planned(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
+        if call.cache is not None:
+            return call
         (B, Q, _), K = queries.shape, keys.shape[1]
         if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
             return call._replace(lesson=True, plan=Plan())

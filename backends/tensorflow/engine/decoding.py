@@ -25,16 +25,18 @@ from .pieces import whole
 class Slots(NamedTuple):
     """What a call does to the slots of its cache, where that is known before the call.
 
-    real: whether no token is padding; in_order: whether the slots that are used follow each other, so that order and
-    window of the call hide, from the first on; positions: (B or 1, S), of the slots after the call; there: (B or 1, Q),
-    the slot of each token, S = none; used: (2,), the first slot that queries may see and the end of these, None = all.
+    positions: (B or 1, S), of the slots after the call; there: (B or 1, Q), the slot of each token, S = none; real:
+    whether every token has one; hidden: whether there may be a token that no query sees; in_order: whether the slots
+    that are used follow each other, so that order and window of the call hide, from the first on; used: (2,), the first
+    slot that queries may see and the end of these, None = all.
     """
 
-    real: bool
-    in_order: bool
     positions: Any
     there: Any
-    used: Any
+    real: bool
+    hidden: bool
+    in_order: bool
+    used: Any = None
 
 
 def runs_compiled(queries, call):
@@ -44,32 +46,37 @@ def runs_compiled(queries, call):
 
 def decoded(layer, own, queries, keys, values, call):
     """The results of a layer for a checked call whose step is known, compiled; own: its variables."""
-    cache, step, Q, arrays, state = call.cache, call.step, queries.shape[1], {}, ()
-    B, S = cache.sizes
-    heads, real, in_order = (cache.keys, cache.values), True, step.in_order and Q > 1
-    if step.first is not None:  # what is in the slots follows from that
+    cache, step, (B, Q), S = call.cache, call.step, queries.shape[:2], call.cache.sizes[1]
+    arrays, state = {"slot_keys": cache.keys, "slot_values": cache.values}, ()
+    if not cache.frozen and cache.owner() is not layer:  # others may have its arrays, as a function its constants
+        arrays = {name: tf.raw_ops.DeepCopy(x=X) for name, X in arrays.items()}
+    if step.first is not None:  # which says what is in each slot
         positions = np.arange(step.first, step.first + Q)[None]  # (1, Q)
+    elif cache.frozen:
+        arrays["slot_positions"], positions, keys, values = cache.positions, step.positions, queries, queries
     else:
         positions, there = step.positions, np.full((B, Q), S)  # (B, Q)
-        real = bool((positions >= 0).all())
-        if cache.frozen:
-            arrays["slot_positions"], keys, values = cache.positions, queries, queries
-        else:
-            there[step.rows, step.columns] = step.slots
-            state = list(map(_integers, step.book.arrays))
-            arrays |= {"slot_positions": state[0], "there": _integers(there)}
-    if not cache.frozen:
-        call = call._replace(valid_lens=None)
-        if Q > 1:
-            arrays["used"] = tf.constant([step.used.start, step.used.stop], tf.int32)
-        if cache.owner() is not layer:  # somebody else may have these arrays, as a function its constants
-            heads = [tf.raw_ops.DeepCopy(x=X) for X in heads]
-    arrays |= {"slot_keys": heads[0], "slot_values": heads[1]}
-    offset = step.first - step.used.start if in_order else 0
-    call = call._replace(positions=_integers(positions), key_positions=None, offset=offset, plan=Plan())
+        there[step.rows, step.columns] = step.slots
+        state = list(map(_integers, step.book.arrays))
+        arrays |= {"slot_positions": state[0], "there": _integers(there)}
+    if Q > 1 and not cache.frozen:
+        arrays["used"] = tf.constant([step.used.start, step.used.stop], tf.int32)
+    in_order = step.in_order and Q > 1
+    facts = (
+        ("real", step.first is not None or bool((positions >= 0).all())),
+        ("hidden", step.first is None or layer.config.window is not None or bool(call.pairs())),
+        ("in_order", in_order),
+    )
+    call = call._replace(
+        positions=_integers(positions),
+        key_positions=None,
+        valid_lens=call.valid_lens if cache.frozen else None,
+        offset=step.first - step.used.start if in_order else 0,
+        plan=Plan() if call.plan is None else call.plan,
+        training=bool(call.training and layer.config.dropout),
+    )
     call.plan.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
-    call = call._replace(training=bool(call.training and layer.config.dropout))
-    seed, facts = drawn_seed(layer) if call.training else None, (("real", real), ("in_order", in_order))
+    seed = drawn_seed(layer) if call.training else None
     output, *found = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
     if cache.frozen:
         return output, cache
@@ -78,36 +85,20 @@ def decoded(layer, own, queries, keys, values, call):
     return output, after
 
 
-def _decoded(
-    layer,
-    queries,
-    keys,
-    values,
-    call,
-    real,
-    in_order,
-    slot_keys,
-    slot_values,
-    slot_positions=None,
-    there=None,
-    used=None,
-):
-    """The output of a call and the arrays of the cache that is left, to be compiled; arguments as of `Slots`.
+def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_positions=None, there=None, **known):
+    """The output of a call and arrays of the cache that is left, to be compiled; slot_positions ... known: of `Slots`.
 
-    slot_positions: None = the slots of all samples have the tokens from position 0 on; nothing is written if these are
-    given and `there` is not.
+    Without slot_positions, the tokens of all samples are at the positions from 0 on. With them alone, it is frozen.
     """
-    (B, _, S, _), state, frozen = shape_of(slot_keys), (), slot_positions is not None and there is None
+    (B, _, S, _), state, frozen = shape_of(slot_keys), [], slot_positions is not None and there is None
     if slot_positions is None:
-        slot, end = tf.range(S)[None], call.positions[:, -1:] + 1  # (1, S), (1, 1)
-        there = call.positions % S  # (1, Q)
-        slot_positions = tf.where(slot < end, end - 1 - (end - 1 - slot) % S, -1)  # (1, S)
-        lost = tf.maximum(end - S, 0) - 1  # (1, 1)
-        state = [tf.broadcast_to(X, size) for X, size in ((slot_positions, (B, S)), (end[0], (B,)), (lost[0], (B,)))]
-    cache = Cache(layer.config, (slot_keys, slot_values), frozen)
-    slots = Slots(real, in_order, slot_positions, there, used)
-    output, after = layer.attend(queries, keys, values, call._replace(cache=cache, step=slots))
-    return output, after.keys, after.values, *state
+        there, end, slot = call.positions % S, call.positions[0, -1] + 1, tf.range(S)  # (1, Q), (), (S,)
+        slot_positions = tf.where(slot < end, end - 1 - (end - 1 - slot) % S, -1)[None]  # (1, S)
+        state = [tf.tile(slot_positions, (B, 1)), tf.fill((B,), end), tf.fill((B,), tf.maximum(end - S, 0) - 1)]
+    slots = Slots(slot_positions, there, **known)
+    call = call._replace(cache=Cache(layer.config, (slot_keys, slot_values), frozen), step=slots)
+    output, after = layer.attend(queries, keys, values, call)
+    return output, *after.arrays(), *state
 
 
 def _integers(X):
@@ -214,12 +205,12 @@ def _in_place(X, rows, new):
 def pooled(pooling, q, k, v, num_heads, call):
     """The pooled heads (B, H, Q, dv) of a call of which `remembered` gave keys and values, (B, G, K, any)."""
     found = pooling.pool(q, k, v, num_heads, call)
-    if q.shape[2] != 1:
+    if q.shape[2] != 1 or (call.step is not None and not call.step.hidden):
         return found
     seen = used(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
 
     def of_seen():
         return pooling.pool(q, k, tf.where(seen, v, tf.zeros((), v.dtype)), num_heads, call)
 
-    # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
+    # A token that nobody sees may be no number, and seldom is: to put zeros there would copy all of them.
     return tf.cond(tf.reduce_any(tf.math.is_nan(found)), of_seen, lambda: found)
