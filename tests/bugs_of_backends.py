@@ -15,6 +15,8 @@ GROUPS = {
             r"LOST, found\)", "found, found)")),
         "slots have the positions of the columns": {"all": (
             r"state = taken\(before, columns, 1\)", "state = before[:, :S]")},
+        "lengths beside a frozen cache are forgotten": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"lengths = call\.valid_lens if frozen else None", "lengths = None")),
         "slots that nobody sees count": {"tensorflow": (r"return tf\.cond\(tf\.reduce_any\(.*", "return found")},
         "what others have is written": {"tensorflow": (r"cache\.owner\(\) is not layer", "False")},
         "a token's own keys have no gradients": {"tensorflow": (r" and not record\.could_possibly_record\(\)", "")},

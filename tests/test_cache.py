@@ -198,6 +198,13 @@ def test_a_frozen_cache_is_cross_attention(backend):
     same(output, attention(queries, keys, values, positions=[3, -1], key_positions=places))
 
 
+def test_lengths_beside_a_frozen_cache_count_its_slots(backend):
+    attention, X, queries = layer(backend, rotary=mha.Rotary(6)), tokens(20), tokens(21, 2)
+    frozen, lengths = attention.cache_of(X), [T, 3, 0]
+    for portion in (queries, queries[:, :1]):
+        same(attention(portion, cache=frozen, valid_lens=lengths)[0], attention(portion, X, X, lengths))
+
+
 def test_a_cache_goes_through_a_file_and_to_another_backend(backend, tmp_path):
     attention, X = layer(backend, window=(3, 0)), tokens(13)
     _, cache = decoded(attention, X, (6,), attention.cache(B, 5))

@@ -35,8 +35,9 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
             queries = of.where(real, queries, of.zeros((), queries))  # (B, Q, any)
             if not frozen:
                 keys, values = (of.where(real, X, of.zeros((), X)) for X in (keys, values))  # (B, Q, any)
-    places = {"positions": positions, "key_positions": positions[:, : keys.shape[1]]}
-    return queries, keys, values, call._replace(valid_lens=None, **places)
+    lengths = call.valid_lens if frozen else None  # which count slots there, else new tokens
+    call = call._replace(valid_lens=lengths, positions=positions, key_positions=positions[:, : keys.shape[1]])
+    return queries, keys, values, call
 
 
 def remembered(of: Operations, k: Any, v: Any, call: Call, whole: bool = False) -> tuple[Any, Any, Call, Cache]:
