@@ -72,16 +72,6 @@ def test_token_by_token(backend, monkeypatch):
     assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
 
 
-@pytest.mark.backends("jax")
-def test_a_cache_of_another_library(backend, monkeypatch):
-    monkeypatch.setenv("MHA_BACKEND", backend)
-    _, decoding, block, *_ = pages.code("docs/layer.md")
-    names = {}
-    exec(decoding + block, names)
-    assert names["flax"].keys() == {"cached_key", "cached_value", "cache_index"}
-    assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
-
-
 def test_decoding(backend, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", backend)
     exec("\n".join(pages.code("docs/decoding.md")), {})
