@@ -36,6 +36,8 @@ def decoder(mistake=""):
         first = state is None
         if mistake == "positions off by one" and not first:
             positions = np.where(positions < 0, -1, positions + 1)
+        if mistake == "padding counts":
+            positions = np.broadcast_to((0 if first else state[2].shape[1]) + np.arange(n), (B, n))
         if config.rotary:
             q, k = turn(q, positions, config.rotary), turn(k, positions, config.rotary)
         kept = [] if first else [state]
@@ -94,8 +96,9 @@ def test_a_decoder_of_somebody_passes_in_each_dtype():
     [
         ("positions off by one", CASES[1], "token 5 of sample 0 differs first, in call 1 after the prompt",
          "new tokens are one position off"),
+        ("padding counts", ALL[3], "token 5 of sample 1 differs first, in call 1", "padding is taken for tokens (and"),
         ("padding is cached", ALL[1], "tokens: 5, then 1, 1, 1, 3, 1; token 5 of sample 1 differs first, in call 1",
-         "unknown"),
+         "padding is taken for tokens (positions are right)"),
         ("all of a portion is seen", CASES[0], "token 8 of sample 0 differs first, in call 4",
          "causal order is ignored"),
         ("a wide window", CASES[2], "tokens: 6, then 1, 1, 1, 3, 1; token 4 of sample 0 differs first, in the prompt",

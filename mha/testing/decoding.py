@@ -1,6 +1,7 @@
 """A decoder: an implementation with a state gets a prompt, then its tokens one by one, and some of them at once.
 
-Together its outputs are those of one causal call. The first call that differs is explained by that call with a cache.
+Together its outputs are those of one causal call. The first call that differs is explained by that call with a cache,
+or by one of all tokens up to there.
 """
 
 from collections.abc import Mapping
@@ -78,8 +79,13 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
     number, sample = next(n for n, cut in enumerate(cuts) if token < cut.stop), int(wrong[:, token].argmax())
     where = f"call {number} after the prompt" if number else "the prompt"
     given = f"tokens: {cuts[0].stop}, then {', '.join(map(str, LATER))}"
-    alone = report_of(of_call(tried, cuts[: number + 1], empty_rows), theirs[:, cuts[number]], call_is_sure=True)
-    return (report if alone else alone), f"{given}; token {token} of sample {sample} differs first, in {where}"
+    together = slice(0, cuts[number].stop)  # where an earlier call left what it should not have
+    for calls in (cuts[: number + 1], [together]):
+        alone = report_of(of_call(tried, calls, empty_rows), theirs[:, calls[-1]], call_is_sure=True)
+        if not alone and alone.diagnosis.known:
+            report = alone
+            break
+    return report, f"{given}; token {token} of sample {sample} differs first, in {where}"
 
 
 def of_call(tried: Trial, cuts: list[slice], empty_rows: bool) -> Problem:

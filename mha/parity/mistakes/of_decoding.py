@@ -95,18 +95,19 @@ def upper_left(plan: Plan) -> Plan:
     return replace(begun, hiding=plan.hiding | {"order": CONDITIONS["order"]})
 
 
-def padding_too(plan: Plan) -> Plan | None:
-    """Take padding for tokens: they follow each other, are seen, and are kept."""
+def padding_too(stays: bool, plan: Plan) -> Plan | None:
+    """Take padding for tokens, which are seen and kept; stays: whether those behind it have their right positions."""
     before, new = places_of(plan)
     (B, S), K, real = before.shape, new.shape[1], new >= 0
     if real.all():
         return None
     first = np.take_along_axis(slots_of(plan)[:, S:], real.argmax(1)[:, None], 1)  # (B, 1): the slot of the first token
-    places, slots = next_places(plan) + np.arange(K), (first + np.arange(K)) % S  # (B, K)
+    rows, slots = next_places(plan) + np.arange(K), (first + np.arange(K)) % S  # (B, K)
     columns = np.broadcast_to(np.arange(S), (B, S)).copy()
     np.put_along_axis(columns, slots, np.broadcast_to(S + np.arange(K), (B, K)), 1)
-    key_positions, begun = np.concatenate([before, places], 1), places - np.arange(K)  # (B, T), (B, K)
-    made = replace(plan, key_positions=key_positions, positions=places, columns=columns)
+    places = np.where(real & stays, new, rows)  # (B, K)
+    begun = places - np.arange(K)
+    made = replace(plan, key_positions=np.concatenate([before, places], 1), positions=places, columns=columns)
     return replace(made, offsets=begun, order_offsets=begun, window_offsets=begun)
 
 
@@ -239,8 +240,9 @@ OF_DECODING = (
     in_slots("causal order is aligned to the upper left", "the first query sees the first position alone", ("weights",),
              {"": upper_left}),
     in_slots("empty slots are seen", "what is in them counts as a token", ("weights",), {"": seen_empty}),
-    in_slots("padding is taken for tokens", "it is seen, kept in slots, and counts in positions", NEW,
-             {"": padding_too}),
+    in_slots("padding is taken for tokens", "it is seen, and kept in slots", NEW,
+             {"and counts in positions": partial(padding_too, False),
+              "positions are right": partial(padding_too, True)}),
     in_slots("a crop leaves positions", "tokens that were taken back are still seen", ("weights", "cache"),
              {f"of {count} behind the newest": partial(left_behind, count) for count in (1, 2, 3, 4)}),
     in_slots("beams are reordered for keys alone", "values in the slots are those of other samples", KEPT,

@@ -55,8 +55,8 @@ def by_rows(name: str, plan: Plan) -> Plan | None:
     right = plan.hiding[name]
 
     def condition(plan: Plan) -> Array:
-        zeros = np.zeros((1, 1), int)
-        return right(replace(plan, order_offsets=zeros, window_offsets=zeros, key_positions=None))
+        first = np.full((1, 1), 0 if plan.kept_k is None else plan.kept_k.shape[2])  # slots come before all tokens
+        return right(replace(plan, order_offsets=first, window_offsets=first, key_positions=None))
 
     return hiding(name, condition, plan)
 
