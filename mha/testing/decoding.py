@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
+from mha import checks, dispatch
 from mha.config import DTYPES, Config
 from mha.parity import Case, Report
 from mha.parity.same.decoding import decoding
@@ -67,7 +67,8 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
     cuts, positions = portions(tried.inputs[0].shape[1]), tried.call.get("positions")
     if positions is not None and not {"positions", "valid_lens"}.intersection(it.takes):
         raise NotImplementedError("it takes neither valid_lens nor positions")
-    theirs = outputs_of(it, tried, cuts)
+    with dispatch.load(it.backend).context(tried.attention.config.dtype):
+        theirs = outputs_of(it, tried, cuts)
     whole = asked(tried.attention, tried.inputs, tried.call, None, empty_rows)
     report = report_of(whole, theirs, call_is_sure=True)
     expected = whole.expected("output")
