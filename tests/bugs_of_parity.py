@@ -82,7 +82,8 @@ GROUPS = {
         "the pipeline takes the slots of other samples": (r"self\.of_samples\(kept\)", "kept[: len(X)]"),
         "positions of slots have a dtype to note": (r"name == PLACED or checks", "checks"),
     }),
-    "mistakes of decoding": ("mha/parity/mistakes mha/parity/why mha/parity/pipeline", "decoding_mistakes", {
+    "mistakes of decoding": ("mha/parity/mistakes mha/parity/why mha/parity/pipeline",
+        "decoding_mistakes testing_decoding", {
         "mistakes of decoding are not tried": (r"else CACHED_CATALOGUE", "else CATALOGUE"),
         "mistakes of decoding come last": (r"\(\*OF_DECODING, \*CATALOGUE\)", "(*CATALOGUE, *OF_DECODING)"),
         "a frozen cache grows": (r" and \(places_of\(plan\)\[1\] >= 0\)\.any\(\) else None", " else None"),
@@ -101,6 +102,9 @@ GROUPS = {
         "slots of another sample have their own positions": (
             r"if len\(roles\) == 2 else before", "if False else before"),
         "a bias by slots is that of positions": (r"other = slots\[:, None, None\] - .*", "other = distance"),
+        "a mistake is made in the last call alone": (r"possible\(bench, state\), name", "(), name"),
+        "a mistake is made in earlier calls alone": (r'possible\(bench, state\), "output"', '(), "output"'),
+        "what leaves most of the error is a reason": (r"ratio <= 1 and left <= LEFT", "left <= 2"),
         "frequencies are stretched alike": (r"np\.ones\(n\) if whole or n == 1", "np.ones(n) if True"),
     }),
     "rows that count": ("mha/parity/same mha/parity/why mha/parity/described mha/parity/unseen", "compare_rows", {

@@ -52,7 +52,7 @@ class Decoder:
 
     def projected(self, role, b, i):
         Y = self.x[b, i] @ self.weights[f"W_{role}.kernel"] + self.weights.get(f"W_{role}.bias", 0)
-        return Y.reshape(-1, self.d)
+        return Y.reshape(-1, self.values.shape[3] if role == "v" else self.d)
 
     def key(self, b, i):
         return self.turn(self.projected("k", b, i), self.turns_at("k", b, i))

@@ -2,6 +2,7 @@
 
 import re
 
+import decoders
 import numpy as np
 import pytest
 
@@ -110,6 +111,46 @@ def test_a_failure_says_at_which_token(mistake, case, where, why):
     assert where in text
     assert f"this case alone: cases='{case}', dtypes='float64'" in text
     assert f"why: {why}" in text.replace("one of these, which all fit what was given\n", "")
+
+
+def from_slots(kind):
+    """An implementation of a decoder that goes from slots to slots."""
+
+    def step(x, attention, state=None, valid_lens=None):
+        cache = attention.cache(len(x), 12) if state is None else state
+        one = kind(attention, cache, x, None if valid_lens is None else valid_lens.tolist())
+        output, *slots = one.run().values()
+        lengths = cache.lengths + np.array(one.lengths, "int32")
+        return output, mha.Cache(cache.config, (*slots, lengths, cache.lost))
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "call", "why"),
+    [
+        (decoders.RawValues, ALL[0], 1, "keys or values are kept before their projection (values)"),
+        (decoders.KeptUnturned, ALL[2], 1, "keys are kept before they turn"),
+        (decoders.TurnedAgainForGood, ALL[3], 1, "keys in the slots turn again"),
+        (decoders.SlotTooFarUnseen, ALL[0], 0, "tokens are written to a slot beside theirs"),
+        (decoders.PaddingKept, ALL[1], 1, "padding is taken for tokens"),
+        (decoders.Padded, ALL[3], 1, "positions are counted from the padded length"),
+        (decoders.Wide, ALL[4], 0, "the window is one wider to the left"),
+    ],
+)
+def test_a_mistake_in_every_call_is_named(kind, case, call, why):
+    text = failure_of(from_slots(kind), "numpy", dtypes="float64", cases=case)
+    assert f"differs first, in {f'call {call} after the prompt' if call else 'the prompt'}" in text
+    assert text.partition("why: ")[2].removeprefix("one of these, which all fit what was given\n").startswith(why), text
+
+
+def test_what_is_no_known_mistake_is_unknown():
+    class Louder(decoders.Decoder):
+        def kept_value(self, b, i):
+            return 1.1 * self.value(b, i)
+
+    mha.testing.assert_parity(from_slots(decoders.Decoder), "numpy", dtypes="float64")
+    assert "why: unknown" in failure_of(from_slots(Louder), "numpy", dtypes="float64", cases=ALL[0])
 
 
 def test_what_a_decoder_does_not_take_is_left_out():

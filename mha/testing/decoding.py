@@ -1,15 +1,18 @@
 """A decoder: an implementation with a state gets a prompt, then its tokens one by one, and some of them at once.
 
 Together its outputs are those of one causal call. The first call that differs is explained by that call with a cache,
-or by one of all tokens up to there.
+by a mistake in every call, or by one call of all tokens up to there.
 """
 
+import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mha import checks, dispatch
+from mha.cache import Cache
 from mha.config import DTYPES, Config
 from mha.parity import Case, Report
 from mha.parity.same.decoding import decoding
@@ -17,6 +20,7 @@ from mha.parity.same.problem import Problem
 from mha.parity.same.theirs import floats
 from mha.parity.unseen.probes import MEMORY, long_enough, memory
 from mha.parity.why.comparison import report_of
+from mha.parity.why.from_the_start import from_the_start
 from mha.parity.why.places import outside
 from mha.positions import Rotary
 from mha.testing.cases import Trial, asked
@@ -80,25 +84,40 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
     number, sample = next(n for n, cut in enumerate(cuts) if token < cut.stop), int(wrong[:, token].argmax())
     where = f"call {number} after the prompt" if number else "the prompt"
     given = f"tokens: {cuts[0].stop}, then {', '.join(map(str, LATER))}"
-    together = slice(0, cuts[number].stop)  # where an earlier call left what it should not have
-    for calls in (cuts[: number + 1], [together]):
-        alone = report_of(of_call(tried, calls, empty_rows), theirs[:, calls[-1]], call_is_sure=True)
-        if not alone and alone.diagnosis.known:
-            report = alone
-            break
-    return report, f"{given}; token {token} of sample {sample} differs first, in {where}"
+    why = explained(tried, cuts[: number + 1], theirs, empty_rows)
+    return (report if why is None else why), f"{given}; token {token} of sample {sample} differs first, in {where}"
 
 
-def of_call(tried: Trial, cuts: list[slice], empty_rows: bool) -> Problem:
-    """The last of these calls, with the cache that NumPy has after those before it."""
+def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: bool) -> Report | None:
+    """The report of the last of these calls, or of all their tokens at once, with a known reason; None = there is none.
+
+    The reason may be in that call, or in what each call left.
+    """
     layer: Any = tried.attention.to("numpy")
-    cache, positions = layer.cache(len(tried.inputs[0]), tried.inputs[0].shape[1]), tried.call.get("positions")
-    for cut in cuts:
-        inputs = tuple(X[:, cut] for X in tried.inputs)
-        call = {"causal": True, "cache": cache} | ({} if positions is None else {"positions": positions[:, cut]})
-        asked_for = decoding(asked(layer, inputs, call, None, empty_rows))
+    empty, positions = layer.cache(len(theirs), theirs.shape[1]), tried.call.get("positions")
+
+    def call_of(cut: slice, cache: Cache) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+        placed = {} if positions is None else {"positions": positions[:, cut]}
+        return tuple(X[:, cut] for X in tried.inputs), {"causal": True, "cache": cache} | placed
+
+    def step(cut: slice, cache: Cache) -> Problem:
+        return decoding(asked(layer, *call_of(cut, cache), None, empty_rows))
+
+    def compared(cut: slice, cache: Cache) -> Report:
+        return report_of(step(cut, cache), theirs[:, cut], call_is_sure=True)
+
+    cache = empty.reorder(range(len(theirs)))
+    for cut in cuts[:-1]:
+        inputs, call = call_of(cut, cache)
         _, cache = layer(*inputs, **call)
-    return asked_for
+    alone = compared(cuts[-1], cache)
+    if not alone and alone.diagnosis.known:
+        return alone
+    found = from_the_start([partial(step, cut) for cut in cuts], empty, theirs[:, cuts[-1]])
+    if not alone and found.known:
+        return dataclasses.replace(alone, explain=lambda: found)
+    together = compared(slice(0, cuts[-1].stop), empty)
+    return together if not together and together.diagnosis.known else None
 
 
 def portions(tokens: int) -> list[slice]:
