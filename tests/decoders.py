@@ -69,17 +69,13 @@ class Decoder:
     def before(self, b):
         """What is in the slots before the call."""
         return [
-            SimpleNamespace(
-                key=self.keys[b, :, s], value=self.values[b, :, s], place=self.places[b, s], slot=s, new=False
-            )
+            SimpleNamespace(key=self.keys[b, :, s], value=self.values[b, :, s], place=self.places[b, s], slot=s)
             for s in range(self.S)
         ]
 
     def new(self, b):
         return [
-            SimpleNamespace(
-                key=self.key(b, i), value=self.value(b, i), place=self.position(b, i), slot=self.slot(b, i), new=True
-            )
+            SimpleNamespace(key=self.key(b, i), value=self.value(b, i), place=self.position(b, i), slot=self.slot(b, i))
             for i in self.tokens(b)
         ]
 

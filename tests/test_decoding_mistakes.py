@@ -24,21 +24,20 @@ def tokens(count, seed):
     return np.random.default_rng(seed).normal(size=(B, count, D))
 
 
-def begun(options, lengths, size, prompt=4, **call):
+def begun(options, lengths, size, prompt=4):
     """A layer, and its cache after a prompt."""
     attention = mha.MultiHeadAttention(D, H, dtype="float64", seed=3, backend="numpy", **options)
     X = tokens(prompt, 1)
-    _, cache = attention(X, X, X, lengths, causal=True, cache=attention.cache(B, size), **call)
+    _, cache = attention(X, X, X, lengths, causal=True, cache=attention.cache(B, size))
     return attention, cache
 
 
-def diagnosed(decoder, options, lengths, size, count=1, given=ALL, prompt=4, real=None, **call):
-    """The diagnosis of a decoder's call: of its output alone, of its cache, or of all."""
+def diagnosed(decoder, options, lengths, size, count=1, given=ALL, prompt=4):
+    """The diagnosis of a decoder's call by some of its arrays."""
     attention, cache = begun(options, lengths, size, prompt)
     x = tokens(count, 2)
-    theirs = decoder(attention, cache, x, real).run()
-    theirs = {name: theirs[name] for name in given}
-    return parity.diagnose(attention, theirs, x, x, x, real, causal=True, cache=cache, **call)
+    theirs = decoder(attention, cache, x).run()
+    return parity.diagnose(attention, {name: theirs[name] for name in given}, x, x, x, causal=True, cache=cache)
 
 
 OUTPUT, KEPT, PLACES = ALL[:1], ALL[1:3], ALL[3:]

@@ -207,7 +207,7 @@ AGAIN: dict[str, Callable[[Plan], Array]] = {
 }
 
 OF_DECODING = (
-    in_slots("new tokens are one position off", "the first is two behind the newest, or where it is", NEW,
+    in_slots("new tokens are one position off", "the first is two after the newest, or at its position", NEW,
              {"too far": partial(moved, lambda plan: 1, False), "too near": partial(moved, lambda plan: -1, False)}),
     in_slots("positions are counted from the padded length", "all samples go on where the longest one does", NEW,
              {how: partial(moved, lambda plan: next_places(plan).max() - next_places(plan), slots)
@@ -225,7 +225,7 @@ OF_DECODING = (
     in_slots("the rotation is stretched in the middle", "new tokens turn by other frequencies than those in the slots",
              ("q", "k"), {f"by {factor}{', by a larger base' * (not whole)}": partial(stretched, factor, whole)
                           for factor in FACTORS for whole in (True, False)}),
-    in_slots("keys are kept before they turn", "and never turn, or as they are read", ("scores", "cache"),
+    in_slots("keys are kept before they turn", "the slots hold keys that are not rotated", ("scores", "cache"),
              {"": partial(kept_early, "k", True, False), "and are seen so": partial(kept_early, "k", True, True)}),
     in_slots("keys or values are kept before their projection", "the slots hold inputs", ("scores", "pooled", "cache"),
              {f"{name}{', and seen so' * seen}": partial(kept_early, role, False, seen)
