@@ -128,9 +128,28 @@ def test_a_call_that_pushes_out_what_it_sees_takes_no_mask(backend):
     _, cache = decoded(attention, X, (4,), attention.cache(B))
     x, before = X[:, 4:6], numbers(cache)
     for more in ({"return_weights": True}, {"mask": np.ones((2, 4), bool)}, {"score_bias": np.zeros((2, 4))}):
-        with pytest.raises(ValueError, match="overwrites slots of sample 0 that its queries see"):
+        with pytest.raises(ValueError, match=r"slots of sample 0 that its queries see.* give its 2 tokens in"):
             attention(x, x, x, causal=True, cache=cache, **more)
     assert numbers(cache) == before
+
+
+def test_a_ring_that_is_too_small_is_full(backend):
+    attention, X = layer(backend, window=(3, None)), tokens(21, 4)
+    _, cache = decoded(attention, X, (3,), attention.cache(B, 3))
+    x = X[:, 3:]
+    for more in ({}, {"valid_lens": [1, 1, 0]}):
+        with pytest.raises(ValueError, match="sample 0 would have 4 tokens, and the cache has 3 slots"):
+            attention(x, x, x, causal=True, cache=cache, **more)
+
+
+def test_a_call_of_no_tokens_changes_nothing(backend):
+    attention, X = layer(backend), tokens(22, 3)
+    _, cache = decoded(attention, X, (3,), attention.cache(B, 5))
+    x, before = X[:, :0], numbers(cache)
+    for more in ({}, {"valid_lens": [0, 0, 0]}, {"positions": np.empty((B, 0), int)}):
+        output, cache = attention(x, x, x, causal=True, cache=cache, **more)
+        assert output.shape == (B, 0, D)
+        assert numbers(cache) == before
 
 
 def test_a_tree_of_drafts_is_verified_and_taken_back(backend):
@@ -270,7 +289,8 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it(backend):
         "expected 0 to 3": lambda: cache.crop(4),
         "from 0 to 2": lambda: cache.reorder([3]),
         "rows is .*expected integers": lambda: cache.reorder([0.5]),
-        "size is None": lambda: attention.cache(B),
+        "size is None, expected how many tokens the cache shall hold": lambda: attention.cache(B),
+        "expected 0 to 0": lambda: attention.cache(B, 4).crop(1),
         "batch_size is 0": lambda: attention.cache(0, 4),
         "unexpected keyword argument 'cache'": lambda: attention.gradients(x, x, x, cache=cache),
         "keys is a NoneType": lambda: attention(x),
@@ -309,6 +329,15 @@ def test_the_layer_itself_takes_a_cache(backend):
     expected, _ = attention(X, X, X, causal=True, cache=attention.cache(B, 4))
     np.testing.assert_allclose(mha.to_numpy(output), expected, rtol=0, atol=1e-5)
     assert numbers(cache)[1] == [3] * B
+
+
+@pytest.mark.backends("torch", "mxnet")  # the others take arrays of NumPy
+def test_the_layer_itself_refuses_the_cache_of_another_backend(backend):
+    attention, X = layer(backend), tokens(23, 1)
+    own = mha.tensor(X, backend=backend)
+    cache = attention.cache(B, 4).to("numpy")
+    with pytest.raises(TypeError, match=r"cache is of numpy, expected one of the layer's backend: call cache\.to"):
+        attention.layer(own, own, own, *Call(cache=cache)[GIVEN])
 
 
 def test_an_offset_beside_positions_is_refused_beside_a_frozen_cache(backend):

@@ -59,6 +59,8 @@ def test_jit_and_scan(backend):
     expected = attention(X, X, X, causal=True)
     np.testing.assert_allclose(np.asarray(outputs)[:, :, 0].swapaxes(0, 1), expected, rtol=0, atol=1e-5)
     assert mha.to_numpy(cache.positions).tolist() == [[*range(T)]] * B
+    beams = jax.jit(lambda cache, rows: cache.reorder(rows))(cache, np.array([1, 1, 0]))
+    np.testing.assert_array_equal(beams.values, np.asarray(cache.values)[[1, 1, 0]])
 
 
 @pytest.mark.backends("tensorflow")

@@ -10,18 +10,19 @@ from mxnet import np
 
 from mha.cache import LOST
 
-from .hiding import four_axes, places
+from .hiding import four_axes, places, where
 from .slots import slots_after, taken
 
 
 def place(queries, keys, values, call):
     """Say where the tokens of a call with a cache are, and put zeros for padding.
 
-    queries, keys and values are those of the call; beside a frozen cache, keys and values become one token of padding.
+    queries, keys and values are those of the call; where no tokens are new, as beside a frozen cache, keys and values
+    become one token of padding.
     Returns the three, and the call with positions (B, Q) and key_positions (B, Q or 1).
     """
     cache, (B, Q, _) = call.cache, queries.shape
-    positions = call.positions
+    positions, none = call.positions, cache.frozen or queries.shape[1] == 0
     if positions is None and not cache.frozen:
         positions = cache.positions.astype("int64").max(1, keepdims=True) + 1 + np.arange(Q, dtype="int64")  # (B, Q)
         if call.valid_lens is not None:
@@ -29,14 +30,14 @@ def place(queries, keys, values, call):
                 np.arange(Q, dtype="int64") < call.valid_lens.astype("int64")[:, None], positions, -1
             )  # (B, Q)
     positions = np.broadcast_to(places(queries, positions, call.offset), (B, Q)).astype("int64")  # (B, Q)
-    key_positions = np.full((B, 1), -1, dtype="int64") if cache.frozen else positions  # (B, Q or 1)
-    if cache.frozen:
+    key_positions = np.full((B, 1), -1, dtype="int64") if none else positions  # (B, Q or 1)
+    if none:
         keys, values = (np.zeros((B, 1, width), dtype=queries.dtype) for width in cache.widths)  # (B, 1, any)
-    else:
+    if not cache.frozen:
         call = call._replace(valid_lens=None)
-    queries = np.where(positions[:, :, None] >= 0, queries, np.zeros_like(queries))  # (B, Q, any)
+    queries = where(positions[:, :, None] >= 0, queries, np.zeros_like(queries))  # (B, Q, any)
     keys, values = (
-        np.where(key_positions[:, :, None] >= 0, X, np.zeros_like(X)) for X in (keys, values)
+        where(key_positions[:, :, None] >= 0, X, np.zeros_like(X)) for X in (keys, values)
     )  # (B, Q or 1, any)
     return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
 
@@ -66,9 +67,9 @@ def recall(output, weights, call, cache):
     What a sample computes from slots that it has lost is not a number.
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
-    output = np.where(kept, output, np.full_like(output, np.nan))  # (B, Q, D)
+    output = where(kept, output, np.full_like(output, np.nan))  # (B, Q, D)
     call.cache.use_up()
     if not call.return_weights:
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
-    return output, np.where(kept[:, None], weights, np.full_like(weights, np.nan)), cache
+    return output, where(kept[:, None], weights, np.full_like(weights, np.nan)), cache

@@ -17,20 +17,21 @@ from .slots import slots_after, taken
 def place(queries, keys, values, call):
     """Say where the tokens of a call with a cache are, and put zeros for padding.
 
-    queries, keys and values are those of the call; beside a frozen cache, keys and values become one token of padding.
+    queries, keys and values are those of the call; where no tokens are new, as beside a frozen cache, keys and values
+    become one token of padding.
     Returns the three, and the call with positions (B, Q) and key_positions (B, Q or 1).
     """
     cache, (B, Q, _) = call.cache, queries.shape
-    positions = call.positions
+    positions, none = call.positions, cache.frozen or queries.shape[1] == 0
     if positions is None and not cache.frozen:
         positions = cache.positions.max(1, keepdims=True) + 1 + np.arange(Q)  # (B, Q)
         if call.valid_lens is not None:
             positions = np.where(np.arange(Q) < call.valid_lens[:, None], positions, -1)  # (B, Q)
     positions = np.broadcast_to(places(queries, positions, call.offset), (B, Q))  # (B, Q)
-    key_positions = np.full((B, 1), -1) if cache.frozen else positions  # (B, Q or 1)
-    if cache.frozen:
+    key_positions = np.full((B, 1), -1) if none else positions  # (B, Q or 1)
+    if none:
         keys, values = (np.zeros((B, 1, width), queries.dtype) for width in cache.widths)  # (B, 1, any)
-    else:
+    if not cache.frozen:
         call = call._replace(valid_lens=None)
     queries = np.where(positions[:, :, None] >= 0, queries, 0)  # (B, Q, any)
     seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)

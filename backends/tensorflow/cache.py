@@ -20,20 +20,21 @@ from .slots import slots_after, taken
 def place(queries, keys, values, call):
     """Say where the tokens of a call with a cache are, and put zeros for padding.
 
-    queries, keys and values are those of the call; beside a frozen cache, keys and values become one token of padding.
+    queries, keys and values are those of the call; where no tokens are new, as beside a frozen cache, keys and values
+    become one token of padding.
     Returns the three, and the call with positions (B, Q) and key_positions (B, Q or 1).
     """
     cache, (B, Q, _) = call.cache, shape_of(queries)
-    positions = call.positions
+    positions, none = call.positions, cache.frozen or queries.shape[1] == 0
     if positions is None and not cache.frozen:
         positions = tf.reduce_max(cache.positions, 1, True) + 1 + tf.range(Q)  # (B, Q)
         if call.valid_lens is not None:
             positions = tf.where(tf.range(Q) < tf.cast(call.valid_lens[:, None], tf.int32), positions, -1)  # (B, Q)
     positions = tf.broadcast_to(tf.cast(places(queries, positions, call.offset), tf.int32), (B, Q))  # (B, Q)
-    key_positions = tf.fill((B, 1), -1) if cache.frozen else positions  # (B, Q or 1)
-    if cache.frozen:
+    key_positions = tf.fill((B, 1), -1) if none else positions  # (B, Q or 1)
+    if none:
         keys, values = (tf.zeros((B, 1, width), queries.dtype) for width in cache.widths)  # (B, 1, any)
-    else:
+    if not cache.frozen:
         call = call._replace(valid_lens=None)
     queries = tf.where(positions[:, :, None] >= 0, queries, tf.zeros((), queries.dtype))  # (B, Q, any)
     keys, values = (

@@ -17,7 +17,7 @@ def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, cal
     backend, module = attention.backend, dispatch.load(attention.backend)
     if isinstance(call.cache, Cache):
         check_owner(call.cache, attention.layer)
-        if call.cache.backend != backend:
+        if call.cache.backend != (backend if dispatch.FRAMEWORKS[backend].arrays else "numpy"):
             raise ValueError(f"cache is of {call.cache.backend}, expected {backend} as the layer: call cache.to")
     # Beside a frozen cache there are no keys and values: the queries stand in for them.
     given = [queries if X is None else X for X in (queries, keys, values)]

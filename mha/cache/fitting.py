@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
+from mha import checks, dispatch
 from mha.cache.book import Book
 from mha.cache.cache import Cache
 from mha.cache.slots import left_of
@@ -24,7 +24,8 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
     if cache.config != layer.config:
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
-    if arrays.is_known(cache.lost):  # no compiler looks on, which knows no layer
+    # A compiler knows no layer, and one whose parts are fixed is copied for a call.
+    if arrays.is_known(cache.lost) and "layers that change" not in dispatch.FRAMEWORKS[cache.backend].lacks:
         check_owner(cache, layer)
     place = arrays.place(layer, queries)
     if place is not None and cache.keys.device != place:

@@ -83,13 +83,14 @@ def _apart(pooling, q, k, v, num_heads, call):
     if score_bias is not None:
         scores = scores + widen(score_bias)
     weights = pooling.drop(visible_softmax(scores, visible), call.training)  # (B*G, H/G*Q, T)
-    of_slots, of_new = weights[:, :, :S], weights[:, :, S:]
+    of_slots, of_new, seen = weights[:, :, :S], weights[:, :, S:], visible.any(1)[:, :, None]  # seen: (B*G or 1, T, 1)
+    new = jnp.where(seen[:, S:], v[1], 0)  # (B*G, Q, dv)
 
     def pool(slots):
-        return jnp.matmul(of_slots, widen(slots)) + jnp.matmul(of_new, widen(v[1]))  # (B*G, H/G*Q, dv)
+        return jnp.matmul(of_slots, widen(slots)) + jnp.matmul(of_new, widen(new))  # (B*G, H/G*Q, dv)
 
     def pool_seen(slots):
-        return pool(jnp.where(visible[:, :, :S].any(1)[:, :, None], slots, 0))
+        return pool(jnp.where(seen[:, :S], slots, 0))
 
     # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
     found = pool(v[0])
