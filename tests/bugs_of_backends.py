@@ -5,7 +5,7 @@ backend; "all" = the same in each. Every file of the backend is searched, and `m
 
 # fmt: off
 GROUPS = {
-    "cache": ("cache cache_compiled", {
+    "cache": ("cache cache_compiled cache_long", {
         "a token is written one slot too far": {"all": (r"(\[:, None\]) - 1 - slot\) % S", r"\1 - slot) % S")},
         "padding is kept": {"all": (r"real = new >= 0", "real = new >= -1")},
         "new tokens begin at the newest": {"all": (r" \+ 1 \+ (\w+\.a?range\(Q)", r" + \1")},
@@ -17,6 +17,42 @@ GROUPS = {
             r"state = taken\(before, columns, 1\)", "state = before[:, :S]")},
         "lengths beside a frozen cache are forgotten": dict.fromkeys(("numpy", "torch", "mxnet"), (
             r"lengths = call\.valid_lens if frozen else None", "lengths = None")),
+        "a portion in place begins at the first slot": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"step\.first - step\.used\.start", "step.first")),
+        "tokens in place are turned as the first": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"(of\.arange\(queries\.shape\[1\], queries\)\[None\]) \+ step\.first", r"\1")),
+        "positions in place are one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"(positions\[:, there\] = .*)", r"\1 + 1")),
+        "lengths in place stay": dict.fromkeys(("numpy", "torch", "mxnet"), (r"lengths\[:\] = book\.tokens", "pass")),
+        "what a ring in place has lost is one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"lost\[:\] = book\.tokens - S - 1", "lost[:] = book.tokens - S")),
+        "padding in place is projected": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"if \(step\.positions < 0\)\.any\(\):", "if False:")),
+        "a mask in place hides alone": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r'of\.four_axes\(pairs\["mask"\]\) \* seen', 'of.four_axes(pairs["mask"])')),
+        "pairs in place may hide what is no number": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            "if pairs or step\\.hidden:", "if step.hidden:")),
+        "a window in place may hide what is no number": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            "if pairs or step\\.hidden:", "if pairs:")),
+        "the book of a cache is that of before": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"\.booked\(book\)", ".booked(call.cache.book())")),
+        "what gradients need is written over": {"torch": (r"return not any\((X is not None and .*)\)", "return True"),
+            "mxnet": (r"autograd\.is_recording\(\) or not in_place", "not in_place")},
+        "padding takes a slot inside a compiler": {
+            "torch": (r"torch\.where\(call\.key_positions\[:, :, None\] >= 0, new, .*\)", "new"),
+            "jax": (r"last & \(call\.key_positions >= 0\)", "last")},
+        "what a window hides may be no number inside a compiler": {"torch": (
+            r"if call\.pairs\(\) or call\.window:", "if call.pairs():")},
+        "a cache that was written to may be used again": {"torch": (r"use_up\(written=True\)", "use_up()")},
+        "the first of two tokens stays in a slot": {"jax": (r"jnp\.where\(last & ", "jnp.where(~last & ")},
+        "slots that nobody sees are weighed": {"jax": (r"found = jax\.lax\.cond\(jnp\.isnan.*", "pass")},
+        "new tokens that nobody sees are weighed": {"jax": (
+            r"new = jnp\.where\(seen\[:, S:\], v\[1\], 0\)", "new = v[1]")},
+        "any portion counts as the first one": {"jax": (
+            r"\(call\.cache\.lengths == 0\)\.all\(\) & .*", "jnp.array(True)")},
+        "a portion in pieces weighs what nobody sees": {"jax": (
+            r"\(jnp\.where\(seen, X, 0\) for X in \(keys, values\)\)", "(keys, values)")},
+        "the rest of the slots is not 0": {"mxnet": (r"np\.zeros\((\(\*weights\.shape\[:2\])", r"np.ones(\1")},
         "slots that nobody sees count": {"tensorflow": (r"return tf\.cond\(tf\.reduce_any\(.*", "return found")},
         "what others have is written": {"tensorflow": (r"cache\.owner\(\) is not layer", "False")},
         "a token's own keys have no gradients": {"tensorflow": (r" and not record\.could_possibly_record\(\)", "")},

@@ -123,6 +123,27 @@ GROUPS = {
         "any norm is taken": (r"type\(norm\) is not nnx\.LayerNorm or ", ""),
         "the norm of keys has another epsilon": (r" or norm\.epsilon != .*:", ":"),
     }),
+    "steps of a cache": ("mha/cache", "cache cache_long cache_compiled", {
+        "a portion may push out what it sees": (r"early = pushed >= 0 and pushed >= first - left", "early = False"),
+        "a portion with padding may push out what it sees": (r"early = \(\(pushed >= 0\).*", "early = False"),
+        "a ring may be smaller than its window": (r"pushed >= end - 1 - left\)", "pushed >= end + 1 - left)"),
+        "a cache is never full": (r"if len\(step\.wrong\):", "if False:"),
+        "the slots of a window begin one too late": (
+            r"slice\(max\(0, first - left\), max", "slice(max(0, first - left + 1), max"),
+        "a window hides a token from itself no more": (r"right is not None and right < 0", "False"),
+        "a larger ring is all seen": (r"if Q == 1 and left \+ 1 == S and", "if Q == 1 and"),
+        "what is hidden is seen": (r"return seen, bool\(.*", "return seen, False"),
+        "a slot of a ring has the position of its number": (r"n - 1 - \(n - 1 - slot\) % S", "slot"),
+        "the last of a ring is lost": (r"np\.full\(B, max\(n - S, 0\) - 1\)", "np.full(B, max(n - S, 0))"),
+        "all samples have what the first one has": (
+            r"if all\(map\(np\.array_equal, even\.arrays, arrays\)\):", "if True:"),
+        "positions that are given do not count": (r"if call\.positions is not None and not \(.*:", "if False:"),
+        "what others hold is written to": (
+            r'np\.array\(old\.to_numpy\(X\), order="C"\)', "np.asarray(old.to_numpy(X))"),
+        "empty slots keep what is in them": (r"heads\.swapaxes\(1, 2\)\[arrays\[2\] < 0\] = 0", "pass"),
+        "a draft leaves what it was": (r"columns = np\.where\(filled, columns, order\[:, :1\]\)", "pass"),
+        "frozen padding is kept": (r"np\.where\(\(places >= 0\)\[:, None, :, None\], X, 0\)", "X"),
+    }),
     "caches of other libraries": ("mha/cache backends/jax/commands", "cache_native", {
         "heads and slots of a cache are not swapped": (r"array\.transpose\((\[layout\.index.*\])\)",
             'array.reshape([array.shape[axis] for axis in \\1])'),

@@ -7,6 +7,7 @@ import pytest
 import mha
 from mha import dispatch, parity
 from mha.call import GIVEN, Call
+from mha.engine import cutting
 
 B, D, H = 2, 24, 4
 MANY = 2000
@@ -106,6 +107,37 @@ def test_pairs_of_slots_with_every_option(backend, options, readable):
         output, cache = attention(x, x, x, **call | pairs, cache=cache)
         outputs.append(output)
     np.testing.assert_allclose(np.concatenate(outputs, 1), expected, rtol=0, atol=1e-11, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", ["all slots", "a larger ring"])
+def test_portions_in_small_pieces(backend, monkeypatch, options):
+    """Where the scores of a portion are not one piece, it is computed in several."""
+    monkeypatch.setattr(cutting, "SCORES", 30)
+    if backend == "jax":
+        from mha.backends.jax.engine import calls
+
+        calls.program.cache_clear()
+    attention = layer(backend, "float64", **OPTIONS[options])
+    X = np.random.default_rng(6).normal(size=(B, 14, D))
+    expected = layer("numpy", "float64", **OPTIONS[options])(X, X, X, causal=True)
+    cache, outputs = attention.cache(B, 15), []
+    for first, last in ((0, 6), (6, 12), (12, 13), (13, 14)):
+        x = X[:, first:last]
+        output, cache = attention(x, x, x, causal=True, cache=cache)
+        outputs.append(output)
+    np.testing.assert_allclose(np.concatenate(outputs, 1), expected, rtol=0, atol=1e-12)
+    mask = np.random.default_rng(7).random((B, 1, 6, 15)) > 0.3
+    poisoned = X[:, :6].copy()
+    poisoned[:, 2] = np.nan
+    mask[..., 2] = False
+    output, _ = attention(poisoned, poisoned, poisoned, causal=True, mask=mask, cache=attention.cache(B, 15))
+    expected = layer("numpy", "float64", **OPTIONS[options])(
+        X[:, :6], X[:, :6], X[:, :6], causal=True, mask=mask[..., :6]
+    )
+    kept = [0, 1, 3, 4, 5]
+    np.testing.assert_allclose(output[:, kept], expected[:, kept], rtol=0, atol=1e-12)
+    if backend == "jax":
+        calls.program.cache_clear()
 
 
 @pytest.mark.backends(*(name for name in dispatch.FRAMEWORKS if not adapters.lacks(name, "automatic differentiation")))
