@@ -1,9 +1,12 @@
 """A cache under each framework's own compiler: no token is compiled anew, and what overflows is not a number."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import mha
+from mha import dispatch
+from mha.config import numpy_dtype
 
 B, T, D, H = 2, 6, 24, 4
 OPTIONS = {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "seed": 3}
@@ -64,13 +67,14 @@ def test_jit_and_scan(backend):
 
 
 @pytest.mark.backends("tensorflow")
-def test_function(backend):
+@pytest.mark.parametrize("xla", [False, True])
+def test_function(backend, xla):
     import tensorflow as tf
 
     def compiled(attention):
         counted = []
 
-        @tf.function
+        @tf.function(jit_compile=xla)
         def step(x, cache, valid_lens=None):
             counted.append(x)
             return attention.layer(x, x, x, valid_lens, causal=True, cache=cache)
@@ -80,6 +84,7 @@ def test_function(backend):
     assert steps(backend, compiled) == [1] * T
 
 
+DTYPES = dispatch.FRAMEWORKS["tensorflow"].dtypes
 KINDS = {
     "grouped and turned": {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "bias": True},
     "a ring": {"window": (2, None), "qk_norm": "rms", "softcap": 5.0},
@@ -109,6 +114,35 @@ def test_portions_inside_a_function(backend, options):
         np.testing.assert_allclose(output, expected[:, first : first + count], rtol=0, atol=1e-5)
         first += count
     assert int(cache.lengths[0]) == T
+
+
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_loop_inside_a_function_writes_over_what_is_no_number(backend, dtype):
+    import tensorflow as tf
+
+    attention = mha.MultiHeadAttention(D, H, dtype=dtype, window=(1, None), seed=3, backend=backend)
+    tokens = X.swapaxes(0, 1)[:, :, None].astype(numpy_dtype(dtype))  # (T, B, 1, D)
+    tokens[0] = np.nan
+    tokens, cache, expected = tf.constant(tokens), attention.cache(B), []
+
+    @tf.function
+    def decode(cache):
+        outputs = tf.TensorArray(tokens.dtype, T)
+        for t in tf.range(T):
+            output, cache = attention.layer(tokens[t], tokens[t], tokens[t], causal=True, cache=cache)
+            outputs = outputs.write(t, output)
+        return outputs.stack(), cache
+
+    outputs, after = decode(cache)
+    assert not cache.keys.numpy().any()  # which is still what it was
+    for x in tokens:
+        output, cache = attention(x, x, x, causal=True, cache=cache)
+        expected.append(mha.to_numpy(output).astype("float64"))
+    outputs, limit = mha.to_numpy(outputs).astype("float64"), 8 * float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
+    assert np.isnan(outputs[:2]).all()
+    np.testing.assert_allclose(outputs[2:], expected[2:], rtol=0, atol=limit)
+    assert mha.to_numpy(after.positions).tolist() == mha.to_numpy(cache.positions).tolist() == [[4, 5]] * B
 
 
 @pytest.mark.backends("tensorflow")
