@@ -336,27 +336,31 @@ class MultiHeadAttention:
     def trace(
         self,
         queries: Any,
-        keys: Any,
-        values: Any,
+        keys: Any = None,
+        values: Any = None,
         valid_lens: Any = None,
+        *,
+        cache: Cache | None = None,
         **call: Unpack[Arguments],
     ) -> dict[str, Any]:
         """Every step of a call without dropout, from the projected inputs to the output.
 
         Args:
-            queries, keys, values, valid_lens, and what else a call takes: as for a call.
+            queries, keys, values, valid_lens, cache, and what else a call takes: as for a call. The cache stays.
 
         Returns:
             A dict, in this order, of those in brackets what the layer and the call have: W_q, W_k, W_v (B, T, H*d);
             split_q (B*H, Q, d), split_k and split_v (B*G, K, d); [norm_q, norm_k; rotate_q, rotate_k, as these];
             scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [and head_gated] (B*H, Q, dv);
             merged (B, Q, H*dv); output (B, Q, D). Scores of half-precision layers are float32. NumPy arrays if the
-            inputs were, else the framework's own.
+            inputs were, else the framework's own. With a cache, those of keys and values are of the new tokens, of none
+            beside a frozen one, and K is S from the scores on: the slots as a call leaves them.
 
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arrays, checked, back = given.checked(self, "trace", queries, keys, values, valid_lens, call)
+        switches = {"cache": cache, "return_weights": cache is not None}  # by slots, as those of the steps are
+        arrays, checked, back = given.checked(self, "trace", queries, keys, values, valid_lens, call, **switches)
         with self._module.context(self.config.dtype):
             steps = self._calls.trace(self.layer, *arrays, checked)
             return {name: back(step) for name, step in steps.items()}

@@ -5,6 +5,7 @@ from jax import numpy as jnp
 
 from mha.call import keeping
 
+from .cache import by_slots
 from .weights import parameters
 
 
@@ -42,4 +43,4 @@ def trace(layer, queries, keys, values, call):
     module, variables = layer.unbind()
     with keeping() as steps:
         module.apply(variables, queries, keys, values, call._replace(training=False, traced=True), method="attend")
-    return steps
+    return steps if call.cache is None else by_slots(steps, call.cache)

@@ -9,7 +9,9 @@ slots are a ring; what a token at a position below 0 is says `hiding.visible_key
 from mxnet import np
 
 from mha.cache import LOST
+from mha.call import keep
 
+from .heads import repeat_groups
 from .hiding import four_axes, places, where
 from .slots import slots_after, taken
 
@@ -26,9 +28,8 @@ def place(queries, keys, values, call):
     if positions is None and not cache.frozen:
         positions = cache.positions.astype("int64").max(1, keepdims=True) + 1 + np.arange(Q, dtype="int64")  # (B, Q)
         if call.valid_lens is not None:
-            positions = np.where(
-                np.arange(Q, dtype="int64") < call.valid_lens.astype("int64")[:, None], positions, -1
-            )  # (B, Q)
+            real = np.arange(Q, dtype="int64") < call.valid_lens.astype("int64")[:, None]  # (B, Q)
+            positions = np.where(real, positions, -1)  # (B, Q)
     positions = np.broadcast_to(places(queries, positions, call.offset), (B, Q)).astype("int64")  # (B, Q)
     key_positions = np.full((B, 1), -1, dtype="int64") if none else positions  # (B, Q or 1)
     if none:
@@ -36,9 +37,8 @@ def place(queries, keys, values, call):
     if not cache.frozen:
         call = call._replace(valid_lens=None)
     queries = where(positions[:, :, None] >= 0, queries, np.zeros_like(queries))  # (B, Q, any)
-    keys, values = (
-        where(key_positions[:, :, None] >= 0, X, np.zeros_like(X)) for X in (keys, values)
-    )  # (B, Q or 1, any)
+    seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)
+    keys, values = (where(seen, X, np.zeros_like(X)) for X in (keys, values))  # (B, Q or 1, any)
     return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
 
 
@@ -50,6 +50,7 @@ def remember(k, v, call):
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    keep("columns", columns)
     G, kept = cache.keys.shape[1], (cache.keys, cache.values)
     kept = [X.detach().reshape(-1, *X.shape[2:]) for X in kept]  # (B*G, S, d)
     k, v = (np.concatenate([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
@@ -68,8 +69,24 @@ def recall(output, weights, call, cache):
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
     output = where(kept, output, np.full_like(output, np.nan))  # (B, Q, D)
-    call.cache.use_up()
+    if not call.traced:
+        call.cache.use_up()
     if not call.return_weights:
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, where(kept[:, None], weights, np.full_like(weights, np.nan)), cache
+
+
+def by_slots(steps, cache):
+    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
+
+    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
+    """
+    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
+    new = 0 if cache.frozen else steps["W_q"].shape[1]
+    for name, X in steps.items():
+        if name in ("scores", "capped", "biased", "weights"):
+            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+        elif name.endswith(("_k", "_v")):
+            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
+    return steps

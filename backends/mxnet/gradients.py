@@ -7,6 +7,7 @@ from mxnet.gluon import nn
 
 from mha.call import keeping
 
+from .cache import by_slots
 from .weights import canonical, data, parameters, reading
 
 
@@ -48,7 +49,7 @@ def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
     with keeping() as steps:
         layer.attend(queries, keys, values, call._replace(training=False, traced=True))
-    return steps
+    return steps if call.cache is None else by_slots(steps, call.cache)
 
 
 def thawed(layer):

@@ -13,6 +13,7 @@ from mha import checks
 from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
+from .cache import by_slots
 from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen
 from .pooling import AdditiveAttention, cap
@@ -67,7 +68,7 @@ def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
     with keeping() as steps:
         layer.attend(queries, keys, values, call._replace(training=False, traced=True))
-    return steps
+    return steps if call.cache is None else by_slots(steps, call.cache)
 
 
 # Back through the steps, the last one first

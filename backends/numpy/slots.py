@@ -38,7 +38,7 @@ def slots_after(positions, lengths, lost, call):
 
 def taken(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
-    sizes = [max(sizes) for sizes in zip(X.shape, columns.shape, strict=True)]
+    sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
     sizes[axis] = X.shape[axis]
     shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
     return np.take_along_axis(np.broadcast_to(X, sizes), np.broadcast_to(columns, shape), axis)

@@ -11,8 +11,10 @@ import math
 import tensorflow as tf
 
 from mha.cache import LOST
+from mha.call import keep
 
 from .arrays import shape_of
+from .heads import repeat_groups
 from .hiding import four_axes, places
 from .slots import slots_after, taken
 
@@ -37,9 +39,8 @@ def place(queries, keys, values, call):
     if not cache.frozen:
         call = call._replace(valid_lens=None)
     queries = tf.where(positions[:, :, None] >= 0, queries, tf.zeros((), queries.dtype))  # (B, Q, any)
-    keys, values = (
-        tf.where(key_positions[:, :, None] >= 0, X, tf.zeros((), X.dtype)) for X in (keys, values)
-    )  # (B, Q or 1, any)
+    seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)
+    keys, values = (tf.where(seen, X, tf.zeros((), X.dtype)) for X in (keys, values))  # (B, Q or 1, any)
     return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
 
 
@@ -51,6 +52,7 @@ def remember(k, v, call):
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    keep("columns", columns)
     G, kept = cache.keys.shape[1], (cache.keys, cache.values)
     kept = [tf.stop_gradient(tf.reshape(X, (-1, *shape_of(X)[2:]))) for X in kept]  # (B*G, S, d)
     k, v = (tf.concat([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
@@ -69,8 +71,24 @@ def recall(output, weights, call, cache):
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
     output = tf.where(kept, output, tf.cast(math.nan, output.dtype))  # (B, Q, D)
-    call.cache.use_up()
+    if not call.traced:
+        call.cache.use_up()
     if not call.return_weights:
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, tf.where(kept[:, None], weights, tf.cast(math.nan, weights.dtype)), cache
+
+
+def by_slots(steps, cache):
+    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
+
+    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
+    """
+    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
+    new = 0 if cache.frozen else steps["W_q"].shape[1]
+    for name, X in steps.items():
+        if name in ("scores", "capped", "biased", "weights"):
+            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+        elif name.endswith(("_k", "_v")):
+            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
+    return steps

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from mha.call import keeping
 
+from .cache import by_slots
 from .weights import parameters
 
 
@@ -38,4 +39,4 @@ def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
     with keeping() as steps:
         layer.attend(queries, keys, values, call._replace(training=False, traced=True))
-    return steps
+    return steps if call.cache is None else by_slots(steps, call.cache)

@@ -9,7 +9,9 @@ slots are a ring; what a token at a position below 0 is says `hiding.visible_key
 import torch
 
 from mha.cache import LOST
+from mha.call import keep
 
+from .heads import repeat_groups
 from .hiding import four_axes, places
 from .slots import slots_after, taken
 
@@ -26,9 +28,8 @@ def place(queries, keys, values, call):
     if positions is None and not cache.frozen:
         positions = cache.positions.amax(1, keepdim=True) + 1 + torch.arange(Q, device=queries.device)  # (B, Q)
         if call.valid_lens is not None:
-            positions = torch.where(
-                torch.arange(Q, device=queries.device) < call.valid_lens[:, None], positions, -1
-            )  # (B, Q)
+            real = torch.arange(Q, device=queries.device) < call.valid_lens[:, None]  # (B, Q)
+            positions = torch.where(real, positions, -1)  # (B, Q)
     positions = torch.broadcast_to(places(queries, positions, call.offset), (B, Q))  # (B, Q)
     key_positions = positions.new_full((B, 1), -1) if none else positions  # (B, Q or 1)
     if none:
@@ -49,6 +50,7 @@ def remember(k, v, call):
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    keep("columns", columns)
     G, kept = cache.keys.shape[1], (cache.keys, cache.values)
     kept = [X.detach().reshape(-1, *X.shape[2:]) for X in kept]  # (B*G, S, d)
     k, v = (torch.cat([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
@@ -67,8 +69,24 @@ def recall(output, weights, call, cache):
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
     output = torch.where(kept, output, torch.nan)  # (B, Q, D)
-    call.cache.use_up()
+    if not call.traced:
+        call.cache.use_up()
     if not call.return_weights:
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, torch.where(kept[:, None], weights, torch.nan), cache
+
+
+def by_slots(steps, cache):
+    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
+
+    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
+    """
+    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
+    new = 0 if cache.frozen else steps["W_q"].shape[1]
+    for name, X in steps.items():
+        if name in ("scores", "capped", "biased", "weights"):
+            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+        elif name.endswith(("_k", "_v")):
+            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
+    return steps

@@ -89,7 +89,8 @@ def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
     if left is not None and left < S:
         return (
             f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "
-            f"return_weights; give its {lengths[sample] - book.arrays[1][sample]} tokens in smaller portions"
+            f"return_weights, and has no trace; give its {lengths[sample] - book.arrays[1][sample]} tokens in smaller "
+            "portions"
         )
     return (
         f"the cache is full: sample {sample} would have {lengths[sample]} tokens, and the cache has {S} slots; make it "

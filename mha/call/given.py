@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mha import dispatch
+from mha.cache import Cache, check_owner
 from mha.call import inputs
 from mha.call.check import check, native, of_output
 from mha.call.declaration import Call
 from mha.call.taking import call_of
+from mha.names import BackendName
 
 
 def checked(
@@ -16,11 +18,18 @@ def checked(
     """The inputs and the checked call, as the backend's arrays; and the function that turns results back.
 
     attention: an `mha.MultiHeadAttention`; function: the name of the method that was called; call: its keyword
-    arguments. Raises TypeError or ValueError if one of them does not fit.
+    arguments; switches: others, a cache among them if the function takes one. Raises TypeError or ValueError if one of
+    them does not fit.
     """
     call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
     backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
     module = dispatch.load(backend)
+    if call.cache is not None:
+        arrays, given = beside_cache(attention, queries, keys, values, call.cache)
+        queries, keys, values = arrays
+        with module.context(dtype):
+            own = check(module, layer, queries, keys, values, call)
+        return arrays, own, _same if given == backend else module.to_numpy
     queries, keys, values, given = inputs.of_one_framework(backend, dtype, queries, keys, values)
     arrays = [queries, keys, values]
     if given != backend and getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
@@ -35,6 +44,26 @@ def checked(
         taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
         own = own.mapped(lambda X: inputs.taken(module, place, X))
         return [taken[id(X)] for X in arrays], own, module.to_numpy
+
+
+def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
+    """The inputs of a call with a cache as the backend's arrays, None where they are None; and whose arrays they were.
+
+    The cache is of the layer's backend whatever the inputs are. Raises TypeError or ValueError if it is not, or is of
+    another layer, or if an input is no array.
+    """
+    backend, module = attention.backend, dispatch.load(attention.backend)
+    if isinstance(cache, Cache):
+        check_owner(cache, attention.layer)
+        if cache.backend != (backend if dispatch.FRAMEWORKS[backend].arrays else "numpy"):
+            raise ValueError(f"cache is of {cache.backend}, expected {backend} as the layer: call cache.to")
+    # Beside a frozen cache there are no keys and values: the queries stand in for them.
+    arrays = [queries if X is None else X for X in (queries, keys, values)]
+    *arrays, given = inputs.of_one_framework(backend, attention.config.dtype, *arrays)
+    if given != backend:
+        place = module.place(attention.layer)
+        arrays = [inputs.taken(module, place, X) for X in arrays]
+    return [None if X is None else own for X, own in zip((queries, keys, values), arrays, strict=True)], given
 
 
 def cotangent(attention: Any, X: Any, shape: Any, place: Any) -> Any:

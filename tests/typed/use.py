@@ -32,6 +32,7 @@ def right(backend: BackendName | None = None, dtype: FloatName = "float32") -> N
     assert_type(attention.vjp(X, X, X), tuple[Any, Callable[[Any], dict[str, Any]]])
     assert_type(attention.gradients(X, X, X), dict[str, Any])
     assert_type(attention.trace(X, X, X), dict[str, Any])
+    assert_type(attention.trace(X, cache=attention.cache_of(X)), dict[str, Any])
     mha.MultiHeadAttention(12, 3, rotary=mha.Rotary(), qk_norm="rms", window=(3, None), num_key_value_heads=1)
     assert_type(attention(X, X, X, score_bias=mha.alibi(3, 3), offset=2, head_gates=np.ones(3, "float32")), Any)
     attention.weights = {name: array / 2 for name, array in attention.weights.items()}

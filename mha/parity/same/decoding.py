@@ -84,9 +84,7 @@ class Decoding(Problem):
         inputs = (X.astype(kind) for X in (self.queries, self.keys, self.values))
         with dispatch.load("numpy").context(layer.config.dtype), keeping() as steps:
             *_, left = layer.layer.attend(*inputs, call)
-        B, (heads, S) = self.sizes.B, left.keys.shape[1:3]
-        pairs = {name: X.reshape(B, -1, *X.shape[1:]) for name, X in steps.items() if name in PAIRS}  # (B, H, Q, T)
-        steps |= {name: self.by_slots(X).reshape(-1, X.shape[2], S) for name, X in pairs.items()}  # (B*H, Q, S)
+        steps, (B, heads, S, _) = dispatch.lesson("numpy").by_slots(steps, own), left.keys.shape
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
         steps |= {**own_heads, PLACED: left.positions}
         # A call may push out what it sees, which is then in no slot; a frozen cache has no tokens, and stays.

@@ -1,0 +1,143 @@
+"""The trace of a call with a cache: each step is that of one causal call, and the cache stays as it was."""
+
+import numpy as np
+import pytest
+
+import mha
+
+B, T, D, H, S = 3, 7, 24, 4, 11
+MODERN = {"num_key_value_heads": 2, "rotary": mha.Rotary(4), "qk_norm": "rms", "softcap": 3.0, "bias": True}
+OPTIONS = {"plain": {}, "all, in a ring": MODERN | {"window": (3, None)}}
+PAIRS = ("scores", "capped", "biased", "weights")
+OF_KEYS = ("W_k", "W_v", "split_k", "split_v", "norm_k", "rotate_k")
+LEFT = [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4], [-1, 0, 1, 2, 3]]
+
+
+def layer(backend, **options):
+    return mha.MultiHeadAttention(D, H, dtype="float64", seed=3, backend=backend, **options)
+
+
+def tokens(seed, count=T):
+    return np.random.default_rng(seed).normal(size=(B, count, D))
+
+
+def contents(cache):
+    return [mha.to_numpy(X).copy() for X in cache.arrays()]
+
+
+def same(found, expected):
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert np.abs(found - expected).max(initial=0) <= 1e-12 * np.abs(expected).max(initial=0)
+
+
+def by_positions(step, places):
+    """Columns of a step (B*H, Q, K) at the positions (B, S) of the slots; empty ones get zeros."""
+    columns = np.repeat(np.maximum(places, 0), H, 0)[:, None]  # (B*H, 1, S)
+    filled = np.repeat(places >= 0, H, 0)[:, None]  # (B*H, 1, S)
+    return np.where(filled, np.take_along_axis(step, columns, 2), 0)
+
+
+def at_filled(step, places):
+    return np.where(np.repeat(places >= 0, H, 0)[:, None], step, 0)
+
+
+@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_steps_are_those_of_one_causal_call(backend, options, readable):
+    attention, X = layer(backend, readable=readable, **OPTIONS[options]), tokens(1)
+    ring, gates = "window" in OPTIONS[options], np.linspace(0.5, 2, H)
+    bias = np.random.default_rng(2).normal(size=(1, H, T, T)) if ring else None
+    cache, first = attention.cache(B, 5 if ring else S), 0
+    for count in (4, 1, 1, 1):
+        now, end = slice(first, first + count), first + count
+        x = X[:, now]
+        _, after = attention(x, x, x, causal=True, cache=cache.reorder(range(B)))
+        places = contents(after)[2]
+        own = None if bias is None else bias[:, :, now][..., np.maximum(places[0], 0)]
+        call = {"causal": True, "score_bias": own, "head_gates": gates}
+        before = contents(cache)
+        steps = attention.trace(x, x, x, cache=cache, **call)
+        for found, expected in zip(contents(cache), before, strict=True):
+            np.testing.assert_array_equal(found, expected)
+        whole = bias if bias is None else bias[..., :end, :end]
+        expected = layer("numpy", **OPTIONS[options]).trace(*[X[:, :end]] * 3, **call | {"score_bias": whole})
+        assert list(steps) == list(expected)
+        seen = by_positions(expected["weights"][:, now], places) > 0  # (B*H, Q, S): other scores may be of zeros
+        for name, step in expected.items():
+            if name in PAIRS:
+                assert steps[name].shape == (B * H, count, cache.sizes[1])
+                same(np.where(seen, steps[name], 0), np.where(seen, by_positions(step[:, now], places), 0))
+                assert name != "weights" or (steps[name][~seen] == 0).all()
+            else:
+                same(steps[name], step[:, now])
+        output, weights, cache = attention(x, x, x, cache=cache, return_weights=True, **call)
+        same(steps["output"], output)
+        same(steps["weights"], weights.reshape(steps["weights"].shape))
+        first = end
+
+
+def test_padding_has_no_slot(backend):
+    attention, X, positions = layer(backend, **MODERN), tokens(3, 5), np.array(LEFT)
+    poisoned = np.where(positions[:, :, None] < 0, np.nan, X)
+    cache = attention.cache(B, S)
+    steps = attention.trace(poisoned, poisoned, poisoned, causal=True, positions=positions, cache=cache)
+    expected = attention.trace(X, X, X, causal=True, positions=positions, key_positions=positions)
+    _, after = attention(poisoned, poisoned, poisoned, causal=True, positions=positions, cache=cache)
+    places, real = contents(after)[2], positions >= 0
+    for name, step in expected.items():
+        if name in PAIRS:
+            columns = [np.pad(step[b * H : (b + 1) * H][:, :, real[b]], [(0, 0), (0, 0), (0, S)]) for b in range(B)]
+            step = np.concatenate([X[..., :S] for X in columns])  # (B*H, Q, S)
+            found = at_filled(steps[name], places)
+        else:
+            found = steps[name]
+        counts = np.repeat(real, len(step) // B, 0)[:, :, None]  # (B or B*H, Q, 1)
+        same(np.where(counts, found, 0), np.where(counts, step, 0))
+
+
+def test_a_frozen_cache_has_no_new_keys(backend):
+    attention, X, queries = layer(backend, num_key_value_heads=2, bias=True), tokens(4, 5), tokens(5, 2)
+    frozen = attention.cache_of(X, valid_lens=[5, 2, 0])
+    steps, expected = attention.trace(queries, cache=frozen), attention.trace(queries, X, X, [5, 2, 0])
+    assert list(steps) == list(expected)
+    places = contents(frozen)[2]
+    for name, step in expected.items():
+        if name in OF_KEYS:
+            assert steps[name].shape == (len(step), 0, step.shape[2])
+        elif name in PAIRS:
+            same(at_filled(steps[name], places), at_filled(step, places))
+        else:
+            same(steps[name], step)
+
+
+def test_no_tokens_have_steps_of_no_rows(backend):
+    attention, X = layer(backend, **MODERN), tokens(6, 3)
+    _, cache = attention(X, X, X, causal=True, cache=attention.cache(B, S))
+    x = X[:, :0]
+    steps = attention.trace(x, x, x, causal=True, cache=cache)
+    expected = attention.trace(X, X, X, causal=True)
+    assert list(steps) == list(expected)
+    for name, step in steps.items():
+        width = S if name in PAIRS else expected[name].shape[2]
+        assert step.shape == (len(expected[name]), 0, width)
+
+
+def test_steps_that_have_no_slot_are_refused(backend):
+    attention, X = layer(backend, window=(3, None)), tokens(7)
+    x = X[:, :4]
+    _, cache = attention(x, x, x, causal=True, cache=attention.cache(B))
+    x, before = X[:, 4:6], contents(cache)
+    with pytest.raises(ValueError, match=r"its queries see, which .* has no trace; give its 2 tokens in smaller"):
+        attention.trace(x, x, x, causal=True, cache=cache)
+    for found, expected in zip(contents(cache), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_arrays_of_the_framework_give_its_own(backend):
+    attention, X = layer(backend), tokens(8, 2)
+    own, cache = mha.tensor(X, backend=backend), attention.cache(B, S)
+    steps, expected = (attention.trace(one, one, one, causal=True, cache=cache) for one in (own, X))
+    for name, step in expected.items():
+        assert type(steps[name]) is type(own)
+        np.testing.assert_array_equal(mha.to_numpy(steps[name]), step)
