@@ -130,11 +130,9 @@ GROUPS = {
         "a cache is never full": (r"if len\(step\.wrong\):", "if False:"),
         "the slots of a window begin one too late": (
             r"slice\(max\(0, first - left\), max", "slice(max(0, first - left + 1), max"),
-        "a window hides a token from itself no more": (r"right is not None and right < 0", "False"),
-        "a larger ring is all seen": (r"if Q == 1 and left \+ 1 == S and", "if Q == 1 and"),
+        "a larger ring is all seen": (r"if Q == 1 and left \+ 1 == S:", "if Q == 1:"),
         "what is hidden is seen": (r"return seen, bool\(.*", "return seen, False"),
         "a slot of a ring has the position of its number": (r"n - 1 - \(n - 1 - slot\) % S", "slot"),
-        "the last of a ring is lost": (r"np\.full\(B, max\(n - S, 0\) - 1\)", "np.full(B, max(n - S, 0))"),
         "all samples have what the first one has": (
             r"if all\(map\(np\.array_equal, even\.arrays, arrays\)\):", "if True:"),
         "positions that are given do not count": (r"if call\.positions is not None and not \(.*:", "if False:"),

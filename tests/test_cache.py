@@ -102,15 +102,50 @@ def test_a_slot_that_is_empty_or_hidden_does_not_count(backend):
     x = X[:, 2:]
     same(attention(x, x, x, cache=poisoned, mask=mask)[0], attention(x, X, X, mask=mask[..., :3]))
     poisoned = mha.Cache(cache.config, arrays).to(backend)
-    same(attention(x, x, x, valid_lens=[1, 0, 1], cache=poisoned)[0][::2], attention(x, X, X)[::2])
+    output, poisoned = attention(x, x, x, valid_lens=[1, 0, 1], cache=poisoned)
+    same(output[::2], attention(x, X, X)[::2])
+    output, _ = attention(x, x, x, valid_lens=[1, 1, 1], causal=True, cache=poisoned)
+    same(output[1], attention(x, X, X)[1])  # whose last slot nobody has written to
 
 
 def test_a_token_that_is_no_number_does_not_count_behind_the_window(backend):
     attention, X = layer(backend, window=(1, None)), tokens(22, 4)
     X[:, 0] = np.nan
-    output, _ = decoded(attention, X, (1, 1, 1, 1), attention.cache(B, 5))
-    assert np.isnan(output[:, :2]).all()
-    same(output[:, 2:], attention(*[X[:, 1:]] * 3, causal=True)[:, 1:])
+    expected = attention(*[X[:, 1:]] * 3, causal=True)[:, 1:]
+    for more in ({}, {"valid_lens": [1, 1, 1]}, {"mask": np.ones((1, 1, 1, 3), bool)}):
+        output, cache = decoded(attention, X, (1, 1, 1), attention.cache(B, 3), **more)
+        assert np.isnan(output[:, :2]).all()
+        same(output[:, 2:], expected[:, :1])
+        x = X[:, 3:]  # goes to the slot of the first token
+        same(attention(x, x, x, causal=True, cache=cache, **more)[0], expected[:, 1:])
+    _, cache = decoded(attention, X, (1, 1, 1), attention.cache(B, 5))
+    x, lengths = X[:, 3:], [1, 0, 1]
+    output, cache = attention(x, x, x, lengths, causal=True, cache=cache)  # three tokens, or four
+    output, _ = attention(x, x, x, [0, 1, 0], causal=True, cache=cache, mask=np.ones((1, 1, 1, 5), bool))
+    same(output[1], expected[1, 1:])
+
+
+def test_a_mask_hides_beside_positions(backend):
+    attention, X = layer(backend, window=(2, None)), tokens(24, 6)
+    _, cache = attention(X[:, :4], X[:, :4], X[:, :4], [4, 2, 3], causal=True, cache=attention.cache(B, 7))
+    x = np.stack([X[0, 4], X[1, 2], X[2, 3]])[:, None]
+    mask = np.ones((B, 1, 1, 7), bool)
+    mask[0, ..., 3], mask[1, ..., 1] = False, False
+    output, _ = attention(x, x, x, causal=True, mask=mask, cache=cache)
+    for b, at in enumerate((4, 2, 3)):
+        rows, hides = X[b : b + 1, : at + 1], mask[b : b + 1, ..., : at + 1]
+        same(output[b], attention(rows[:, at:], rows, rows, causal=True, offset=at, mask=hides)[0])
+
+
+def test_padding_is_given_to_a_ring_that_has_wrapped(backend):
+    attention, X = layer(backend, window=(3, 0)), tokens(26, 7)
+    _, cache = decoded(attention, X, (4, 1, 1), attention.cache(B))
+    x = X[:, 6:]
+    output, cache = attention(x, x, x, [1, 0, 1], causal=True, cache=cache)
+    same(output[::2], attention(X, X, X)[::2, 6:])
+    assert numbers(cache)[1:] == [[7, 6, 7], [2, 1, 2]]
+    output, _ = attention(x, x, x, [0, 1, 0], causal=True, cache=cache)
+    same(output[1], attention(X, X, X)[1, 6:])
 
 
 def test_weights_are_by_slots(backend):
@@ -208,6 +243,7 @@ def test_a_frozen_cache_is_cross_attention(backend):
         expected = attention(queries, keys, values, lengths, offset=offset, return_weights=True)
         same(output, expected[0])
         same(weights, expected[1])
+        same(attention(queries, cache=frozen, offset=offset)[0], expected[0])
         assert again.frozen
         assert numbers(again) == numbers(frozen)
     assert numbers(frozen)[1] == [5, 2, 0]
@@ -303,14 +339,14 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it(backend):
 
 
 def test_nothing_is_left_of_a_draft_of_no_numbers(backend):
-    attention, X = layer(backend), tokens(20, 4)
+    attention, X = layer(backend), tokens(20, 5)
     _, cache = decoded(attention, X[:, :3], (3,), attention.cache(B, 6))
     draft, x = np.full((B, 2, D), np.nan), X[:, 3:]
     _, cache = attention(draft, draft, draft, causal=True, cache=cache)
-    output, cache = attention(x, x, x, valid_lens=[1, 0, 1], causal=True, cache=cache.crop(3))
-    same(output[::2], attention(X, X, X, causal=True)[::2, 3:])
-    output, _ = attention(x[:, :1], x[:, :1], x[:, :1], positions=[[-1], [3], [-1]], causal=True, cache=cache)
-    same(output[1], attention(X, X, X, causal=True)[1, 3:])
+    output, cache = attention(x, x, x, valid_lens=[2, 1, 2], causal=True, cache=cache.crop(3))
+    expected = attention(X, X, X, causal=True)
+    same(output[::2], expected[::2, 3:])
+    same(output[1, :1], expected[1, 3:4])  # whose last slot was the draft's
 
 
 def test_a_crop_that_a_ring_has_lost_is_refused(backend):

@@ -69,8 +69,8 @@ def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
         return Step(after, range(book.sizes[0]), early)
     if end <= S:
         used = slice(max(0, first - left), max(1, end))
-        return Step(after, first=first, used=used, in_order=Q > 1 or before_own(cache))
-    if Q == 1 and left + 1 == S and not before_own(cache):  # as most rings are
+        return Step(after, first=first, used=used, in_order=Q > 1)
+    if Q == 1 and left + 1 == S:  # as most rings are
         return Step(after, first=first, used=slice(0, S))
     seen, hidden = _seen(queries, after, slice(0, S), call._replace(positions=np.arange(first, end)[None]))
     return Step(after, (), early, first, used=slice(0, S), seen=seen, hidden=hidden)
@@ -113,12 +113,6 @@ def reach(cache: Any) -> int:
     """How far before itself a query sees: beyond every position where no window says it."""
     left = left_of(cache.config)
     return LOST if left is None else left
-
-
-def before_own(cache: Any) -> bool:
-    """Whether the window of a cache's layer hides a token from itself."""
-    right = None if cache.config.window is None else cache.config.window[1]
-    return right is not None and right < 0
 
 
 def by_slots(call: Any) -> bool:
