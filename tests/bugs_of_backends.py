@@ -5,7 +5,7 @@ backend; "all" = the same in each. Every file of the backend is searched, and `m
 
 # fmt: off
 GROUPS = {
-    "cache": ("cache cache_compiled cache_long", {
+    "cache": ("cache cache_compiled cache_long cache_trace", {
         "a token is written one slot too far": {"all": (r"(\[:, None\]) - 1 - slot\) % S", r"\1 - slot) % S")},
         "padding is kept": {"all": (r"real = new >= 0", "real = new >= -1")},
         "new tokens begin at the newest": {"all": (r" \+ 1 \+ (\w+\.a?range\(Q)", r" + \1")},
@@ -15,6 +15,10 @@ GROUPS = {
             r"LOST, found\)", "found, found)")),
         "slots have the positions of the columns": {"all": (
             r"state = taken\(before, columns, 1\)", "state = before[:, :S]")},
+        "a trace uses the cache up": {"all": (r"if not call\.traced:", "if True:")},
+        "a trace has the slots as they were, not as they are": {"all": (
+            r"steps\[name\] = taken\(X, columns, 2\)", "steps[name] = X[:, :, : columns.shape[2]]")},
+        "a trace beside a frozen cache has a new key": {"all": (r"new = 0 if cache\.frozen else", "new =")},
         "lengths beside a frozen cache are forgotten": dict.fromkeys(("numpy", "torch", "mxnet"), (
             r"lengths = call\.valid_lens if frozen else None", "lengths = None")),
         "a portion in place begins at the first slot": dict.fromkeys(("numpy", "torch", "mxnet"), (

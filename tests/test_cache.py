@@ -328,7 +328,8 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it(backend):
         "size is None, expected how many tokens the cache shall hold": lambda: attention.cache(B),
         "expected 0 to 0": lambda: attention.cache(B, 4).crop(1),
         "batch_size is 0": lambda: attention.cache(0, 4),
-        "unexpected keyword argument 'cache'": lambda: attention.gradients(x, x, x, cache=cache),
+        "cache is given, expected None: gradients": lambda: attention.gradients(x, x, x, cache=cache),
+        "expected None: gradients are of one call with all tokens": lambda: attention.vjp(x, x, x, cache=cache),
         "keys is a NoneType": lambda: attention(x),
     }
     for words, call in wrong.items():

@@ -21,6 +21,8 @@ def checked(
     arguments; switches: others, a cache among them if the function takes one. Raises TypeError or ValueError if one of
     them does not fit.
     """
+    if call.get("cache") is not None:
+        raise ValueError("cache is given, expected None: gradients are of one call with all tokens, without a cache")
     call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
     backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
     module = dispatch.load(backend)
