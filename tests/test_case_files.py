@@ -231,7 +231,8 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     ("key", "value", "text"),
     [
         ("format", "mha", "is no case file: its metadata has format 'mha', expected 'mha case'"),
-        ("layout", "2", "has layout '2', expected '1'; if another version of mha wrote it, use that one"),
+        ("layout", "3", "has layout '3', expected '1' or '2'; if another version of mha wrote it, use that one"),
+        ("layout", "2", "holds no valid call: it has causal, expected causal and size"),
         ("name", "a\nb", r"has the name 'a\nb', expected one that can be printed"),
         ("more", " " * 2**20, "bytes, expected at most 1048576"),
         ("config", "[]", "holds no valid configuration: expected a JSON object"),

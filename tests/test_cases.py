@@ -6,11 +6,12 @@ import json
 
 import pytest
 
-from mha.parity.cases import devices, rare, usual
+from mha.parity.cases import decodes, devices, rare, usual
 
 TABLES = {
     "usual": (usual.CASES, "c09b444c39eb"),
     "rare": (rare.RARE, "4f4e3da2eaa6"),
+    "decodes": (decodes.DECODES, "7d6a1fcde052"),
     "four devices": (devices.cases_of(4), "34f2e82c5e31"),
     "five devices": (devices.cases_of(5), "ff213f0dbfa8"),
 }

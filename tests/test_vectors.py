@@ -1,5 +1,8 @@
 """The conformance vectors: the same bytes when they are made again, right by the formula and on every backend."""
 
+import contextlib
+import functools
+import json
 import re
 import runpy
 
@@ -11,12 +14,16 @@ import pytest
 
 from mha import dispatch, parity
 from mha.parity import case_files
+from mha.parity.cases.decodes import DECODES
+from mha.weights import own_format
 
 FILES = sorted(path.stem for path in pages.ROOT.glob("vectors/*.safetensors"))
 # Tried here: where a framework compiles each shape for seconds, one; where it does not, one in four. `mha case check
 # vectors` tries all on all backends, in tox's environment `vectors`.
-QUICK = {"all-options-float32": tuple(dispatch.FRAMEWORKS)}
-QUICK = dict.fromkeys(FILES, ("numpy",)) | dict.fromkeys(FILES[::4], adapters.EAGER) | QUICK
+DECODED = [name for name in FILES if name.startswith("decode")]
+ON_ALL = ("all-options-float32", "decode-draft-float32", "decode-ring-float32")
+QUICK = dict.fromkeys(FILES, ("numpy",)) | dict.fromkeys(FILES[::4] + DECODED, adapters.EAGER)
+QUICK |= dict.fromkeys(ON_ALL, tuple(dispatch.FRAMEWORKS))
 
 
 def read(name):
@@ -25,17 +32,19 @@ def read(name):
 
 def test_there_are_many_and_they_are_small():
     assert len(FILES) >= 60
-    assert sum(path.stat().st_size for path in pages.ROOT.glob("vectors/*")) < 4_000_000
+    assert sum(path.stat().st_size for path in pages.ROOT.glob("vectors/*")) < 4_250_000
 
 
 def test_made_again_they_are_the_same():
     """Every name and every third file; tox's environment `vectors` compares all bytes."""
-    vectors = runpy.run_path(str(pages.ROOT / "vectors" / "write.py"))["VECTORS"]
-    names = {f"{one.case.name}-{dtype}" for one in vectors for dtype in one.case.dtypes}
+    script = runpy.run_path(str(pages.ROOT / "vectors" / "write.py"))
+    vectors = [(one.case, one.made) for one in script["VECTORS"]]
+    decodes = [(one, functools.partial(script["decoded"], one)) for one in DECODES]
+    names = {f"{one.name}-{dtype}" for one, _ in vectors + decodes for dtype in one.dtypes}
     assert names == set(FILES)
-    for one in vectors[::3]:
-        made, stored = one.made(one.case.dtypes[0]), read(f"{one.case.name}-{one.case.dtypes[0]}")
-        assert case_files.to_bytes(made) == case_files.to_bytes(one.made(one.case.dtypes[0]))
+    for one, make in vectors[::3] + decodes:
+        made, stored = make(one.dtypes[0]), read(f"{one.name}-{one.dtypes[0]}")
+        assert case_files.to_bytes(made) == case_files.to_bytes(make(one.dtypes[0]))
         assert (made.config, list(made.expected)) == (stored.config, list(stored.expected))
         for name, X in made.inputs.items():
             np.testing.assert_array_equal(X, stored.inputs[name])
@@ -44,7 +53,7 @@ def test_made_again_they_are_the_same():
             assert parity.error(X, expected) <= parity.bound("float64", expected, expected, gradient=True) + 1e-13, name
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if name not in DECODED])
 def test_the_formula(name):
     case = read(name)
     wide = {key: np.asarray(X, np.float64) for key, X in (case.weights | case.inputs).items()}
@@ -72,6 +81,31 @@ def test_the_formula(name):
     assert abs(sum(parts) - slope) <= 2e-6 * max(1, *map(abs, parts))
 
 
+@pytest.fixture(scope="module")
+def decoder():
+    """The script for decoders, and the names in it after it ran."""
+    with contextlib.chdir(pages.ROOT):
+        _, block = pages.code("docs/vectors.md")
+        exec(block, names := {})
+    return block, names
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_a_decoder_token_by_token(decoder, name):
+    case = read(name)
+    wide = {f"inputs/{key}": X.astype(np.float64) for key, X in case.inputs.items()}
+    wide |= {f"weights/{key}": X.astype(np.float64) for key, X in case.weights.items()}
+    wide |= {f"call/{key}": X for key, X in case.call.items() if np.ndim(X)}
+    config = json.loads(own_format.config_text(case.config)) | {"dtype": "float64"}
+    found = decoder[1]["decoded"](config, case.call, wide)
+    assert list(found) == list(case.expected)
+    for key, expected in case.expected.items():
+        if key.endswith(("keys", "values")):
+            filled = case.expected[f"{key.partition('.')[0]}.cache.positions"] >= 0
+            found[key] = np.where(filled[:, None, :, None], found[key], 0)
+        assert parity.error(found[key], expected) <= parity.bound("float64", expected, expected), key
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.backends(*QUICK[name])) for name in FILES])
 def test_a_vector(backend, name):
     case = read(name)
@@ -82,7 +116,7 @@ def test_a_vector(backend, name):
 @pytest.mark.backends("numpy")
 def test_the_script_for_other_frameworks(monkeypatch):
     monkeypatch.chdir(pages.ROOT)
-    [block] = pages.code("docs/vectors.md")
+    block, _ = pages.code("docs/vectors.md")
     assert "mha" not in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE)
     names = {}
     exec(block, names)
@@ -91,3 +125,36 @@ def test_the_script_for_other_frameworks(monkeypatch):
     wrong = {}
     exec(block.replace('np.sqrt(config["key_dim"])', 'config["key_dim"]'), wrong)
     assert sum(ratio > 1 for ratio in wrong["worst"].values()) > 20
+
+
+# A mistake in the script for decoders, and the files that show it.
+GROUPS, RING, DRAFT = "decode-groups-rotary", "decode-ring", "decode-draft"
+MISTAKES = {
+    "positions are one too far": (
+        "positions.max() + 1 + np",
+        "positions.max() + 2 + np",
+        {"decode", GROUPS, RING, DRAFT},
+    ),
+    "padding on the right is kept": ("if real[i] and places", "if places", {"decode", RING}),
+    "padding on the left is kept": ("if real[i] and places[i] >= 0", "if real[i]", {GROUPS, DRAFT}),
+    "keys are rotated by their number": (
+        "(k[b, i].reshape(G, -1), places[i])",
+        "(k[b, i].reshape(G, -1), i)",
+        {GROUPS, DRAFT},
+    ),
+    "heads are in another order": ("[h // (H // G)]", "[h % G]", {GROUPS, DRAFT}),
+    "the window is one too wide": ("places[i] - left", "places[i] - left - 1", {RING}),
+    "the draft stays": ("positions[gone], cache", "_, cache", {DRAFT}),
+    "the length of a draft stays": ("- gone.sum()", "- 0", {DRAFT}),
+    "what is lost is not kept": ('max(cache["lost"][b], positions[slot])', "-1", {RING}),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_a_decoder_is_seen(decoder, monkeypatch, mistake):
+    old, new, files = MISTAKES[mistake]
+    block, _ = decoder
+    assert block.count(old) == 1
+    monkeypatch.chdir(pages.ROOT)
+    exec(block.replace(old, new), names := {})
+    assert {name.rpartition("-")[0] for name, ratio in names["worst"].items() if ratio > 1} == files

@@ -17,6 +17,7 @@ import numpy as np
 import mha
 from mha.names import FloatName
 from mha.parity import Case, case_files
+from mha.parity.cases.decodes import DECODES, Decode
 from mha.weights import files
 
 # Variables of a process: the instructions that OpenBLAS and the C library may use, and the number of threads.
@@ -181,6 +182,11 @@ VECTORS = (
 )
 
 
+def decoded(case: Decode, dtype: FloatName) -> case_files.CaseFile:
+    """Make the case file of a decode in a dtype."""
+    return dataclasses.replace(case_files.from_case(case, dtype), name=f"{case.name}-{dtype}")
+
+
 def plain_environment() -> dict[str, str]:
     """The variables of a process that computes the same bits on every processor."""
     found = np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])
@@ -194,7 +200,8 @@ def main(*arguments: str) -> None:
     if arguments not in ((), ("--check",)):
         raise SystemExit(f"got {' '.join(arguments)}, expected nothing or --check")
     folder = Path(__file__).parent
-    made = (one.made(dtype) for one in VECTORS for dtype in one.case.dtypes)
+    made = [one.made(dtype) for one in VECTORS for dtype in one.case.dtypes]
+    made += [decoded(one, dtype) for one in DECODES for dtype in one.dtypes]
     contents = {folder / f"{case.name}.safetensors": case_files.to_bytes(case) for case in made}
     there = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
     different = sorted(path for path in {*contents, *there} if contents.get(path) != there.get(path))

@@ -14,6 +14,7 @@ from mha.cli.backends import chosen_all
 from mha.config import DTYPES
 from mha.names import BackendName
 from mha.parity import Result, case_files
+from mha.parity.cases.decodes import DECODES
 from mha.parity.cases.suite import ALL_CASES
 from mha.tables import plain_table
 
@@ -23,7 +24,8 @@ Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
 def write(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; an existing file is replaced.")],
     case: Annotated[
-        str, typer.Option(metavar="NAME", help="A case of the full suite; an unknown name lists all names.")
+        str,
+        typer.Option(metavar="NAME", help="A case of the full suite, or a decode; an unknown name lists all names."),
     ] = "all options",
     dtype: Annotated[
         str, typer.Option(metavar="NAME", help=f"The dtype of the case: {', '.join(DTYPES)}.")
@@ -34,16 +36,17 @@ def write(
     The safetensors file holds all that somebody needs to compute the same and to judge the result: the layer's
     configuration, its weights, the inputs, and what hides keys; every step from input to output, the attention
     weights, the output and the gradients, computed by NumPy in float64; and the largest error that each may have in
-    the dtype.
+    the dtype. A decode is several calls with one cache: the output of each, and the cache after it.
 
     \b
     Examples:
       mha case write case.safetensors
       mha case write case.safetensors --case "score bias" --dtype bfloat16
+      mha case write case.safetensors --case decode-groups-rotary
 
     Exit code 0 if the file was written, 2 if not; then FILE stays as it was.
     """
-    known = {one.name: one for one in ALL_CASES}
+    known = {one.name: one for one in (*ALL_CASES, *DECODES)}
     try:
         chosen = known[checks.choice("--case", case, tuple(known))]
         dtype_name = checks.choice("--dtype", dtype, DTYPES)
@@ -69,7 +72,8 @@ def check(
 ) -> None:
     """Compute the calls in case files, and compare the results with the files.
 
-    Each backend computes every step, the output (with and without attention weights) and every gradient. The table
+    Each backend computes every step, the output (with and without attention weights) and every gradient; of a decode,
+    the output of each call and the cache after it, whose positions and lengths have to be equal. The table
     shows the ratios, error divided by bound: at most 1 if rounding explains the error. With several files, it shows
     the largest ratio of each. If a backend does not have the dtype of a file, it shows "-".
 
