@@ -156,7 +156,7 @@ def test_arrays_that_do_not_fit_are_refused(data, tmp_path, name, described, tex
         (
             "inputs/step1.queries",
             "inputs/step0.queries",
-            "inputs/step1.queries is not there, expected (batch, queries, 13)",
+            "inputs/step1.queries is not there",
         ),
         ("inputs/step2.keys", "inputs/step2.key", "inputs/step2.keys is not there"),
         ("inputs/step5.queries", "inputs/step6.queries", "inputs/step5.keys, inputs/step5.values, "),
@@ -183,6 +183,8 @@ def test_steps_of_ones_own():
     assert case.call["step2.crop"].tolist() == [2, 2, 2]
     assert case.expected["step2.cache.positions"].tolist() == [[0, 1, 2, -1, -1]] * 3
     with pytest.raises(ValueError, match="size is None, expected how many tokens the cache shall hold"):
-        case_files.make_decode("mine", attention.to("numpy").__class__(14, 2, backend="numpy"), steps)
+        case_files.make_decode("mine", MultiHeadAttention(14, 2, backend="numpy"), steps)
+    with pytest.raises(ValueError, match="steps is empty, expected the arguments of at least one call"):
+        case_files.make_decode("mine", attention, [])
     with pytest.raises(ValueError, match=r"step1.queries has shape \(3, 0, 14\), expected no size of 0"):
         case_files.make_decode("mine", attention, [dict.fromkeys(("queries", "keys", "values"), X[:, :0])])

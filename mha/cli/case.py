@@ -13,8 +13,8 @@ from mha.cli import terminal
 from mha.cli.backends import chosen_all
 from mha.config import DTYPES
 from mha.names import BackendName
-from mha.parity import Result, case_files
-from mha.parity.cases.decodes import DECODES
+from mha.parity import Case, Result, case_files
+from mha.parity.cases.decodes import DECODES, Decode
 from mha.parity.cases.suite import ALL_CASES
 from mha.tables import plain_table
 
@@ -46,7 +46,7 @@ def write(
 
     Exit code 0 if the file was written, 2 if not; then FILE stays as it was.
     """
-    known = {one.name: one for one in (*ALL_CASES, *DECODES)}
+    known: dict[str, Case | Decode] = {one.name: one for one in ALL_CASES} | {one.name: one for one in DECODES}
     try:
         chosen = known[checks.choice("--case", case, tuple(known))]
         dtype_name = checks.choice("--dtype", dtype, DTYPES)

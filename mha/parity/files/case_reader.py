@@ -127,9 +127,8 @@ def _described(source: Source, config: Config, call: dict[str, Any]) -> tuple[Ki
     try:
         claimed = {name: entry.claimed(name, ALL) for name, entry in entries.items()}
         stored = numpy_dtype(STORED.get(config.dtype, config.dtype))
-        inputs, given, expected = (decode_files.described if "size" in call else _of_call)(
-            config, call, claimed, stored
-        )
+        describe = decode_files.described if "size" in call else _of_call
+        inputs, given, expected = describe(config, call, claimed, stored)
         weights = {f"weights/{name}": (stored, shape) for name, shape in shapes(config).items()}
         wanted: Kinds = {**inputs, **given, **weights, **expected}
         if missing := [name for name in wanted if name not in entries]:
@@ -157,10 +156,11 @@ def _of_call(
     arguments |= {key: _typed(arguments[key], stored, config, f"call/{key}") for key in FLOATS if key in arguments}
     own, (B, Q, K) = dispatch.load("numpy"), (*queries.shape[:2], keys.shape[1])
     fitting.fit_inputs(own, config, None, queries, keys, values)
-    fitting.fit_call(own, config, None, (B, Q, K), Call(**call | arguments))
+    fitting.fit_call(own, config, None, (B, Q, K), Call(**call, **arguments))
     of_output(own, config, None, cotangent, (B, Q, config.num_hiddens))
     expected = {name: (np.dtype(np.float64), shape) for name, shape in _expected(config, arguments, B, Q, K).items()}
-    return *({key: (X.dtype, X.shape) for key, X in part.items()} for part in (inputs, given)), expected
+    given_kinds, input_kinds = ({key: (X.dtype, X.shape) for key, X in part.items()} for part in (given, inputs))
+    return input_kinds, given_kinds, expected
 
 
 def _typed(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np.ndarray:

@@ -4,7 +4,8 @@ What is of a call begins with its number: "step1.queries", "step1.output", "step
 tokens of a call, S slots, D num_hiddens.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ WIDE, WHOLE = np.dtype(np.float64), np.dtype(np.int64)
 
 def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], size: int | None) -> tuple[Arrays, Any]:
     """Return the inputs of all steps by their names, and the arguments that are given beside them."""
-    inputs, call = {}, {"size": attention.cache(1, size).sizes[1]}
+    if not steps:
+        raise ValueError("steps is empty, expected the arguments of at least one call")
+    inputs: Arrays = {}
+    call: dict[str, Any] = {"size": attention.cache(1, size).sizes[1]}
     for number, step in enumerate(steps, 1):
         sizes = shapes_given(step["queries"].shape)
         inputs |= {f"step{number}.{name}": step[name] for name in OF_INPUTS}
@@ -37,17 +41,22 @@ def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], siz
     return inputs, call
 
 
+def begun(names: Collection[str], before: str = "") -> list[str]:
+    """Return how the names of each step begin, of these names of arrays; before: what stands before all of them."""
+    numbers = itertools.takewhile(lambda number: f"{before}step{number}.queries" in names, itertools.count(1))
+    return [f"step{number}." for number in numbers]
+
+
 def shapes_given(queries: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the integers of a step, whose queries have this shape."""
-    B, Q, _ = queries
+    """Return the shapes of the integers of a step, whose queries have a shape that begins with these sizes."""
+    B, Q = queries[:2]
     return {"valid_lens": (B,), "positions": (B, Q), "crop": (B,)}
 
 
 def results(attention: MultiHeadAttention, inputs: Arrays, call: Mapping[str, Any]) -> Arrays:
     """Compute the output of each step and the cache after it, 0 in empty slots."""
     found, cache = {}, attention.cache(len(inputs["step1.queries"]), call["size"])
-    for number in range(1, len(inputs) // len(OF_INPUTS) + 1):
-        step = f"step{number}."
+    for step in begun(inputs):
         arrays = [inputs[step + name] for name in OF_INPUTS]
         given = {name: call[step + name] for name in GIVEN if step + name in call}
         if "crop" in given:
@@ -70,24 +79,23 @@ def described(
         claimed: arrays of the shapes and dtypes that the file claims, by name.
         stored: the dtype in which inputs are stored.
 
-    Raises ValueError if the queries of a step have no shape to begin with, or are not there.
+    Raises ValueError if there is no step, or if queries have not three axes.
     """
     inputs: Kinds = {}
     given: Kinds = {}
     expected: Kinds = {}
-    number, widths = 1, (config.query_size, config.key_size, config.value_size)
-    while number == 1 or f"inputs/step{number}.queries" in claimed:
-        step = f"step{number}."
-        name = f"inputs/{step}queries"
-        if name not in claimed or len(came := claimed[name].shape) != 3:
-            what = f"has shape {came}" if name in claimed else "is not there"
-            raise ValueError(f"{name} {what}, expected (batch, queries, {config.query_size})")
-        B, Q = (inputs["inputs/step1.queries"][1] if inputs else came)[0], came[1]
-        inputs |= {f"inputs/{step}{one}": (stored, (B, Q, width)) for one, width in zip(OF_INPUTS, widths, strict=True)}
-        sizes = {f"call/{step}{one}": shape for one, shape in shapes_given((B, Q, 0)).items()}
-        given |= {one: (WHOLE, shape) for one, shape in sizes.items() if one in claimed}
+    widths = config.query_size, config.key_size, config.value_size
+    if not (steps := begun(claimed, "inputs/")):
+        raise ValueError("inputs/step1.queries is not there")
+    for step in steps:
+        if len(came := claimed[f"inputs/{step}queries"].shape) != 3:
+            raise ValueError(f"inputs/{step}queries has shape {came}, expected (batch, queries, {config.query_size})")
+        B, Q = claimed["inputs/step1.queries"].shape[0], came[1]
+        inputs |= {f"inputs/{step}{name}": (stored, (B, Q, D)) for name, D in zip(OF_INPUTS, widths, strict=True)}
+        sizes = {f"call/{step}{name}": shape for name, shape in shapes_given((B, Q)).items()}
+        given |= {name: (WHOLE, shape) for name, shape in sizes.items() if name in claimed}
         expected[f"{step}output"] = WIDE, (B, Q, config.num_hiddens)
-        for one, shape in shapes(config, B, call["size"]).items():
-            expected[f"{step}cache.{one}"] = (WIDE if one in HEADS else WHOLE), shape
-        number += 1
+        kinds = dict.fromkeys(ARRAYS, WHOLE) | dict.fromkeys(HEADS, WIDE)
+        after = shapes(config, B, call["size"])
+        expected |= {f"{step}cache.{name}": (kinds[name], shape) for name, shape in after.items()}
     return inputs, given, expected
