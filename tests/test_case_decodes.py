@@ -171,7 +171,7 @@ def test_other_names_are_refused(data, tmp_path, name, other, text):
 
 def test_steps_of_ones_own():
     """Positions for all samples, and a window that says the size."""
-    attention = MultiHeadAttention(14, 2, window=(4, 0), seed=0, backend="numpy")
+    attention = MultiHeadAttention(14, 2, window=(4, None), seed=0, backend="numpy")
     X = np.random.default_rng(0).normal(size=(3, 2, 14)).astype(np.float32)
     steps = [
         {"queries": X, "keys": X, "values": X, "positions": [0, 2]},
@@ -181,6 +181,8 @@ def test_steps_of_ones_own():
     assert (case.call["size"], case.call["causal"]) == (5, False)
     assert case.call["step1.positions"].tolist() == [[0, 2]] * 3
     assert case.call["step2.crop"].tolist() == [2, 2, 2]
+    whole = attention(X, X, X, positions=[0, 2], key_positions=[0, 2])
+    np.testing.assert_allclose(case.expected["step1.output"], whole, rtol=0, atol=case.bounds["step1.output"])
     assert case.expected["step2.cache.positions"].tolist() == [[0, 1, 2, -1, -1]] * 3
     with pytest.raises(ValueError, match="size is None, expected how many tokens the cache shall hold"):
         case_files.make_decode("mine", MultiHeadAttention(14, 2, backend="numpy"), steps)

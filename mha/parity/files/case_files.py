@@ -118,7 +118,7 @@ def to_bytes(case: CaseFile) -> bytes:
     stored = numpy_dtype(STORED.get(case.config.dtype, case.config.dtype))
     arrays = {f"weights/{key}": X.astype(stored) for key, X in case.weights.items()}
     arrays |= {f"inputs/{key}": X.astype(stored) for key, X in case.inputs.items()}
-    names = dict.fromkeys((*ARGUMENTS, *sorted(case.call)))
+    names = dict.fromkeys((*ARGUMENTS, *case.call))
     given = {key: X for key in names if isinstance(X := case.call.get(key), np.ndarray)}
     arrays |= {f"call/{key}": X.astype(stored) if key in FLOATS else X for key, X in given.items()}
     metadata = {
