@@ -41,13 +41,12 @@ GROUPS = {
             r"\.booked\(book\)", ".booked(call.cache.book())")),
         "what gradients need is written over": {"torch": (r"return not any\((X is not None and .*)\)", "return True"),
             "mxnet": (r"autograd\.is_recording\(\) or not in_place", "not in_place")},
-        "padding takes a slot inside a compiler": {
-            "torch": (r"torch\.where\(call\.key_positions\[:, :, None\] >= 0, new, .*\)", "new"),
-            "jax": (r"last & \(call\.key_positions >= 0\)", "last")},
+        "padding takes a slot inside a compiler": {"torch": (
+            r"torch\.where\(call\.key_positions\[:, :, None\] >= 0, new, .*\)", "new")},
         "what a window hides may be no number inside a compiler": {"torch": (
             r"if call\.pairs\(\) or call\.window:", "if call.pairs():")},
         "a cache that was written to may be used again": {"torch": (r"use_up\(written=True\)", "use_up()")},
-        "the first of two tokens stays in a slot": {"jax": (r"jnp\.where\(last & ", "jnp.where(~last & ")},
+        "the first of two tokens stays in a slot": {"jax": (r"jnp\.where\(last, slots", "jnp.where(~last, slots")},
         "slots that nobody sees are weighed": {"jax": (r"found = jax\.lax\.cond\(jnp\.isnan.*", "pass")},
         "new tokens that nobody sees are weighed": {"jax": (
             r"new = jnp\.where\(seen\[:, S:\], v\[1\], 0\)", "new = v[1]")},

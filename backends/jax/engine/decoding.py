@@ -28,9 +28,8 @@ def remembered(k, v, call):
     cache, Q = call.cache, k.shape[1]
     (B, G, S, _), kept = cache.keys.shape, (cache.keys, cache.values)
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    # The last token of a slot, of those that are kept, writes it; slot S is none.
-    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(Q)  # (B, Q)
-    there = jnp.where(last & (call.key_positions >= 0), slots[:, S:], S)  # (B, Q)
+    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(Q)  # (B, Q): whether a token is the last one of its slot
+    there = jnp.where(last, slots[:, S:], S)  # (B, Q): slot S is none
 
     def write(output):
         if cache.frozen:

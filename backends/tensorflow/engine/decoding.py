@@ -165,10 +165,9 @@ def _learnt(k, v, call):
     if cache.frozen:
         return kept, cache.positions, call, cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    # The last token of a slot, of those that are kept, writes it.
     Q = shape_of(call.positions)[1]
-    last = taken(columns, slots[:, S:], 1) == S + tf.range(Q)  # (B, Q)
-    there = tf.where(last & (call.key_positions >= 0), slots[:, S:], S)  # (B, Q)
+    last = taken(columns, slots[:, S:], 1) == S + tf.range(Q)  # (B, Q): whether a token is the last one of its slot
+    there = tf.where(last, slots[:, S:], S)  # (B, Q): slot S is none
     heads = _written(tf.tensor_scatter_nd_update, kept, (k, v), there, False)
     after = cache.after(*map(tf.stop_gradient, heads), *state)
     if isinstance(Q, int) and Q == 1:  # which sees nothing that it overwrites
