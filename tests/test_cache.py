@@ -1,5 +1,7 @@
 """The cache of a layer: decoding in portions is one causal call, whatever the portions; and what is refused."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -337,6 +339,16 @@ def test_what_does_not_fit_a_cache_is_refused_and_leaves_it(backend):
             call()
     assert numbers(cache) == before
     assert numbers(attention(x, x, x, cache=cache)[1])[1] == [4] * B
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_has_slots_of_its_own(backend, copied):
+    attention, X = layer(backend), tokens(27, 4)
+    _, cache = decoded(attention, X, (2,), attention.cache(B, 4))
+    other, expected = copied(cache), attention(X, X, X, causal=True)
+    draft = -X[:, 2:]
+    attention(draft, draft, draft, causal=True, cache=other)
+    same(decoded(attention, X[:, 2:], (1, 1), cache)[0], expected[:, 2:])
 
 
 def test_nothing_is_left_of_a_draft_of_no_numbers(backend):

@@ -94,6 +94,14 @@ class Cache:
         cache._owner = self._owner
         return cache
 
+    def __deepcopy__(self, memo: Any) -> "Cache":
+        """A cache of its own memory, of the same layer."""
+        return self.after(*map(self._module.copied, self.arrays()))
+
+    def __copy__(self) -> "Cache":
+        """The same: two that share memory would write into each other's slots."""
+        return self.__deepcopy__({})
+
     def owned(self, layer: Any) -> "Cache":
         """This cache, which now belongs to a layer."""
         self._owner = weakref.ref(layer)
