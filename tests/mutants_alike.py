@@ -19,7 +19,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
     "mha/parity/mistakes/bench.py": {
-        "Bench.part: plan.rows == self.rows or part in ROLES -> plan.rows == self.rows": "what needs all queries only "
+        "Bench.part: plan.rows == self.rows or part in WHOLE -> plan.rows == self.rows": "what needs all queries only "
         "computes some once more",
     },
     "mha/parity/same/relations.py": {
