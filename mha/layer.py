@@ -247,7 +247,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if a size is no positive int, or if no window says one.
         """
-        return Cache.of_layer(self, slots.empty(self.config, batch_size, size))
+        return Cache.of_layer(self, slots.empty(slots.kept_by(self.layer), batch_size, size))
 
     def cache_of(self, keys: Any, values: Any = None, valid_lens: Any = None, key_positions: Any = None) -> Cache:
         """A frozen cache for cross-attention: keys and values are projected once, and calls add nothing.

@@ -46,6 +46,25 @@ def made(group, options, dtype="float64"):
     return attention, whole, parallel.parallelize(torch_layer(attention).layer, group.mesh)
 
 
+def check_a_cache_keeps_the_heads_of_a_rank(group):
+    rng = np.random.default_rng(7)
+    sizes = {"num_hiddens": D, "num_heads": H, "bias": True}
+    options = sizes | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(2), "window": (3, 0)}
+    attention, whole, whole.layer = made(group, options)
+    X = rng.normal(size=(B, 7, D))
+    expected = attention(X, X, X, causal=True)
+    cache, first = whole.cache(B), 0
+    assert tuple(cache.keys.shape) == (B, 1, 4, D // H)
+    for count in (3, 1, 2, 1):
+        x = torch.tensor(X[:, first : first + count])
+        with torch.no_grad():
+            output, cache = whole(x, x, x, causal=True, cache=cache)
+        np.testing.assert_allclose(output, expected[:, first : first + count], rtol=0, atol=1e-12)
+        first += count
+    other = attention.cache(B).to("torch")  # of all heads
+    refused(lambda: whole(x, x, x, cache=other), "cache is of a layer with another configuration")
+
+
 def check_output_weights_and_gradients_are_those_of_the_whole(group):
     rng = np.random.default_rng(2)
     for options in LAYERS.values():

@@ -120,6 +120,9 @@ def check_a_call_of_mha(group):
         bias = np.array(of_own) * 1.5
         same(attention(own, own, own, mask=of_own, score_bias=bias.tolist()), part(expected, mesh))
         refused(ValueError, "a layer that is split over", attention.trace, own, own, own)
+        cache = mha.MultiHeadAttention(**vars(attention.config), backend="torch").cache(len(own), 9)
+        words = "cache is given, expected None: a layer that is split by its sequence keeps none"
+        refused(ValueError, words, attention.layer, own, own, own, cache=cache)
 
 
 def check_nan_that_is_seen_stays(group):

@@ -12,7 +12,7 @@ import numpy as np
 from mha import checks, dispatch
 from mha.cache import files, natives
 from mha.cache.book import Book
-from mha.cache.slots import ARRAYS, integers, left_of
+from mha.cache.slots import ARRAYS, integers, kept_by, left_of
 from mha.config import Config
 from mha.names import BackendName, CacheKind
 
@@ -250,7 +250,7 @@ class Cache:
         with module.context(attention.config.dtype):
             place = module.place(attention.layer)
             there = [module.tensor(checks.plain(X), place) for X in arrays.values()]
-        return cls(attention.config, there, frozen).owned(attention.layer)
+        return cls(kept_by(attention.layer), there, frozen).owned(attention.layer)
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":

@@ -7,7 +7,7 @@ import numpy as np
 from mha import checks, dispatch
 from mha.cache.book import Book
 from mha.cache.cache import Cache
-from mha.cache.slots import left_of
+from mha.cache.slots import kept_by, left_of
 from mha.cache.steps import Step, step_of
 
 
@@ -22,7 +22,7 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
     if not arrays.is_own(cache.keys):
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
-    if cache.config != layer.config:
+    if cache.config != kept_by(layer):
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
     # A compiler knows no layer, and one whose parts are fixed is copied for a call.
     if arrays.is_known(cache.lost) and "layers that change" not in dispatch.FRAMEWORKS[cache.backend].lacks:

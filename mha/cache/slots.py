@@ -14,6 +14,12 @@ LOST = 2**31 - 1  # beyond every position: what a sample has lost that has lost 
 ARRAYS = "keys", "values", "positions", "lengths", "lost"
 
 
+def kept_by(layer: Any) -> Config:
+    """The configuration of the heads that a layer keeps: of those on this rank, where they are split over several."""
+    config: Config = getattr(layer, "kept", None) or layer.config
+    return config
+
+
 def shapes(config: Config, batch_size: int, size: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a cache's arrays by name, for a layer's configuration and a number of samples and slots."""
     B, G, S = batch_size, config.num_key_value_heads, size

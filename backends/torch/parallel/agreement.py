@@ -101,6 +101,9 @@ def _facts(layer, queries, keys, values, call, whole=True):
         found["which of queries, keys and values are one array"] = (queries is keys, keys is values, queries is values)
         floats = *inputs.values(), *(getattr(call, name) for name in FLOATS), *layer.parameters()
         found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
+    if call.cache is not None:
+        book = call.cache.book()
+        found["cache"] = call.cache.keys.shape, *(book.arrays if book else ())
     return found | {"return_weights": bool(call.return_weights), "training": _trains(layer, call)}
 
 

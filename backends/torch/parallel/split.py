@@ -38,11 +38,16 @@ class Split:
 
     heads = sequence = how = None
 
+    @property
+    def kept(self):
+        """The configuration of the heads on this rank, whose keys and values a cache keeps."""
+        return self.config if self.heads is None else part_of(self.config, self.heads.size())
+
     @takes_call
     def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
-        if call.cache is not None:
-            raise ValueError("cache is given, expected None: a layer that is split over ranks keeps none")
+        if call.cache is not None and self.sequence is not None:
+            raise ValueError("cache is given, expected None: a layer that is split by its sequence keeps none")
         if self.sequence is not None:
             return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
         if torch.compiler.is_compiling():  # where ranks exchange nothing
@@ -73,12 +78,14 @@ class Split:
         queries, keys, values = once[id(queries)], once[id(keys)], once[id(values)]
         with self.randomness(call):
             found = part.attend(queries, keys, values, self.of_heads(call))
-        output, weights = found if call.return_weights else (found, None)
+        output, *others = found if isinstance(found, tuple) else (found,)
         output = summed(output, mesh)  # (B, Q, D)
         if self.config.bias:
             bias = self.W_o.bias.to_local()
             output = output + (bias if self.sequence is None else shared(bias, self.sequence))
-        return (output, joined(weights, 1, mesh)) if call.return_weights else output
+        if call.return_weights:
+            others[0] = joined(others[0], 1, mesh)  # (B, H, Q, K)
+        return (output, *others) if others else output
 
     def part(self, rows):
         """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
