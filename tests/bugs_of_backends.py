@@ -41,6 +41,9 @@ GROUPS = {
             r"\.booked\(book\)", ".booked(call.cache.book())")),
         "what gradients need is written over": {"torch": (r"return not any\((X is not None and .*)\)", "return True"),
             "mxnet": (r"autograd\.is_recording\(\) or not in_place", "not in_place")},
+        "heads that share keys are mixed up for one query": {"torch": (
+            r"q = q\.view\(batch_size, k\.shape\[1\], -1, q\.shape\[3\]\)",
+            "q = q.view(batch_size, -1, k.shape[1], q.shape[3]).transpose(1, 2)")},
         "padding takes a slot inside a compiler": {"torch": (
             r"torch\.where\(call\.key_positions\[:, :, None\] >= 0, new, .*\)", "new")},
         "what a window hides may be no number inside a compiler": {"torch": (

@@ -33,7 +33,7 @@ def kind_of(
     """The facts, beside values, that decide how a call is computed; None if it has to be looked at anew.
 
     types: those of arrays that have a shape and a dtype, and a device if their framework does not move them by itself;
-    state: of the layer.
+    state: of the layer, the identity of its configuration first.
     """
     causal, offset, training, return_weights = call.causal, call.offset, call.training, call.return_weights
     if type(queries) not in types or type(offset) is not int or {type(causal), type(return_weights)} != {bool}:
@@ -44,8 +44,8 @@ def kind_of(
     kind += queries.shape, queries.dtype, getattr(queries, "device", None)
     slots: tuple[Any, ...] = ()
     if call.cache is not None:
-        if type(call.cache) is not Cache or call.cache.frozen or call.cache.owner() is None:
-            return None  # what is known to belong to the layer has its configuration
+        if type(call.cache) is not Cache or call.cache.frozen or id(call.cache.config) != state[0]:
+            return None
         slots = call.cache.arrays()
     for X in (keys, values, *slots, *_arrays(call)):
         if X is None or X is queries:

@@ -100,6 +100,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             return super().pool_block(queries, keys, values, num_heads, call)
         ordered, B, times = only_ordered(call), queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
         visible = None if ordered else attn_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+        if times > 1 and queries.shape[1] == 1:
+            return self.pool_one(queries, keys, values, visible, B)
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
             visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
@@ -108,6 +110,15 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+
+    def pool_one(self, queries, keys, values, visible, batch_size):
+        """Pool for one query of each head, where heads share keys: these heads are as queries of one head."""
+        q, k, v = (X.view(batch_size, -1, *X.shape[1:]) for X in (queries, keys, values))  # (B, H or G, 1 or K, d)
+        q = q.view(batch_size, k.shape[1], -1, q.shape[3])  # (B, G, H/G, d)
+        if visible is not None and visible.shape[1] > 1:
+            visible = visible.view(len(visible), k.shape[1], -1, visible.shape[3])  # (B or 1, G, H/G, K)
+        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, scale=self.scale)  # (B, G, H/G, dv)
+        return pooled.reshape(len(queries), 1, -1)  # (B*H, 1, dv)
 
     def has_kernel(self, width, value_width, call):
         """Whether the framework's own kernel computes the same and keeps no scores, for heads of these widths.
