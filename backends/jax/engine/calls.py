@@ -18,6 +18,7 @@ from mha.call.check import column, limited, near
 
 from .. import arrays
 from .. import gradients as chapter
+from .decoding import tracing
 from .layer import MultiHeadAttention
 
 PLANS: dict = {}  # the programs of calls, by their kind
@@ -54,6 +55,7 @@ def decoded(layer, queries, keys, values, call):
         return run(*_apart(layer, call), queries, keys, values, given)
     slots = cache.keys, cache.values
     given["cache"] = cache.after(None, None, *cache.arrays()[2:])
+    fixed = fixed._replace(plan=call.step.first == 0 and call.step.in_order)
     run = program(_decode, module_of(layer), fixed, giving=(6,))
     *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
     cache.use_up()
@@ -143,7 +145,11 @@ def _attend(module, fixed, variables, rngs, queries, keys, values, given):
 
 def _decode(module, fixed, variables, rngs, queries, keys, values, given, slots):
     given["cache"] = given["cache"].after(*slots, *given["cache"].arrays()[2:])
-    return _attend(module, fixed, variables, rngs, queries, keys, values, given)
+    tracing.first = fixed.plan
+    try:
+        return _attend(module, fixed, variables, rngs, queries, keys, values, given)
+    finally:
+        tracing.first = False
 
 
 def _vjp(module, fixed, variables, rngs, queries, keys, values, given):

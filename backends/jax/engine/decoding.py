@@ -6,6 +6,8 @@ the new tokens apart, and where these are written depends on the output.
 Letters as in the chapters; S slots, Q new tokens, T = S + Q.
 """
 
+import threading
+
 import jax
 from jax import numpy as jnp
 
@@ -17,6 +19,15 @@ from ..pooling import cap
 from ..slots import slots_after, taken
 from .operations import OPERATIONS
 from .pieces import prepared
+
+
+class Tracing(threading.local):
+    """Whether the tokens of a call are the first ones of all samples, as this thread may know while it traces it."""
+
+    first = False
+
+
+tracing = Tracing()
 
 
 def remembered(k, v, call):
@@ -66,8 +77,10 @@ def pooled(pooling, q, k, v, num_heads, call):
 
     if call.pairs() or call.training or Q > T - Q:
         return of_all()
-    fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()
     own = turned(call)._replace(valid_lens=None, columns=None)
+    if tracing.first:  # a branch would not use all processors
+        return pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q))
+    fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()
     return jax.lax.cond(fresh, lambda: pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q)), of_all)
 
 
