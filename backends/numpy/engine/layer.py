@@ -5,7 +5,7 @@ Letters as in the chapters. The steps and their order are the lesson's.
 
 import numpy as np
 
-from mha.call import ALL, keep
+from mha.call import ALL, Plans, keep, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import in_place, placed, remembered
 from mha.engine.reach import all_used, by_mask, narrowed, turned, used
@@ -20,6 +20,18 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     """The lesson's layer; a call that asks for no attention weights keeps none."""
 
     pooling = staticmethod(pooling)
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.plans = Plans()
+
+    def kind(self, queries, keys, values, call):
+        """The facts that decide whether a call fits; None if an array is of an unusual class."""
+        return kind_of((np.ndarray,), (id(self.config),), queries, keys, values, call)
+
+    def planned(self, queries, keys, call):
+        """A checked call: each decides anew how it is computed."""
+        return call
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
