@@ -21,7 +21,11 @@ OPTIONS = {
 
 
 # The lesson copies the slots, what a call runs writes them in place.
-WAYS = [*((options, False) for options in OPTIONS), ("all slots", True), ("a ring", True)]
+WAYS = [
+    *((options, False) for options in OPTIONS),
+    ("all slots", True),
+    pytest.param("a ring", True, marks=pytest.mark.long("jax")),
+]
 
 
 def layer(backend, dtype="float32", **options):

@@ -42,7 +42,7 @@ def at_filled(step, places):
     return np.where(np.repeat(places >= 0, H, 0)[:, None], step, 0)
 
 
-@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("readable", [False, pytest.param(True, marks=pytest.mark.long("jax"))])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_steps_are_those_of_one_causal_call(backend, options, readable):
     attention, X = layer(backend, readable=readable, **OPTIONS[options]), tokens(1)
