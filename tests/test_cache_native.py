@@ -245,6 +245,15 @@ def test_a_window_that_has_moved_on_goes_on_in_a_ring(backend, rng, kept):
         same(np.concatenate(outputs, 1), attention(X, X, X, causal=True)[:, FIRST:])
 
 
+def test_a_cache_of_others_may_be_empty(rng):
+    attention = random_layer(rng, HEADS, "float64", "numpy")
+    k, v = rng.normal(size=(2, B, T, G, d))
+    for native, said in ((of_flax(k, v, 0), {}), (np.stack([k, v], 1), {"lengths": 0})):
+        cache = mha.Cache.from_native(native, attention, **said)
+        assert numbers(cache) == [[[-1] * T] * B, [0] * B, [-1] * B]
+        assert not cache.keys.any()
+
+
 def test_what_a_layer_still_sees_may_not_be_gone(rng):
     wide, narrow = (mha.MultiHeadAttention(**HEADS, window=window, dtype="float64") for window in (None, (4, 0)))
     k, v = rng.normal(size=(2, B, 3, G, d))
@@ -295,6 +304,8 @@ def test_what_does_not_fit_is_refused(rng):
         "positions is .* up to 1073741824": (both, {"positions": [0, 1, 2, 3, 2**30 + 1]}),
         "positions is .*, expected integers": (both, {"positions": [0.5] * 5}),
         "size is 0, expected at least 1": (swapped, {"size": 0}),
+        r"native has shape .*, expected \(B, 2, S, H, d\), keys and values in its second": (
+            np.stack([k, v, k], 1), {"lengths": 3}),
     }  # fmt: skip
     for words, (native, said) in wrong.items():
         with pytest.raises((TypeError, ValueError), match=words):
