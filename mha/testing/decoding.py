@@ -4,6 +4,7 @@ Together its outputs are those of one causal call. The first call that differs i
 by a mistake in every call, or by one call of all tokens up to there.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
@@ -106,7 +107,7 @@ def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: b
     def compared(cut: slice, cache: Cache) -> Report:
         return report_of(step(cut, cache), theirs[:, cut], call_is_sure=True)
 
-    cache = empty.reorder(range(len(theirs)))
+    cache = copy.copy(empty)
     for cut in cuts[:-1]:
         inputs, call = call_of(cut, cache)
         _, cache = layer(*inputs, **call)
