@@ -5,7 +5,7 @@ from jax import numpy as jnp
 
 from mha.call import keeping
 
-from .cache import by_slots
+from .slots import by_slots
 from .weights import parameters
 
 

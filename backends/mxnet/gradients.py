@@ -7,7 +7,7 @@ from mxnet.gluon import nn
 
 from mha.call import keeping
 
-from .cache import by_slots
+from .slots import by_slots
 from .weights import canonical, data, parameters, reading
 
 

@@ -13,10 +13,10 @@ from mha import checks
 from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
-from .cache import by_slots
 from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen
 from .pooling import AdditiveAttention, cap
+from .slots import by_slots
 from .weights import matmul
 
 # What the steps of a call give

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from mha.call import keeping
 
-from .cache import by_slots
+from .slots import by_slots
 from .weights import parameters
 
 

@@ -11,7 +11,6 @@ import torch
 from mha.cache import LOST
 from mha.call import keep
 
-from .heads import repeat_groups
 from .hiding import four_axes, places
 from .slots import slots_after, taken
 
@@ -75,18 +74,3 @@ def recall(output, weights, call, cache):
         return output, cache
     weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, torch.where(kept[:, None], weights, torch.nan), cache
-
-
-def by_slots(steps, cache):
-    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
-
-    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
-    """
-    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
-    new = 0 if cache.frozen else steps["W_q"].shape[1]
-    for name, X in steps.items():
-        if name in ("scores", "capped", "biased", "weights"):
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
-        elif name.endswith(("_k", "_v")):
-            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
-    return steps

@@ -6,7 +6,7 @@ import torch
 
 from mha.call import keeping
 
-from .cache import by_slots
+from .slots import by_slots
 from .weights import canonical, parameters
 
 
