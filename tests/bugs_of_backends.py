@@ -27,6 +27,21 @@ GROUPS = {
             r"(of\.arange\(queries\.shape\[1\], queries\)\[None\]) \+ step\.first", r"\1")),
         "positions in place are one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
             r"(positions\[:, there\] = .*)", r"\1 + 1")),
+        "a lone token in place is turned as the first": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"np\.full\(\(1, 1\), step\.first\)", "np.zeros((1, 1), int)")),
+        "heads of a lone token see other keys": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"of\.reshape\(q, \(B, G, H // G, d\)\)", "of.reshape(q, (B, H // G, G, d)).swapaxes(1, 2)")),
+        "what a lone token is given is not looked at": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"call\.mask is call\.score_bias is call\.head_gates is None", "True")),
+        "several tokens count as a lone one": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"queries\.shape\[1\] == 1 and step is not", "step is not")),
+        "a lone token sees all slots": {
+            "numpy": (r"\(q, k\[:, :, call\.step\.used\], v\[.*?\]\)", "(q, k, v)"),
+            "torch": (r"k, v = k\[:, :, call\.step\.used\], v\[.*\]", "pass"),
+            "mxnet": (r"k, v = k\[:, :, used\], v\[:, :, used\]", "pass")},
+        "a lone token is pooled without a cap": {"torch": (r"call\.plan\.plain and is_token", "is_token")},
+        "a lone token drops nothing": dict.fromkeys(("numpy", "mxnet"), (
+            r"weigh\(q, k, v, training=call\.training\)", "weigh(q, k, v, training=False)")),
         "lengths in place stay": dict.fromkeys(("numpy", "torch", "mxnet"), (r"lengths\[:\] = book\.tokens", "pass")),
         "what a ring in place has lost is one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
             r"lost\[:\] = book\.tokens - S - 1", "lost[:] = book.tokens - S")),
@@ -163,7 +178,7 @@ GROUPS = {
     }),
     "options alone": ("alone", {
         "views of heads that are to be turned": {"torch": (r" or config\.qk_norm or config\.rotary\b", "")},
-        "views of heads that have gates": {"torch": (r"turned or call\.head_gates is not None or", "turned or"),
+        "views of heads that have gates": {"torch": (r"if call\.head_gates is not None or not", "if not"),
             "tensorflow": (r" or call\.head_gates is not None\n", "\n")},
         "views of heads that share keys": {"torch": (
             r"turned = config\.num_key_value_heads != config\.num_heads or config\.qk_norm",

@@ -63,6 +63,13 @@ def test_portions_are_one_causal_call(backend, options, portions):
     assert mha.to_numpy(cache.positions).max() == T - 1
 
 
+def test_training_drops_weights_of_slots_and_of_tokens(backend):
+    attention, X = layer(backend, dropout=0.5), tokens(2)
+    kept, _ = decoded(attention, X, PORTIONS["a prompt first"], attention.cache(B, T))
+    dropped, _ = decoded(attention, X, PORTIONS["a prompt first"], attention.cache(B, T), training=True)
+    assert (np.abs(dropped - kept).max((0, 2)) > 1e-3).all()  # in each of the calls
+
+
 def test_precision_is_by_the_rule(backend):
     for dtype in dispatch.FRAMEWORKS[backend].dtypes:
         attention = layer(backend, dtype, num_key_value_heads=2)

@@ -46,7 +46,7 @@ def kind_of(
     if call.cache is not None:
         if type(call.cache) is not Cache or call.cache.frozen or id(call.cache.config) != state[0]:
             return None
-        slots = call.cache.arrays()
+        slots = call.cache.arrays()[:1]
     for X in (keys, values, *slots, *_arrays(call)):
         if X is None or X is queries:
             kind.append(X is None)

@@ -6,8 +6,10 @@ to, and the values of the cache are known: `call.step` says what the call does t
 
 from typing import Any
 
+import numpy as np
+
 from mha.cache import Cache
-from mha.call import Call
+from mha.call import Call, whole_heads
 from mha.engine.operations import Operations
 
 
@@ -17,6 +19,32 @@ def in_place(queries: Any, call: Call) -> bool:
     if step is None or step.early or call.return_weights:
         return False
     return 0 not in (*queries.shape[:2], *call.cache.keys.shape)
+
+
+def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Cache]:
+    """The output (B, 1, D) of a call that `is_token`, and the cache that is left.
+
+    Of one query, the heads that share keys are as queries of one head, and none has to change its place.
+    """
+    config, cache, step = layer.config, call.cache, call.step
+    (B, G, _, d), H = cache.keys.shape, config.num_heads
+    W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, 1, H*d), (B, 1, G*d), (B, 1, G*dv)
+    whole_heads(config, W_q, W_k, W_v)
+    if config.rotary:
+        positions = of.tensor(np.full((1, 1), step.first), queries)  # (1, 1)
+        call = call._replace(positions=positions, key_positions=positions)
+    q, k = layer.turn(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
+    left = written(of, k, of.reshape(W_v, (B * G, 1, cache.values.shape[3])), call)
+    pooled = layer.pool_token(of.reshape(q, (B, G, H // G, d)), left.keys, left.values, call)  # (B, G, H/G, dv)
+    output = layer.W_o(of.reshape(pooled, (B, 1, H * left.values.shape[3])))  # (B, 1, D)
+    cache.use_up(written=True)
+    return output, left
+
+
+def is_token(queries: Any, call: Call) -> bool:
+    """Whether a call is of one token that is at one place in all samples, which sees all slots that are used."""
+    step, plain = call.step, call.mask is call.score_bias is call.head_gates is None
+    return plain and queries.shape[1] == 1 and step is not None and step.first is not None and step.seen is None
 
 
 def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
@@ -40,17 +68,14 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
     return queries, keys, values, call
 
 
-def remembered(of: Operations, k: Any, v: Any, call: Call, whole: bool = False) -> tuple[Any, Any, Call, Cache]:
-    """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), or both (B, G, Q, any), into the slots.
+def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
+    """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
 
-    whole: whether keys and values are of all slots nevertheless.
-    Returns keys and values of the slots, (B*G, used, any) or (B, G, used, any), the call of these, and the cache that
-    is left.
+    Returns keys and values of the slots, (B*G, used, any), the call of these, and the cache that is left.
     """
-    step, S, are_merged = call.step, call.cache.sizes[1], len(k.shape) == 3
+    step, S = call.step, call.cache.sizes[1]
     cache = call.cache if call.cache.frozen else written(of, k, v, call)
-    whole |= step.used == slice(0, S)
-    k, v = (X if whole else X[:, :, step.used] for X in (cache.keys, cache.values))
+    k, v = (X if step.used == slice(0, S) else X[:, :, step.used] for X in (cache.keys, cache.values))
     pairs = {name: X[..., step.used] if X.shape[-1] > 1 else X for name, X in call.pairs().items()}
     changed = {"positions": None, "key_positions": None, "offset": 0, **pairs}
     if step.in_order:
@@ -66,16 +91,14 @@ def remembered(of: Operations, k: Any, v: Any, call: Call, whole: bool = False) 
         visible = of.visible_keys(of.zeros((1, Q, 0), k), k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
         seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
         k, v = (of.where(seen, X, of.zeros((), X)) for X in (k, v))  # (B, G, used, any)
-    if are_merged:
-        k, v = of.merged(k), of.merged(v)  # (B*G, used, any)
-    return k, v, call, cache
+    return of.merged(k), of.merged(v), call, cache  # (B*G, used, any)
 
 
 def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
     """The cache that is left, with new tokens in its slots; arguments as of `remembered`."""
-    step, (B, G, S, _), Q = call.step, call.cache.keys.shape, k.shape[-2]
+    step, (B, G, S, _), Q = call.step, call.cache.keys.shape, k.shape[1]
     (*heads, positions, lengths, lost), book = call.cache.arrays(), step.book
-    new = [X if len(X.shape) == 4 else of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
+    new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
     if step.first is None:
         for slots, X in zip(heads, new, strict=True):
             slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]

@@ -9,7 +9,7 @@ from mxnet import autograd, np
 
 from mha.call import Plans, kind_of
 from mha.engine import cutting
-from mha.engine.decoding import in_place, placed, remembered
+from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, narrowed, span, turned, used
 
 from .. import layer as lesson
@@ -63,8 +63,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
-            lesson = autograd.is_recording() or not in_place(queries, call)
-            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan()))
+            if autograd.is_recording() or not in_place(queries, call):
+                return super().attend(queries, keys, values, call._replace(lesson=True))
+            if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
+                return attend_token(OPERATIONS, self, queries, keys, values, call)
+            return super().attend(queries, keys, values, call._replace(plan=Plan()))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
         if call.lesson:
@@ -103,16 +106,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        if call.lesson:
-            return super().remember(k, v, call)
-        return remembered(OPERATIONS, k, v, call, whole=self.of_first(call))
-
-    def of_first(self, call):
-        """Whether the slots with tokens are the first of many, and nothing else hides one: to slice is to copy here."""
-        step, S = call.step, call.cache.sizes[1]
-        if step.in_order or step.seen is not None or call.pairs() or self.config.pooling != "dot":
-            return False
-        return step.used.start == 0 and step.used.stop < S < 2 * step.used.stop
+        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
@@ -126,9 +120,18 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.lesson:
             return super().pool(q, k, v, call)
         call = turned(call)
-        if call.cache is not None and self.of_first(call):
-            return self.attention.pool_first(q, k, v, call.step.used, call), None  # (B*H, Q, dv)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+    def pool_token(self, q, k, v, call):
+        """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
+        used, S = call.step.used, k.shape[2]
+        if used.start == 0 and used.stop < S < 2 * used.stop and self.config.pooling == "dot":
+            q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
+            return self.attention.pool_first(q, k, v, used, call)  # (B*G, H/G, dv): to slice is to copy here
+        if used != slice(0, S):
+            k, v = k[:, :, used], v[:, :, used]  # (B, G, used, any)
+        q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
+        return self.attention.weigh(q, k, v, training=call.training)[0]  # (B*G, H/G, dv)
 
 
 def zeroed(X, used):

@@ -66,15 +66,13 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     """Scaled dot-product attention that also pools without keeping weights."""
 
     def pool_first(self, queries, keys, values, used, call):
-        """The pooled values of the keys that are used, a slice from 0, as of `pool`: the others are zeros."""
-        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        scores = self.scores(folded, keys)[:, :, used]  # (B*G, H/G*Q, used)
+        """Pool as `weigh` does, of queries (B, Q, d), the keys that are used, a slice from 0: the others are zeros."""
+        scores = self.scores(queries, keys)[:, :, used]  # (B, Q, used)
         if self.softcap is not None:
             scores = cap(scores, self.softcap)
-        weights = self.drop(visible_softmax(scores, None), call.training)  # (B*G, H/G*Q, used)
+        weights = self.drop(visible_softmax(scores, None), call.training)  # (B, Q, used)
         rest = np.zeros((*weights.shape[:2], keys.shape[1] - used.stop), dtype=weights.dtype)
-        pooled = npx.batch_dot(np.concatenate([weights, rest], 2), widen(values))  # (B*G, H/G*Q, dv)
-        return pooled.astype(values.dtype).reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
+        return npx.batch_dot(np.concatenate([weights, rest], 2), widen(values)).astype(values.dtype)  # (B, Q, dv)
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):

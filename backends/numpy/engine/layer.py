@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.call import ALL, Plans, keep, kind_of
 from mha.engine import cutting
-from mha.engine.decoding import in_place, placed, remembered
+from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
 from mha.engine.reach import all_used, by_mask, narrowed, turned, used
 
 from .. import layer as lesson
@@ -38,6 +38,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call._replace(lesson=True))
         if call.cache is not None:
+            if is_token(queries, call):
+                return attend_token(OPERATIONS, self, queries, keys, values, call)
             return super().attend(queries, keys, values, call)
         call = by_mask(OPERATIONS, queries, keys, call)
         parts = self.parts(queries, keys, call)
@@ -86,6 +88,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().pool(q, k, v, call)
         call = turned(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+    def pool_token(self, q, k, v, call):
+        """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
+        q, k, v = (OPERATIONS.merged(X) for X in (q, k[:, :, call.step.used], v[:, :, call.step.used]))  # (B*G, any, d)
+        return self.attention.weigh(q, k, v, training=call.training)[0]  # (B*G, H/G, dv)
 
 
 def cut(parts, queries, keys, values, call):

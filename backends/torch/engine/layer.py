@@ -11,7 +11,7 @@ from torch import nn
 
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
-from mha.engine.decoding import in_place, placed, remembered
+from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
 from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
 
 from .. import layer as lesson
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
     views: whether the kernel takes views of the heads; ordered: by its own causal order; whole: whether every query
     sees a key, and every key is seen; alone: whether lengths of samples alone hide; parts: slices of the samples to
-    compute together, None = as each call says.
+    compute together, None = as each call says. plain: whether the framework's kernel pools a token.
     """
 
     views: bool = False
@@ -36,6 +36,7 @@ class Plan(NamedTuple):
     whole: bool = False
     alone: bool = False
     parts: list[slice] | None = None
+    plain: bool = False
 
 
 class MultiHeadAttention(lesson.MultiHeadAttention):
@@ -62,7 +63,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def planned(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
         if call.cache is not None:
-            return call
+            return call._replace(plan=Plan(plain=self.is_plain(call)))
         Q, K = queries.shape[1], keys.shape[1]
         if call.return_weights or call.traced or 0 in (queries.shape[0], Q, K):
             return call._replace(lesson=True, plan=Plan())
@@ -83,12 +84,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
-        if call.cache is not None:
-            lesson = not self.in_place(queries, keys, values, call)
-            views = not lesson and call.step is not None and queries.shape[1] == 1 and self.takes_views(call)
-            return super().attend(queries, keys, values, call._replace(lesson=lesson, plan=Plan(views)))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
+        if call.cache is not None:
+            if not self.in_place(queries, keys, values, call):
+                return super().attend(queries, keys, values, call._replace(lesson=True))
+            if call.plan.plain and is_token(queries, call):
+                return attend_token(OPERATIONS, self, queries, keys, values, call)
+            return super().attend(queries, keys, values, call)
         if call.lesson or call.plan.whole:
             return super().attend(queries, keys, values, call)
         parts = call.plan.parts
@@ -160,11 +163,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def takes_views(self, call):
         """Whether the framework's kernel pools views of the heads, each with its own keys."""
-        config, attention = self.config, self.attention
+        config = self.config
         turned = config.num_key_value_heads != config.num_heads or config.qk_norm or config.rotary
-        if turned or call.head_gates is not None or not isinstance(attention, DotProductAttention):
+        return not turned and self.is_plain(call) and not needs_pairs(call)
+
+    def is_plain(self, call):
+        """Whether the framework's kernel pools for the call, and what it pools is left as it is."""
+        config, attention = self.config, self.attention
+        if call.head_gates is not None or not isinstance(attention, DotProductAttention):
             return False
-        return attention.has_kernel(config.key_dim, config.value_dim, call) and not needs_pairs(call)
+        return attention.has_kernel(config.key_dim, config.value_dim, call)
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""
@@ -178,6 +186,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         scale = self.attention.scale
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)
+
+    def pool_token(self, q, k, v, call):
+        """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
+        k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
+        return nn.functional.scaled_dot_product_attention(q, k, v, scale=self.attention.scale)  # (B, G, H/G, dv)
 
     def in_place(self, queries, keys, values, call):
         """Whether the slots of a cache may be written before they are attended to."""
