@@ -117,3 +117,27 @@ def test_without_tokens_there_is_nothing_to_take(tmp_path):
         mha.Cache.from_native(empty("StaticCache", model), layer, layer=0)
     with pytest.raises(ValueError, match="layer is None, expected one from 0 to 1"):
         mha.Cache.from_native(empty("DynamicCache", model), layer)
+
+
+@pytest.mark.backends("tensorflow")
+def test_ours_goes_on_from_the_layer_of_keras_hub(backend):
+    import keras_hub
+
+    H, d = 6, 4  # Keras rounds 1 / sqrt(d), but not of 4
+    attention = mha.MultiHeadAttention(H * d, H, bias=True, dtype="float64", seed=3, backend=backend)
+    layer = keras_hub.layers.CachedMultiHeadAttention(H, d, dtype="float64")
+    layer.build((B, 1, H * d), (B, 1, H * d))
+    layer.set_weights(attention.to_native("keras.layers.MultiHeadAttention").get_weights())
+    X, kept, outputs = np.random.default_rng(1).normal(size=(B, T, H * d)), np.zeros((B, 2, SIZE, H, d)), []
+    for t in range(T):
+        x, seen = X[:, t : t + 1], np.tile(np.arange(SIZE) <= t, (B, 1, 1))
+        theirs, kept = layer(x, x, attention_mask=seen, cache=kept, cache_update_index=t)
+        if t == FIRST - 1:
+            cache = mha.Cache.from_native(kept, attention, lengths=FIRST)
+        if t >= FIRST:
+            output, cache = attention(x, x, x, causal=True, cache=cache)
+            outputs.append(np.abs(output - mha.to_numpy(theirs)).max())
+    assert max(outputs) <= 1e-12
+    end = mha.Cache.from_native(kept, attention, lengths=T)
+    for found, expected in zip(cache.arrays(), end.arrays(), strict=True):
+        np.testing.assert_allclose(mha.to_numpy(found), mha.to_numpy(expected), rtol=0, atol=1e-12)

@@ -1,5 +1,9 @@
-"""TensorFlow, one token: our layer with a cache, beside one by hand as KerasHub keeps it, (B, 2, S, H, d)."""
+"""TensorFlow, one token: our layer with a cache, beside one by hand as KerasHub keeps it, (B, 2, S, H, d).
 
+Where KerasHub is installed, also beside its own layer, which knows no groups.
+"""
+
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -50,11 +54,42 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
         return _ended(step)
 
-    return {
+    def theirs() -> Step:
+        module, place = _of_keras_hub(attention, shape), decoding.places()
+        cache = tensor(np.stack([X.swapaxes(1, 2) for X in decoding.heads(shape)], 1))  # (B, 2, S, H, d)
+        S = cache.shape[2]
+
+        @tf.function
+        def call(x: Any, cache: Any, t: Any) -> Any:
+            seen = tf.broadcast_to(tf.range(S) <= t, (shape.B, 1, S))
+            return module(x, x, attention_mask=seen, cache=cache, cache_update_index=t)
+
+        def step() -> Results:
+            nonlocal cache
+            output, cache = call(x, cache, tf.constant(shape.T + next(place)))
+            return Results(output)
+
+        return _ended(step)
+
+    found = {
         "attention.layer": Implementation("layer", ours),
         "cache as of KerasHub": Implementation("native", lambda: by_hand(tf.function)),
         "cache as of KerasHub, eager": Implementation("eager native", lambda: by_hand(lambda call: call)),
-    } | decoding.user_calls(attention, shape, tensor, _ended)
+    }
+    if shape.G is None and importlib.util.find_spec("keras_hub") is not None:
+        found["KerasHub"] = Implementation("library", theirs)
+    return found | decoding.user_calls(attention, shape, tensor, _ended)
+
+
+def _of_keras_hub(attention: mha.MultiHeadAttention, shape: Shape) -> Any:
+    """The layer of KerasHub that takes a cache, with a layer's weights."""
+    from keras_hub.layers import CachedMultiHeadAttention
+
+    plain = attention.to_native("keras.layers.MultiHeadAttention")
+    module = CachedMultiHeadAttention(shape.H, shape.D // shape.H, use_bias=False)
+    module.build((shape.B, 1, shape.D), (shape.B, 1, shape.D))
+    module.set_weights(plain.get_weights())
+    return module
 
 
 def _ended(step: Step) -> Step:

@@ -1,5 +1,9 @@
-"""PyTorch, one token: our layer with a cache, beside a static cache by hand with the fused kernel; also compiled."""
+"""PyTorch, one token: our layer with a cache, beside a static cache by hand with the fused kernel; also compiled.
 
+Where `transformers` is installed, also beside its own layer and static cache.
+"""
+
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +58,20 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
         return _unrecorded(step)
 
+    def theirs(compiled: bool) -> Step:
+        module, cache = _of_transformers(layer, shape)
+        module = torch.compile(module, fullgraph=True) if compiled else module
+        place, slots, turned = decoding.places(), torch.arange(shape.T + decoding.MORE), shape.D // shape.H
+        unturned = torch.ones((1, 1, turned)), torch.zeros((1, 1, turned))  # cosines and sines
+
+        def step() -> Results:
+            t = shape.T + next(place)
+            cache.layers[0].cumulative_length.fill_(t)
+            seen = (slots <= t)[None, None, None]  # (1, 1, 1, S)
+            return Results(module(x, position_embeddings=unturned, attention_mask=seen, past_key_values=cache)[0])
+
+        return _unrecorded(step)
+
     made: dict[str, Callable[[], Step]] = {
         "attention.layer": lambda: ours(layer),
         "attention.layer, compiled": lambda: ours(torch.compile(layer, fullgraph=True)),
@@ -62,7 +80,26 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     }
     roles = "layer", "compiled layer", "kernel", "compiled kernel"
     found = {name: Implementation(role, make) for role, (name, make) in zip(roles, made.items(), strict=True)}
+    if importlib.util.find_spec("transformers") is not None:
+        found["transformers, StaticCache"] = Implementation("native", lambda: theirs(False))
+        found["transformers, StaticCache, compiled"] = Implementation("compiled native", lambda: theirs(True))
     return found | decoding.user_calls(attention, shape, tensor, _unrecorded)
+
+
+def _of_transformers(layer: Any, shape: Shape) -> tuple[Any, Any]:
+    """The attention of Llama with a layer's weights, and its static cache after T tokens."""
+    import transformers
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    sizes = {"hidden_size": shape.D, "num_attention_heads": shape.H, "num_key_value_heads": shape.G or shape.H}
+    options: Any = {"num_hidden_layers": 1, "attn_implementation": "sdpa"} | sizes
+    config = transformers.LlamaConfig(**options)
+    module: Any = LlamaAttention(config, 0)
+    for own, theirs in (("W_q", "q_proj"), ("W_k", "k_proj"), ("W_v", "v_proj"), ("W_o", "o_proj")):
+        setattr(module, theirs, getattr(layer, own))
+    cache: Any = transformers.StaticCache(config, shape.T + decoding.MORE)
+    cache.update(*map(tensor, decoding.heads(shape)), 0)
+    return module.eval(), cache
 
 
 def _unrecorded(step: Step) -> Step:
