@@ -2,7 +2,7 @@
 
 # fmt: off
 GROUPS = {
-    "mha explain": ("mha/explain mha/cli mha", "explain cli_explain cli_demo", {
+    "mha explain": ("mha/explain mha/cli mha", "explain explain_slots cli_explain cli_demo", {
         "a head of keys serves as many as there are": (r"times=H // G", "times=G"),
         "the inputs of steps are zeros": (r"arrays\.normal\(0, 1, \(B, T", "arrays.normal(0, 0, (B, T"),
         "a line is one too far": (r"found\.lineno, function", "found.lineno + 1, function"),
@@ -32,6 +32,22 @@ GROUPS = {
         "three lengths for two samples": (r"if len\(parts\) != batch:", "if False:"),
         "--values takes sizes": ("if values and typed:", "if False:"),
         "JSON has every array": (r"if values else \{\}\)", "if True else {})"),
+        "the cache of another layer is explained": (r"check_owner\(cache, attention\.layer\)", "pass"),
+        "what is visible is shown by tokens": ("key_positions=cache.positions, offset=0", "offset=0"),
+        "slots are those before a call": ('"positions_after": cache', '"positions_after": call.cache'),
+        "slots of padding are shown": (r"np\.where\(real, arrays\.to_numpy\(slots\)\[:, S:\], -1\)",
+            "arrays.to_numpy(slots)[:, S:]"),
+        "slots of slots are shown": (r"\[:, S:\], -1", "[:, :1], -1"),
+        "new keys alone are repeated": (r"k, v, held, checked = kept", "_, _, held, checked = kept"),
+        "what is visible has the line of other calls": (r'if step == "visible" and cached', "if False and cached"),
+        "scores by slots have the letter of keys": ('"K" if cache is None else "S"', '"K"'),
+        "the first token after the prompt is explained": (r"range\(K, K \+ N - 1\)", "range(K, K)"),
+        "padding of the prompt is kept": (r"\(0, K\), valid_lens=valid_lens", "(0, K)"),
+        "a token sees one slot too few": (r'"window": \(S - 1, None\)', '"window": (S - 2, None)'),
+        "positions before a token are those after it": (r'named\[f"positions_\{when\}"\]', 'named["positions_after"]'),
+        "weights of a sample are those of another": (r"enumerate\(weights\[b\]\)", "enumerate(weights[0])"),
+        "position 0 is never lost": (r'named\["lost_after"\]\[b\]\) >= 0', 'named["lost_after"][b]) > 0'),
+        "--slots does nothing by itself": ("if S and not N:", "if False:"),
         "a wide character counts as one column": (r"cell_len\(lines\[-1\]", "len(lines[-1]"),
         "a line begins with a closing mark": (r"\[\{CLOSING\}\]\*\\s\*", r"\\s*"),
     }),

@@ -19,9 +19,10 @@ from mha.cli.backends import chosen
 from mha.explain import Step
 from mha.languages import LANGUAGES, catalogue
 from mha.names import BackendName, LanguageName
-from mha.tables import wrapped, wrapped_anywhere
+from mha.tables import plain_table, wrapped, wrapped_anywhere
 
 LARGEST = 10**7  # numbers of one step: larger ones take long and show nothing new
+MOST_SLOTS = 16  # more are too wide to see at once
 # The steps of the example that are shown (queries and keys are split as values are), and a colour for each head.
 SHOWN = (
     "queries", "keys", "values", "reshape_v", "permute_v", "split_v", "split_q", "split_k", "scores", "visible",
@@ -35,7 +36,8 @@ def show(
     batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Number of samples; default: 2.")] = None,
     queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries per sample; default: 4.")] = None,
     keys: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Keys and values per sample; default: 6.")
+        int | None,
+        typer.Option(min=1, metavar="K", help="Keys and values per sample, or tokens of a prompt; default: 6."),
     ] = None,
     num_hiddens: Annotated[
         int | None, typer.Option("--hiddens", min=1, metavar="D", help="Hidden units; default: 100.")
@@ -48,6 +50,13 @@ def show(
     lens: Annotated[
         str | None, typer.Option(metavar="L,L", help="A valid length for each sample; default: 3,2 for 2 samples.")
     ] = None,
+    decode: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Put a prompt and N more tokens into a cache, and explain the last."),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SLOTS, metavar="S", help="Slots of the cache, a ring; default: 4.")
+    ] = None,
     values: Annotated[
         bool, typer.Option("--values", help="Show a small example in numbers instead; its sizes are fixed.")
     ] = False,
@@ -59,12 +68,14 @@ def show(
     """Explain the path of a tensor through the layer.
 
     It shows every step from inputs to output: its shape in letters and in numbers, the line of the backend's code that
-    computes it, and its meaning. With --values, it shows a small example instead, with numbers that are easy to follow.
+    computes it, and its meaning. With --decode, it explains one token of a decoder with a cache: which position is in
+    each slot, and weights by slots. With --values, it shows a small example instead, with numbers easy to follow.
 
     \b
     Examples:
       mha explain --backend jax
       mha explain --keys 3 --heads 4 --kv-heads 2
+      mha explain --decode 2 --slots 4
       mha explain --values --lang ja
 
     Exit code 0 if all is well, 2 if the command is wrong or if the backend's framework is not installed.
@@ -72,29 +83,37 @@ def show(
     name = chosen(backend)
     given = {
         "--batch": batch, "--queries": queries, "--keys": keys, "--hiddens": num_hiddens, "--heads": num_heads,
-        "--kv-heads": num_key_value_heads, "--lens": lens,
+        "--kv-heads": num_key_value_heads, "--lens": lens, "--decode": decode, "--slots": slots,
     }  # fmt: skip
     try:
         language = checks.choice("--lang", lang, LANGUAGES)
         file = terminal.json_file(to)
         sizes = _sizes(given, values)
-        steps = explain.example(name, language=language) if values else explain.steps(name, language=language, **sizes)
+        explained = explain.example if values else explain.token if decode else explain.steps
+        steps = explained(name, language=language, **sizes)
     except (ModuleNotFoundError, TypeError, ValueError) as error:
         terminal.fail(error)
     console = terminal.console(stderr=to == "-")
     if values:
         _show_example(console, name, language, steps)
     else:
-        _show_steps(console, name, language, steps, sizes["valid_lens"])
+        _show_steps(console, name, language, steps, sizes)
     if to is not None:
         terminal.write_json(file, _report(name, language, steps, values))
 
 
 def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
-    """The arguments of `explain.steps`, from the typed options; sizes that do not fit together end the command."""
+    """The arguments of the function that explains, from the typed options; what does not fit ends the command."""
     typed = [option for option, size in given.items() if size is not None]
     if values and typed:
         terminal.fail(f"{typed[0]} came with --values, whose sizes are fixed; leave out one of the two")
+    if values:
+        return {}
+    N, S = given["--decode"], given["--slots"]
+    if S and not N:
+        terminal.fail(f"--slots is {S} without --decode, expected both: add --decode 1")
+    if N and given["--queries"]:
+        terminal.fail("--queries came with --decode, whose one query is the last token; leave out one of the two")
     defaults = {"--batch": 2, "--queries": 4, "--keys": 6, "--hiddens": 100, "--heads": 5}
     B, Q, K, D, H = (given[option] or default for option, default in defaults.items())
     if D % H:
@@ -102,11 +121,11 @@ def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
         terminal.fail(f"--hiddens is {D}, expected a multiple of --heads = {H}; choose --heads {near}")
     if H % (G := given["--kv-heads"] or H):
         terminal.fail(f"--kv-heads is {G}, expected a divisor of --heads = {H}: each serves equally many")
-    if (largest := max(D * D, B * Q * D, B * K * D, B * H * Q * K)) > LARGEST:
+    if (largest := max(D * D, B * Q * D, B * (K + (N or 0)) * D, B * H * Q * K)) > LARGEST:
         terminal.fail(f"a step has {largest:,} numbers, expected at most {LARGEST:,}; choose smaller sizes")
-    sizes = {"batch": B, "queries": Q, "keys": K, "num_hiddens": D, "num_heads": H}
     lengths = _lengths(given["--lens"] or ("3,2" if B == 2 else None), B)
-    return sizes | {"num_key_value_heads": G, "valid_lens": lengths}
+    sizes = {"batch": B, "num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "valid_lens": lengths}
+    return sizes | ({"prompt": K, "tokens": N, "slots": S or 4} if N else {"queries": Q, "keys": K})
 
 
 def _lengths(lens: str | None, batch: int) -> list[int] | None:
@@ -122,9 +141,9 @@ def _lengths(lens: str | None, batch: int) -> list[int] | None:
 
 
 def _show_steps(
-    console: Console, backend: BackendName, language: LanguageName, steps: list[Step], valid_lens: list[int] | None
+    console: Console, backend: BackendName, language: LanguageName, steps: list[Step], sizes: dict[str, Any]
 ) -> None:
-    """Print every stage: its arrays, its meaning and the lines that compute it."""
+    """Print every stage: its arrays, its meaning and the lines that compute it; sizes: as they were asked for."""
     texts, shapes = catalogue(language)["explain"], {step.name: step.shape for step in steps}
     (B, Q, D), K = shapes["output"], shapes["keys"][1]
     H, d, G = shapes["reshape_q"][2], shapes["split_q"][2], shapes["reshape_k"][2]
@@ -132,7 +151,9 @@ def _show_steps(
     _print(console, texts["sizes"].format(B=B, Q=Q, K=K, D=D, H=H, d=d, dv=shapes["split_v"][2]))
     if G != H:
         _print(console, texts["groups"].format(G=G, times=H // G))
-    if valid_lens is not None:
+    if "slots" in sizes:
+        _print(console, texts["decoded"].format(S=sizes["slots"], K=sizes["prompt"], N=sizes["tokens"]))
+    if (valid_lens := sizes["valid_lens"]) is not None:
         _print(console, texts["valid_lens"].format(lengths=", ".join(map(str, valid_lens))))
     widths = [max(len(text) for text in column) for column in zip(*((s.name, s.letters) for s in steps), strict=True)]
     for number, (_, group) in enumerate(itertools.groupby(steps, lambda step: step.stage), 1):
@@ -146,8 +167,30 @@ def _show_steps(
             if file is not None:
                 console.print(f"    {file}:{line} {function}", style="dim")
                 _print_source(console, source)
+    if "slots" in sizes:
+        _show_slots(console, language, {step.name: step.value for step in steps})
     console.print()
     _print(console, texts["run"])
+
+
+def _show_slots(console: Console, language: LanguageName, named: dict[str, np.ndarray]) -> None:
+    """Print what one token of each sample does to the slots: the positions in them, before and after, and weights."""
+    words, axes = (catalogue(language)["explain"][table] for table in ("slots", "axes"))
+    B, S = named["positions_after"].shape
+    weights = named["weights"].reshape(B, -1, S)  # (B, H, S)
+    console.print()
+    _print(console, words["legend"])
+    for b in range(B):
+        table = plain_table(axes["B"].format(number=b), *(axes["S"].format(number=slot) for slot in range(S)))
+        rows = {words[f"positions_{when}"]: map(str, named[f"positions_{when}"][b]) for when in ("before", "after")}
+        rows[words["visible"]] = map(str, named["visible"][b].ravel())
+        for head, row in enumerate(weights[b]):
+            rows[axes["H"].format(number=head)] = map("{:.2f}".format, row)
+        for name, cells in rows.items():
+            table.add_row(name, *cells)
+        console.print("", table, sep="\n")
+        if (lost := named["lost_after"][b]) >= 0:
+            _print(console, words["lost"].format(position=lost))
 
 
 def _show_example(console: Console, backend: BackendName, language: LanguageName, steps: list[Step]) -> None:

@@ -22,6 +22,9 @@ STEPS: dict[str, tuple[str, str | int]] = {
     **{f"permute_{one}": ("transpose_qkv", -2) for one in "qkv"},
     **{f"split_{one}": ("transpose_qkv", -1) for one in "qkv"},
     **{name: ("MultiHeadAttention.turn", name) for name in ("norm_q", "norm_k", "rotate_q", "rotate_k")},
+    "slots": ("slots_after", "slots"),
+    **dict.fromkeys(("positions_after", "lost_after"), ("slots_after", "state")),
+    **dict.fromkeys(("keys_after", "values_after"), ("remember", -4)),
     **{f"repeat_{one}": ("MultiHeadAttention.pool", "inputs") for one in "kv"},
     "scores": ("DotProductAttention.scores", -1),
     "capped": ("AttentionPooling.weigh", "capped"),
@@ -52,9 +55,14 @@ class Place:
     source: str
 
 
-def place(backend: BackendName, step: str, pooling: str = "dot") -> Place:
-    """The statement of a backend's lesson that computes a step of `STEPS`; pooling: "dot" or "additive"."""
+def place(backend: BackendName, step: str, pooling: str = "dot", cached: bool = False) -> Place:
+    """The statement of a backend's lesson that computes a step of `STEPS`.
+
+    pooling: "dot" or "additive"; cached: whether it is a step of a call with a cache.
+    """
     name, statement = STEPS[step]
+    if step == "visible" and cached:  # whose keys are known only behind the slots
+        name = "MultiHeadAttention.pool"
     if step == "scores" and pooling == "additive":
         name = "AdditiveAttention.scores"
     file, lines, function = _functions(backend)[name]

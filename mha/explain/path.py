@@ -7,9 +7,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from mha import arrays, checks, dispatch
+from mha.cache import Cache, check_owner
 from mha.call import Arguments, Call, check
 from mha.config import Config
 from mha.explain.lines import Place, place, stages
+from mha.explain.slots import kept
 from mha.languages import catalogue
 from mha.layer import MultiHeadAttention, restore
 from mha.names import BackendName, LanguageName
@@ -23,7 +25,7 @@ class Step:
     """One step of a call.
 
     Letters: B samples in the batch, Q queries, K keys and values, D num_hiddens, H heads, G heads of keys and values if
-    these are shared, d width of a head of queries and keys, dv width of a head of values.
+    these are shared, d width of a head of queries and keys, dv width of a head of values, S slots of a cache.
 
     stage: the kind of step; all steps of a stage have the same meaning. name: of the array; `trace` uses the same
     names. letters: its shape, as "(B*H, Q, d)"; shape: its shape in numbers. file, line, function, source: the
@@ -76,29 +78,85 @@ def steps(
     sizes = {"batch": batch, "queries": queries, "keys": keys}
     B, Q, K = (checks.size(name, size) for name, size in sizes.items())
     attention = MultiHeadAttention(num_hiddens, num_heads, **{"seed": 0} | options, backend=backend)
-    widths = attention.config.query_size, attention.config.key_size, attention.config.value_size
-    inputs = {
-        name: arrays.normal(0, 1, (B, T, width), attention.config.dtype, seed=seed, backend=attention.backend)
-        for seed, (name, T, width) in enumerate(zip(INPUTS, (Q, K, K), widths, strict=True))
-    }
+    inputs = _inputs(attention, B, Q, K)
     return call(attention, **inputs, valid_lens=valid_lens, causal=causal, language=language)
+
+
+def token(
+    backend: BackendName | None = None,
+    *,
+    batch: int = 2,
+    prompt: int = 6,
+    tokens: int = 1,
+    slots: int = 4,
+    num_hiddens: int = 100,
+    num_heads: int = 5,
+    valid_lens: Sequence[int] | None = None,
+    language: LanguageName = "en",
+    **options: Any,
+) -> list[Step]:
+    """Explain one token of a decoder with a cache: the last of several, in causal order, with random numbers.
+
+    Args:
+        backend: the backend whose lesson is shown; None = MHA_BACKEND, else "numpy".
+        batch, prompt, tokens: numbers of samples, of tokens of the prompt, and of those that follow one by one.
+        slots: of the cache, a ring: a token sees itself and the slots - 1 before it, unless `window` says otherwise.
+        num_hiddens, num_heads: sizes of the layer.
+        valid_lens: how many tokens of each prompt are real; None = all.
+        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
+        **options: the layer's other options, such as num_key_value_heads and rotary.
+
+    Returns:
+        A `Step` for each step, in order. Scores and weights are by slots; positions_before and positions_after say
+        which position is in each slot, -1 = an empty one, slots where the token goes, lost_after the furthest position
+        that was overwritten, -1 = none.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as above; the message says what was expected.
+        ModuleNotFoundError: if the backend's framework is not installed; the message says how to install it.
+    """
+    sizes = {"batch": batch, "prompt": prompt, "tokens": tokens, "slots": slots}
+    B, K, N, S = (checks.size(name, size) for name, size in sizes.items())
+    given: dict[str, Any] = {"seed": 0, "window": (S - 1, None)} | options
+    attention = MultiHeadAttention(num_hiddens, num_heads, **given, backend=backend)
+    inputs, cache = _inputs(attention, B, K + N, K + N), attention.cache(B, S)
+
+    def portion(first: int, end: int) -> dict[str, Any]:
+        return {name: X[:, first:end] for name, X in inputs.items()}  # (B, end - first, any)
+
+    _, cache = attention(**portion(0, K), valid_lens=valid_lens, causal=True, cache=cache)
+    for t in range(K, K + N - 1):
+        _, cache = attention(**portion(t, t + 1), causal=True, cache=cache)
+    return call(attention, **portion(K + N - 1, K + N), causal=True, cache=cache, language=language)
+
+
+def _inputs(attention: MultiHeadAttention, B: int, Q: int, K: int) -> dict[str, Any]:
+    """Random queries, keys and values of a layer's widths, by name."""
+    config, backend = attention.config, attention.backend
+    sizes = zip(INPUTS, (Q, K, K), (config.query_size, config.key_size, config.value_size), strict=True)
+    return {
+        name: arrays.normal(0, 1, (B, T, width), config.dtype, seed=seed, backend=backend)
+        for seed, (name, T, width) in enumerate(sizes)
+    }
 
 
 def call(
     attention: MultiHeadAttention,
     queries: Any,
-    keys: Any,
-    values: Any,
+    keys: Any = None,
+    values: Any = None,
     valid_lens: Any = None,
     *,
+    cache: Cache | None = None,
     language: LanguageName = "en",
     **call: Unpack[Arguments],
 ) -> list[Step]:
-    """Explain one call of a layer, without dropout. The layer is not changed.
+    """Explain one call of a layer, without dropout. The layer and the cache are not changed.
 
     Args:
         attention: the layer.
-        queries, keys, values, valid_lens, call: as for a call.
+        queries, keys, values, valid_lens, cache, call: as for a call. With a cache, steps say what is in its slots
+            before and after the call, and scores and weights are by slots.
         language: language of the meanings: "en", "zh", "ja", "id" or "vi".
 
     Returns:
@@ -110,28 +168,41 @@ def call(
     meanings = catalogue(language)["explain"]["steps"]
     lesson = restore(attention.config, attention.weights, attention.backend, attention.seed, readable=True)
     backend, config, module = lesson.backend, lesson.config, dispatch.load(lesson.backend)
+    given = {name: X for name, X in zip(INPUTS, (queries, keys, values), strict=True) if X is not None}
     inputs = {
-        name: arrays.tensor(dispatch.module_of(X, name).to_numpy(X), backend=backend)
-        for name, X in zip(INPUTS, (queries, keys, values), strict=True)
+        name: arrays.tensor(dispatch.module_of(X, name).to_numpy(X), backend=backend) for name, X in given.items()
     }
-    traced = lesson.trace(**inputs, valid_lens=valid_lens, **call)
+    if isinstance(cache, Cache):
+        check_owner(cache, attention.layer)
+        cache = cache.to(backend)  # a copy that belongs to no layer
+    traced = lesson.trace(**inputs, valid_lens=valid_lens, cache=cache, **call)
     with module.context(config.dtype):
-        checked = check(module, lesson.layer, *(inputs[name] for name in INPUTS), Call(valid_lens, **call))  # type: ignore[call-arg]
-        visible = module.visible_keys(inputs["queries"], inputs["keys"], checked)
-        path = _path(dispatch.lesson(backend), config, inputs, traced, visible)
+        own = Call(valid_lens, cache=cache, return_weights=cache is not None, **call)
+        checked = check(module, lesson.layer, inputs["queries"], inputs.get("keys"), inputs.get("values"), own)
+        k = next(traced[name] for name in ("rotate_k", "norm_k", "split_k") if name in traced)  # (B*G, K, d)
+        v, held = traced["split_v"], dict[str, Any]()  # (B*G, K, dv)
+        if cache is not None:
+            inputs["positions_before"] = cache.positions
+            k, v, held, checked = kept(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
+        visible = module.visible_keys(inputs["queries"], k, checked)
+        path = _path(dispatch.lesson(backend), config, inputs, traced, held, k, v, visible)
         found = [(stage, name, arrays.to_numpy(X)) for stage, name, X in path]
-    named = letters(config)
+    K = "K" if cache is None else "S"
+    named = letters(config, K)
     explained = []
     for stage, name, X in found:
-        shown = named.get(name) or _letters(X.shape)
-        where = {} if stage == "input" else vars(place(backend, name, config.pooling))
+        shown = named.get(name) or _letters(X.shape, K)
+        where = {} if stage == "input" else vars(place(backend, name, config.pooling, cache is not None))
         fields = dict.fromkeys(PLACE) | where
         explained.append(Step(stage, name, shown, X.shape, meaning=meanings[stage], value=X, **fields))
     return explained
 
 
-def letters(config: Config) -> dict[str, str]:
-    """The shape of every step in letters, except of the arrays of what hides keys, whose axes may be 1."""
+def letters(config: Config, K: str = "K") -> dict[str, str]:
+    """The shape of every step in letters, except of the arrays of what hides keys, whose axes may be 1.
+
+    K: the letter of the axis on which scores are, "S" where a cache's slots are on it.
+    """
     G = "H" if config.num_key_value_heads == config.num_heads else "G"
     widths = config.query_size, config.key_size, config.value_size
     Dq, Dk, Dv = ("D" if width == config.num_hiddens else f"D{one}" for one, width in zip("qkv", widths, strict=True))
@@ -141,25 +212,38 @@ def letters(config: Config) -> dict[str, str]:
         known[f"reshape_{one}"] = f"(B, {T}, {heads}, {d})"
         known[f"permute_{one}"] = f"(B, {heads}, {T}, {d})"
         known |= dict.fromkeys((f"split_{one}", f"norm_{one}", f"rotate_{one}"), f"(B*{heads}, {T}, {d})")
-        known[f"repeat_{one}"] = f"(B*H, {T}, {d})"
-    known |= dict.fromkeys(("scores", "capped", "biased", "weights"), "(B*H, Q, K)")
+        known[f"repeat_{one}"] = f"(B*H, {K}, {d})"
+    known |= dict.fromkeys(("scores", "capped", "biased", "weights"), f"(B*H, Q, {K})")
     known |= dict.fromkeys(("pooled", "head_gated"), "(B*H, Q, dv)")
     known |= {"reshape_pooled": "(B, H, Q, dv)", "permute_pooled": "(B, Q, H, dv)"}
+    known |= dict.fromkeys(("positions_before", "positions_after"), "(B, S)") | {
+        "slots": "(B, K)",
+        "lost_after": "(B,)",
+    }
+    known |= {"keys_after": f"(B, {G}, S, d)", "values_after": f"(B, {G}, S, dv)"}
     return known | {"merged": "(B, Q, H*dv)", "output": "(B, Q, D)"}
 
 
-def _letters(shape: tuple[int, ...]) -> str:
-    """The shape in letters of an array of what hides keys."""
-    axes = ("B", "H", "Q", "K") if len(shape) == 4 else ("B*H", "Q", "K")
+def _letters(shape: tuple[int, ...], K: str) -> str:
+    """The shape in letters of an array of what hides keys; K: the letter of their axis."""
+    axes = ("B", "H", "Q", K) if len(shape) == 4 else ("B*H", "Q", K)
     return f"({', '.join('1' if size == 1 else axis for size, axis in zip(shape, axes, strict=True))})"
 
 
 def _path(
-    module: Any, config: Config, inputs: dict[str, Any], traced: dict[str, Any], visible: Any
+    module: Any,
+    config: Config,
+    inputs: dict[str, Any],
+    traced: dict[str, Any],
+    held: dict[str, Any],
+    k: Any,
+    v: Any,
+    visible: Any,
 ) -> Iterator[tuple[str, str, Any]]:
     """Every step in order: stage, name and array.
 
-    module: the lesson; traced: the steps from `trace`; visible: the keys that are not hidden; None = all.
+    module: the lesson; traced: the steps from `trace`; held: what a call does to the slots of a cache; k, v: the heads
+    that queries attend to; visible: the keys that are not hidden, None = all.
     """
     H, G = config.num_heads, config.num_key_value_heads
     for name, X in inputs.items():
@@ -176,9 +260,10 @@ def _path(
         for name in (f"{stage}_q", f"{stage}_k"):
             if name in traced:
                 yield stage, name, traced[name]
+    for name, X in held.items():
+        yield "slots", name, X
     if G != H:
-        turned = next(traced[name] for name in ("rotate_k", "norm_k", "split_k") if name in traced)
-        for name, X in (("repeat_k", turned), ("repeat_v", traced["split_v"])):
+        for name, X in (("repeat_k", k), ("repeat_v", v)):
             yield "repeat", name, module.repeat_groups(X, H // G)
     yield config.pooling, "scores", traced["scores"]
     for name in ("capped", "biased"):
