@@ -115,6 +115,10 @@ GROUPS = {
         "gradients of a bias pile up in the first columns": (r"columns, owner \* columns\.shape\[3\], 3",
             "columns, 0, 3"),
         "other weights are dropped backward": (r"(by_v \+= .*weights) \* kept", r"\1"),
+        "of a token, heads of one device count": (
+            r"psum\(output, heads\) if heads else output, left", "pmean(output, heads), left"),
+        "a token is turned as the first one": (r"_whole\(plain, arrays\)\._replace\(cache=Cache\(part\.config, slots,",
+            "_whole(plain, arrays)._replace(cache=Cache(part.config, (*slots[:2], slots[2] * 0 - 1, *slots[3:]),"),
         "a file is loaded whatever the options of its layer": (r"whole\.read\(path, layer\.config\)",
             'whole.weights.load(path, scheme="mha")[1]'),
     }),

@@ -366,6 +366,37 @@ def check_weights_are_split_saved_and_restored(folder):
     assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, restored, where))
 
 
+def check_a_cache_keeps_the_heads_of_a_device(folder):
+    attention = mha.MultiHeadAttention(
+        D, H, num_key_value_heads=4, rotary=mha.Rotary(4), window=(3, None), bias=True, seed=0, backend="jax"
+    )
+    module, variables = attention.layer.unbind()
+    grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("rows", "heads"))
+    X = np.random.default_rng(1).normal(size=(B, 7, D)).astype("float32")
+    wide, plain = X.astype("float64"), attention.to("numpy")
+    expected, base = mha.parity.in_dtype(plain, "float64")(*3 * [wide], causal=True), plain(X, X, X, causal=True)
+
+    @jax.jit
+    def step(variables, x, cache):
+        call = {"causal": True, "cache": cache, "mesh": grid, "data": "rows", "heads": "heads"}
+        return parallel.attend(module, variables, x, x, x, **call)
+
+    cache, outputs = attention.cache(B), []
+    for t in range(7):  # the ring of 4 slots wraps
+        output, cache = step(variables, X[:, t : t + 1], cache)
+        outputs.append(output)
+    within(np.concatenate(outputs, 1), expected, base, gradient=False)
+    assert cache.keys.sharding.shard_shape(cache.keys.shape) == (B // 2, 1, 4, D // H)
+    assert (mha.to_numpy(cache.positions) == [4, 5, 6, 3]).all()
+    frozen = attention.cache_of(X)
+    cross = jax.jit(lambda *given: parallel.attend(module, *given, cache=frozen, mesh=grid, heads="heads"))
+    output, left = cross(variables, X, None, None)
+    within(output, mha.parity.in_dtype(plain, "float64")(*3 * [wide]), plain(X, X, X), gradient=False)
+    assert left.frozen
+    call = {"cache": attention.cache(B), "mesh": mesh(), "sequence": "devices"}
+    refused(lambda: parallel.attend(module, variables, X, X, X, **call), "a layer that is split by its sequence keeps")
+
+
 def check_what_does_not_divide_is_refused(folder):
     module, variables = layer()
     X, six = jnp.zeros((3, T, D)), mha.MultiHeadAttention(D - 4, 6, backend="jax").layer.unbind()

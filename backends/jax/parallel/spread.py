@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
+from mha.cache import Cache
 from mha.call import OF_PAIRS, PLACES, axes_of, check, given_call
 from mha.config import shapes
 from mha.engine.reach import by_mask, turned
@@ -51,23 +52,61 @@ def attend(
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
     given = given_call(given, named)
-    if given.cache is not None:
-        raise ValueError("cache is given, expected None: a layer that is split over devices keeps none")
+    if given.cache is not None and sequence is not None:
+        raise ValueError("cache is given, expected None: a layer that is split by its sequence keeps none")
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     call = check(arrays, module, queries, keys, values, given)._replace(known=None)
     part = _part(module, queries, axes, mesh, how)
+    named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
+    if call.cache is not None:
+        return _decoded(part, axes, call, mesh, variables, named)
     if 0 in (queries.size, keys.size):
         # Nothing is there to spread.
         return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
     run = functools.partial(_spread, part, axes, how, call.mapped(lambda X: None))
-    named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
+    return _in_mesh(run, PartitionSpec(data, sequence), mesh, variables, named)
+
+
+def _in_mesh(run, specs, mesh, *arrays):
+    """What run(mesh, *arrays) gives, which lies as specs say, where axes of the mesh may be parts of types."""
     if AxisType.Explicit not in mesh.axis_types:
-        return run(mesh, variables, named)
+        return run(mesh, *arrays)
     # Where shardings are part of types, XLA finds those inside by itself.
     own = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_types))
-    whole = NamedSharding(mesh, PartitionSpec(data, sequence))
-    return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(variables, named)
+    whole = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+    return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(*arrays)
+
+
+def _decoded(part, axes, call, mesh, variables, named):
+    """The output of a checked call with a cache, and the one that is left: each device keeps the heads that it has."""
+    data, heads, cache = axes.get("data"), axes.get("heads"), call.cache
+    plain = call.mapped(lambda X: None)._replace(cache=None, step=None)
+    place = functools.partial(_place, axes=axes, together=False)
+    specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in named.items()}
+    of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
+    kept = (*2 * [PartitionSpec(data, heads)], *3 * [PartitionSpec(data)])
+
+    def local(variables, arrays, slots):
+        call = _whole(plain, arrays)._replace(cache=Cache(part.config, slots, cache.frozen))
+        inputs = (arrays[name] for name in ("queries", "keys", "values"))
+        if heads and part.config.bias:
+            variables = _once(variables, heads)
+        options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
+        output, left = part.apply(variables, *inputs, call, **options)
+        return jax.lax.psum(output, heads) if heads else output, left.arrays()  # (B, Q, D)
+
+    def run(mesh, *arrays):
+        out_specs = PartitionSpec(data), kept
+        spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs, kept), out_specs=out_specs)
+        return spread(*arrays)
+
+    output, slots = _in_mesh(run, (PartitionSpec(data), kept), mesh, variables, named, cache.arrays())
+    if cache.frozen:
+        return output, cache
+    left = cache.after(*slots)
+    cache.use_up()
+    return output, left if call.step is None else left.booked(call.step.book)
 
 
 def _spread(part, axes, how, plain, mesh, variables, arrays):
