@@ -46,16 +46,22 @@ function transpose(X) {
   return reshape(swapped, N, J, I);
 }
 
-/** The keys that each query sees, booleans (B, 1, Q, K): those within the lengths, none after the query if causal. */
-function visibleKeys(B, Q, K, lengths, causal) {
+/** The keys that each query sees, booleans (B, 1, Q, K): those within the lengths, none after the query if causal, and of
+ * those before it as many as the window has, itself among them. */
+function visibleKeys(B, Q, K, lengths, causal, window = Infinity) {
   let at = 0;
   return filled([B, 1, Q, K], () => {
     const key = at % K;
     const query = Math.floor(at / K) % Q;
     const sample = Math.floor(at / (K * Q));
     at += 1;
-    return key < lengths[sample] && (!causal || key <= query);
+    return key < lengths[sample] && (!causal || key <= query) && query - key < window;
   });
+}
+
+/** Which position is in each of S slots after so many tokens, token n in slot n % S; -1 = none. */
+function positionsIn(S, tokens) {
+  return Array.from({ length: S }, (_, slot) => (slot < tokens ? tokens - 1 - ((tokens - 1 - slot) % S) : -1));
 }
 
 /** True for queries that see a key (B, Q), or for keys that a query sees (B, K), from visible (B, 1, Q, K). */

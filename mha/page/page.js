@@ -18,7 +18,7 @@ function choicesFrom(hash, wide) {
 }
 
 const chosen = choicesFrom(location.hash, innerWidth >= 1000);
-const play = { seed: 1, sample: 0, sizes: null, drawn: null, steps: null };
+const play = { seed: 1, sample: 0, sizes: null, drawn: null, steps: null, ring: null };
 const texts = () => DATA.texts[chosen.lang];
 
 function keep() {
@@ -74,13 +74,15 @@ function compute() {
     const { value, min, max, labels } = form.elements[name];
     return { name, value, min: Number(min), max: Number(max), label: labels[0].textContent.trim() };
   };
-  const found = sizesFrom({ numbers: ["B", "Q", "K", "D", "H"].map(number), lengths: form.elements.lengths.value, causal: form.elements.causal.checked });
+  const found = sizesFrom({ numbers: ["B", "Q", "K", "D", "H", "S"].map(number), lengths: form.elements.lengths.value, causal: form.elements.causal.checked });
   byId("wrong").hidden = !found.wrong;
   byId("wrong").textContent = found.wrong ? textOf(texts(), found.wrong, found.values) : "";
   if (found.wrong) return;
   play.sizes = { ...found, seed: play.seed };
   play.drawn = drawInputs(play.sizes);
   play.steps = computeSteps(play.drawn, play.sizes);
+  const { B, Q, K, S, lengths } = found;
+  play.ring = visibleSoftmax(play.steps.scores, visibleKeys(B, Q, K, lengths, true, S));
   play.sample = Math.min(play.sample, found.B - 1);
 }
 
@@ -106,7 +108,8 @@ function drawSteps() {
   byId("values").replaceChildren(...slicesOf(chosen.step, X, play.sample, play.sizes).map(valueTable));
   byId("sources").replaceChildren(sourceTable(DATA.lessons, DATA.frameworks, chosen.step));
   const heads = Array.from({ length: play.sizes.H }, (_, head) => head);
-  byId("heat").replaceChildren(...heads.map((head) => heatTable(play.steps.weights, play.steps.visible, play.sample, head, play.sizes, texts())));
+  byId("heat").replaceChildren(...heads.map((head) => headTable(play.steps.weights, play.steps.visible, play.sample, head, play.sizes, texts())));
+  byId("ring").replaceChildren(...heads.map((head) => ringTable(play.ring, play.sample, head, play.sizes, texts())));
   light(byId("panel"), DATA.lessons.lines, chosen.step);
 }
 

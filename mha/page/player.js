@@ -76,18 +76,42 @@ function valueTable({ title, cells }) {
   return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
-/** One head's weights as a table: larger ones are darker, hidden keys are hatched. The cells contain the numbers. */
-function heatTable(weights, visible, sample, head, { Q, K, H }, texts) {
-  const cell = (q, k) => {
-    const weight = weights.data[((sample * H + head) * Q + q) * K + k];
-    if (!visible.data[(sample * Q + q) * K + k]) return make("td", { class: "hidden-key" }, make("span", { class: "out-of-sight" }, textOf(texts, "hidden")));
-    return make("td", { class: weight > DARK ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, shown(weight));
+/** Weights as a table: larger ones are darker. cell(row, column) is {weight, label}, or a text: those cells are hatched. */
+function heatTable(title, rows, columns, cell) {
+  const element = (found) => {
+    if (typeof found === "string") return make("td", { class: "hidden-key" }, make("span", { class: "out-of-sight" }, found));
+    const { weight, label } = found;
+    const parts = label ? [make("small", {}, label), " ", shown(weight)] : [shown(weight)];
+    return make("td", { class: weight > DARK ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, ...parts);
   };
-  const numbers = Array.from({ length: K }, (_, k) => k);
-  const rows = Array.from({ length: Q }, (_, q) => make("tr", {}, make("th", { scope: "row" }, `q${q}`), ...numbers.map((k) => cell(q, k))));
-  const top = make("tr", {}, make("th", {}, ""), ...numbers.map((k) => make("th", { scope: "col" }, `k${k}`)));
-  const title = `${textOf(texts, "head")} ${head}`;
-  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", { class: "heat" }, make("caption", {}, title), make("thead", {}, top), make("tbody", {}, ...rows)));
+  const body = rows.map((row, at) => make("tr", {}, make("th", { scope: "row" }, row), ...columns.map((_, column) => element(cell(at, column)))));
+  const top = make("tr", {}, make("th", {}, ""), ...columns.map((column) => make("th", { scope: "col" }, column)));
+  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", { class: "heat" }, make("caption", {}, title), make("thead", {}, top), make("tbody", {}, ...body)));
+}
+
+/** So many names, as "k0", "k1", ... */
+function named(letter, count) {
+  return Array.from({ length: count }, (_, at) => `${letter}${at}`);
+}
+
+/** One head's weights of queries and keys. */
+function headTable(weights, visible, sample, head, { Q, K, H }, texts) {
+  const cell = (q, k) => {
+    if (!visible.data[(sample * Q + q) * K + k]) return textOf(texts, "hidden");
+    return { weight: weights.data[((sample * H + head) * Q + q) * K + k] };
+  };
+  return heatTable(`${textOf(texts, "head")} ${head}`, named("q", Q), named("k", K), cell);
+}
+
+/** One head's weights by the slots of a cache: each real token is a row, and a cell says which key is in the slot by then. */
+function ringTable(weights, sample, head, { Q, K, H, S, lengths }, texts) {
+  const cell = (t, slot) => {
+    const k = positionsIn(S, t + 1)[slot];
+    return k < 0 ? textOf(texts, "empty") : { weight: weights.data[((sample * H + head) * Q + t) * K + k], label: `k${k}` };
+  };
+  const lost = (t) => (t < S ? "" : ` (${textOf(texts, "lost")} k${t - S})`);
+  const rows = named("t", Math.min(Q, lengths[sample])).map((name, t) => name + lost(t));
+  return heatTable(`${textOf(texts, "head")} ${head}`, rows, named("s", S), cell);
 }
 
 /** Each framework's line for a step. */

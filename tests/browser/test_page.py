@@ -148,6 +148,31 @@ def test_heat_maps_follow_sizes(visit):
     assert opened.locator("#heat td.hidden-key").count() == 3 * 3
 
 
+@pytest.mark.parametrize("S", [2, 3, 5])
+def test_the_ring_is_the_cache_of_a_decoder(visit, S):
+    opened = visit()
+    fill(opened, B=2, Q=5, K=7, D=6, H=2, lengths="7 3", S=S)
+    drawn, _, _ = arrays(opened)
+    attention = mha.MultiHeadAttention(6, 2, window=(S - 1, None), dtype="float64", backend="numpy")
+    attention.weights = {f"{name}.kernel": drawn[name][0] for name in ("W_q", "W_k", "W_v", "W_o")}
+    for sample, tokens in enumerate((5, 3)):
+        opened.locator("#sample").select_option(str(sample))
+        tables = opened.locator("#ring table").evaluate_all(
+            "all => all.map(one => [...one.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.textContent)))"
+        )
+        cache, expected = attention.cache(1), [[], []]
+        for t in range(tokens):
+            x = [drawn[name][sample : sample + 1, t : t + 1] for name in ("queries", "keys", "values")]
+            _, weights, cache = attention(*x, causal=True, cache=cache, return_weights=True)
+            lost = f" (lost k{cache.lost[0]})" if cache.lost[0] >= 0 else ""
+            for head, rows in enumerate(expected):
+                slots = zip(cache.positions[0], weights[0, head, 0], strict=True)
+                rows.append([f"t{t}{lost}", *("empty" if k < 0 else f"k{k} {weight:.2f}" for k, weight in slots)])
+        assert tables == expected
+        hatched = opened.locator("#ring td.hidden-key").all_text_contents()
+        assert hatched == [cell for rows in expected for row in rows for cell in row if cell == "empty"] != []
+
+
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
@@ -155,6 +180,7 @@ def test_heat_maps_follow_sizes(visit):
         ({"B": 9}, "batch B must be a whole number from 1 to 4."),
         ({"Q": ""}, "queries Q must be a whole number from 1 to 8."),
         ({"K": 2.5}, "keys K must be a whole number from 1 to 8."),
+        ({"S": 0}, "slots S must be a whole number from 1 to 8."),
         ({"lengths": "3"}, "Valid lengths: give 2 numbers from 0 to 4, such as 3, 2; or nothing."),
         ({"lengths": "5, -1"}, "Valid lengths: give 2 numbers from 0 to 4, such as 3, 2; or nothing."),
     ],
