@@ -146,3 +146,10 @@ def test_steps_of_another_shape_are_left_out():
         "W_v", "split_v", "scores", "weights", "pooled", "merged", "output",
     ]  # fmt: skip
     assert "of another shape" in str(report)
+
+
+def test_no_call_explains_a_layer_of_other_options():
+    report = parity.compare_layers(made(), made(window=(None, 0)))  # as every call of the first with causal=True is
+    assert report.outputs.diagnosis.call == {}
+    assert "if it was called" not in str(report)
+    assert "window: None in A, (None, 0) in B" in str(report)
