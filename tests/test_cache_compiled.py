@@ -13,11 +13,16 @@ OPTIONS = {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "seed": 3}
 X = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32")
 
 
-def steps(backend, compiled):
+def whole(**options):
+    """The output of one causal call, of NumPy."""
+    return mha.MultiHeadAttention(D, H, backend="numpy", **options)(X, X, X, causal=True)
+
+
+def steps(backend, compiled, **options):
     """Decode one token after the other, until the cache is full and once more; check each, return what is counted."""
-    attention = mha.MultiHeadAttention(D, H, backend=backend, **OPTIONS)
+    attention = mha.MultiHeadAttention(D, H, backend=backend, **OPTIONS | options)
     step, counted = compiled(attention)
-    expected, cache, after = attention(X, X, X, causal=True), attention.cache(B, T), []
+    expected, cache, after = whole(**OPTIONS), attention.cache(B, T), []
     for t in range(T):
         output, cache = step(mha.tensor(X[:, t : t + 1], backend=backend), cache)
         np.testing.assert_allclose(mha.to_numpy(output)[:, 0], expected[:, t], rtol=0, atol=1e-5)
@@ -36,7 +41,8 @@ def steps(backend, compiled):
 
 
 @pytest.mark.backends("jax")
-def test_jit_and_scan(backend):
+@pytest.mark.parametrize("readable", [False, True])
+def test_jit_and_scan(backend, readable):
     import jax
 
     def compiled(attention):
@@ -49,8 +55,8 @@ def test_jit_and_scan(backend):
         once = jax.jit(step)
         return lambda *arguments: once(variables, *arguments), counted
 
-    assert steps(backend, compiled) == [1] * T
-    attention = mha.MultiHeadAttention(D, H, backend=backend, **OPTIONS)
+    assert steps(backend, compiled, readable=readable) == [1] * T
+    attention = mha.MultiHeadAttention(D, H, backend=backend, readable=readable, **OPTIONS)
     module, variables = attention.layer.unbind()
 
     def body(cache, x):
@@ -59,8 +65,7 @@ def test_jit_and_scan(backend):
 
     tokens = mha.tensor(np.ascontiguousarray(X.swapaxes(0, 1)[:, :, None]), backend=backend)  # (T, B, 1, D)
     cache, outputs = jax.lax.scan(body, attention.cache(B, T), tokens)
-    expected = attention(X, X, X, causal=True)
-    np.testing.assert_allclose(np.asarray(outputs)[:, :, 0].swapaxes(0, 1), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(outputs)[:, :, 0].swapaxes(0, 1), whole(**OPTIONS), rtol=0, atol=1e-5)
     assert mha.to_numpy(cache.positions).tolist() == [[*range(T)]] * B
     beams = jax.jit(lambda cache, rows: cache.reorder(rows))(cache, np.array([1, 1, 0]))
     np.testing.assert_array_equal(beams.values, np.asarray(cache.values)[[1, 1, 0]])
@@ -105,7 +110,7 @@ def test_portions_inside_a_function(backend, options):
     def step(x, cache, **given):
         return attention.layer(x, x, x, causal=True, cache=cache, **given)
 
-    cache, expected = attention.cache(B, None if window else T), attention(X, X, X, causal=True)
+    cache, expected = attention.cache(B, None if window else T), whole(seed=3, **KINDS[options])
     first = 0
     for count in (2, 3, 1):
         x = tf.constant(X[:, first : first + count])

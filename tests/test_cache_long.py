@@ -20,11 +20,12 @@ OPTIONS = {
 }
 
 
-# The lesson copies the slots, what a call runs writes them in place.
+# The lesson copies the slots, what a call runs writes them in place. JAX compiles each portion, and of the lesson each
+# operation; test_cache_compiled.py has it compiled as a whole.
+LONG = pytest.mark.long("jax")
 WAYS = [
-    *((options, False) for options in OPTIONS),
-    ("all slots", True),
-    pytest.param("a ring", True, marks=pytest.mark.long("jax")),
+    *(pytest.param(name, False, marks=() if name in ("all slots", "a ring") else LONG) for name in OPTIONS),
+    *(pytest.param(name, True, marks=LONG) for name in ("all slots", "a ring")),
 ]
 
 
@@ -113,7 +114,7 @@ def test_pairs_of_slots_with_every_option(backend, options, readable):
     np.testing.assert_allclose(np.concatenate(outputs, 1), expected, rtol=0, atol=1e-11, equal_nan=True)
 
 
-@pytest.mark.parametrize("options", ["all slots", "a larger ring"])
+@pytest.mark.parametrize("options", ["all slots", pytest.param("a larger ring", marks=LONG)])
 def test_portions_in_small_pieces(backend, monkeypatch, options):
     """Where the scores of a portion are not one piece, it is computed in several."""
     monkeypatch.setattr(cutting, "SCORES", 30)
@@ -154,6 +155,10 @@ def test_gradients_flow_through_the_tokens_of_the_call(backend):
     def call(x):
         return attention.layer(x, x, x, *Call(causal=True, cache=cache)[GIVEN])[0]
 
+    if backend == "jax":  # which would compile each operation
+        import jax
+
+        call = jax.jit(call)
     module = dispatch.load(backend)
     with module.context("float64"):
         x, weights = (module.tensor(one[:, 4:].copy()) for one in (X, cotangent))

@@ -44,24 +44,29 @@ def taken(output, cache, **more):
     return {"output": output, **more} | slots
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_what_a_layer_leaves_in_its_slots_is_the_same(backend, options):
+LONG = pytest.mark.long("jax")  # which compiles each call of each
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param(name, marks=() if name in ("plain", "all") else LONG) for name in OPTIONS]
+)
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=LONG)])
+def test_what_a_layer_leaves_in_its_slots_is_the_same(backend, options, dtype):
     window = OPTIONS[options].get("window")
-    for dtype in ("float64", "float32"):
-        attention = layer(backend, dtype, **OPTIONS[options])
-        cache, x = begun(attention, None if window else S), tokens(1, dtype, 2)
-        before = copy(cache)
-        output, weights, cache = attention(x, x, x, causal=True, cache=cache, return_weights=True)
-        theirs = taken(output, cache, weights=weights)
-        report = parity.compare(attention, theirs, x, x, x, causal=True, cache=before)
-        assert report, str(report)
-        assert [row.name for row in report.rows] == ["weights", *NAMES]
-        assert parity.compare(layer("numpy", dtype, **OPTIONS[options]), theirs, x, x, x, causal=True, cache=before)
-        x, before = tokens(3, dtype, 3), copy(cache)  # a ring pushes out what its first queries see
-        output, cache = attention(x, x, x, [3, 1, 2], causal=True, cache=cache)
-        report = parity.compare(attention, taken(output, cache), x, x, x, [3, 1, 2], causal=True, cache=before)
-        assert report, str(report)
-        assert "known mistakes" not in str(report)
+    attention = layer(backend, dtype, **OPTIONS[options])
+    cache, x = begun(attention, None if window else S), tokens(1, dtype, 2)
+    before = copy(cache)
+    output, weights, cache = attention(x, x, x, causal=True, cache=cache, return_weights=True)
+    theirs = taken(output, cache, weights=weights)
+    report = parity.compare(attention, theirs, x, x, x, causal=True, cache=before)
+    assert report, str(report)
+    assert [row.name for row in report.rows] == ["weights", *NAMES]
+    assert parity.compare(layer("numpy", dtype, **OPTIONS[options]), theirs, x, x, x, causal=True, cache=before)
+    x, before = tokens(3, dtype, 3), copy(cache)  # a ring pushes out what its first queries see
+    output, cache = attention(x, x, x, [3, 1, 2], causal=True, cache=cache)
+    report = parity.compare(attention, taken(output, cache), x, x, x, [3, 1, 2], causal=True, cache=before)
+    assert report, str(report)
+    assert "known mistakes" not in str(report)
 
 
 def test_each_array_is_named_with_its_place():
