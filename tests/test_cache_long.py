@@ -20,12 +20,12 @@ OPTIONS = {
 }
 
 
-# The lesson copies the slots, what a call runs writes them in place. JAX compiles each portion, and of the lesson each
-# operation; test_cache_compiled.py has it compiled as a whole.
-LONG = pytest.mark.long("jax")
+# The lesson copies the slots, what a call runs writes them in place. JAX compiles each operation of the lesson;
+# test_cache_compiled.py has it compiled as a whole.
+LONG = pytest.mark.long(*adapters.COMPILED)  # which compile each portion
 WAYS = [
     *(pytest.param(name, False, marks=() if name in ("all slots", "a ring") else LONG) for name in OPTIONS),
-    *(pytest.param(name, True, marks=LONG) for name in ("all slots", "a ring")),
+    *(pytest.param(name, True, marks=pytest.mark.long("jax")) for name in ("all slots", "a ring")),
 ]
 
 

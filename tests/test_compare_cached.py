@@ -1,5 +1,6 @@
 """Comparisons of a call with a cache: its output, its weights by slots, and what it leaves in the slots."""
 
+import adapters
 import numpy as np
 import pytest
 
@@ -44,7 +45,7 @@ def taken(output, cache, **more):
     return {"output": output, **more} | slots
 
 
-LONG = pytest.mark.long("jax")  # which compiles each call of each
+LONG = pytest.mark.long(*adapters.COMPILED)  # which compile each call of each
 
 
 @pytest.mark.parametrize(
