@@ -23,6 +23,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # bef
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
 import planted
+import planted_in_decodes
 import planted_in_lessons
 
 from mha import MultiHeadAttention, dispatch, parity
@@ -73,7 +74,23 @@ queries and keys by one more position changes no distance, and so no output: thi
 of steps says that all positions are shifted. If rows without keys get the weights of their scores, the numbers are also
 those of a weak mask fill that is added; both are named.
 
-## Results
+## Whole calls
+
+"""
+DECODING = """
+## Decoding
+
+The mistakes of decoding were planted in calls with a cache, with `readable=True` and in float32 as well
+(`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson computes
+the next tokens. Padding is planted in a prompt that the lesson reads itself. Each mistake is written there a second
+time, without the catalogue: as a function that replaces the lesson's function of that name, or as another bias of
+scores. Where a sample has lost tokens, the lesson's `recall` puts NaN; here it does not, since a decoder with such a
+mistake would not know.
+
+- **from the output**: "the same": the mistake changes only what is kept, for later calls to read, or positions that
+  causal order hides until then.
+- **with the cache**: the rank of the mistake, if the output is given, and `cache.keys`, `cache.values` and
+  `cache.positions` as the call leaves them.
 
 """
 
@@ -81,12 +98,12 @@ those of a weak mask fill that is added; both are named.
 class Answer(NamedTuple):
     """The result for a mistake on a backend.
 
-    noticed: the first step outside its bound; output, steps: its name from the output alone and from all steps.
+    noticed: the first array outside its bound; output, whole: its name from the output alone and from all arrays.
     """
 
     noticed: str
     output: str
-    steps: str
+    whole: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +130,8 @@ class Row:
         """The place where the mistake is planted."""
         return planted_in_lessons.places(*self.plans())
 
-    def asked(self, backend: str) -> Answer:
-        """Plant the mistake on a backend, and compare."""
+    def reports(self, backend: str) -> tuple[parity.Report, parity.Report]:
+        """Plant the mistake on a backend, and compare: every step, and the output alone."""
         layer, inputs, arguments = self.call.made(self.dtype)
         steps = planted_in_lessons.steps(backend, layer, inputs, arguments, *self.plans())
         whole, alone = (
@@ -123,8 +140,14 @@ class Row:
             )
             for theirs in (steps, steps["output"])
         )
-        noticed = NOT if whole.first is None else f"`{whole.first.name}`"
-        return Answer(noticed, named(self.name, alone), named(self.name, whole))
+        return whole, alone
+
+
+def asked(row: Any, backend: str) -> Answer:
+    """Plant a mistake on a backend, a `Row` or one of decoding, and compare."""
+    whole, alone = row.reports(backend)
+    noticed = NOT if whole.first is None else f"`{whole.first.name}`"
+    return Answer(noticed, named(row.name, alone), named(row.name, whole))
 
 
 def named(name: str, report: parity.Report) -> str:
@@ -191,20 +214,20 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
 # The page
 
 
-def tables(answers: dict[str, list[Answer]], asked: list[Row]) -> str:
-    """The results for all mistakes on some backends, as two tables."""
-    titles = "backend", "forms planted", "noticed", "named first from the output", "named first with steps"
+def tables(answers: dict[str, list[Answer]], rows: Sequence[Any], whole: str) -> str:
+    """The results for all mistakes on some backends, as two tables; whole: the title of the last column."""
+    titles = "backend", "forms planted", "noticed", "named first from the output", f"named first {whole}"
     lines = [line(*titles), "|---" * 5 + "|"]
     for backend, found in answers.items():
         noticed = sum(answer.noticed != NOT for answer in found)
         first = [sum(X.split()[0] == "1" for X in column) for column in list(zip(*found, strict=True))[1:]]
         lines.append(line(backend, len(found), noticed, *first))
-    lines += ["", line("mistake", "forms", "planted in", "noticed by", "from the output", "with steps")]
+    lines += ["", line("mistake", "forms", "planted in", "noticed by", "from the output", whole)]
     lines.append("|---" * 6 + "|")
-    for name, group in itertools.groupby(range(len(asked)), lambda i: asked[i].name):
+    for name, group in itertools.groupby(range(len(rows)), lambda i: rows[i].name):
         each = list(group)
-        places = dict.fromkeys(asked[i].place() for i in each)
-        came = {(asked[i].how, backend): answers[backend][i] for i in each for backend in answers}
+        places = dict.fromkeys(rows[i].place() for i in each)
+        came = {(rows[i].how, backend): answers[backend][i] for i in each for backend in answers}
         cells = [cell({key: answer[column] for key, answer in came.items()}) for column in range(3)]
         lines.append(line(name, len(each), " or ".join(places), *cells))
     return "\n".join(lines) + "\n"
@@ -245,18 +268,22 @@ def main(
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}, expected some of {', '.join(dispatch.FRAMEWORKS)}")
     if check and set(names) != dispatch.FRAMEWORKS.keys():
         raise typer.BadParameter("--check compares the whole page; leave out --backends")
-    console, asked = Console(stderr=True), rows()
+    console, whole, decoding = Console(stderr=True), rows(), planted_in_decodes.PLANTED
     answers: dict[str, list[Answer]] = {}
     for name in names:
-        if off := unlike(name):
+        if off := unlike(name) or planted_in_decodes.unlike(name):
             console.print(f"{name}: with nothing planted, the lesson is wrong in {off}")
             raise typer.Exit(1)
-        shown = track(asked, description=name, console=console, transient=True, disable=not console.is_terminal)
-        answers[name] = [row.asked(name) for row in shown]
+        every = [*whole, *decoding]
+        shown = track(every, description=name, console=console, transient=True, disable=not console.is_terminal)
+        answers[name] = [asked(row, name) for row in shown]
+    text = tables({name: found[: len(whole)] for name, found in answers.items()}, whole, "with steps")
+    text += DECODING
+    text += tables({name: found[len(whole) :] for name, found in answers.items()}, decoding, "with the cache")
     if set(names) != dispatch.FRAMEWORKS.keys():
-        typer.echo(tables(answers, asked), nl=False)
+        typer.echo(text, nl=False)
         return
-    text = HEAD + tables(answers, asked)
+    text = HEAD + text
     old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     if check:
         difference = difflib.unified_diff(old.splitlines(True), text.splitlines(True), "docs/mistakes.md", "now")

@@ -8,6 +8,7 @@ import make_mistakes
 import numpy as np
 import pages
 import planted
+import planted_in_decodes
 import planted_in_lessons
 import pytest
 
@@ -42,11 +43,11 @@ def test_a_lesson_is_itself_where_nothing_is_planted(backend):
 @pytest.mark.long(*adapters.COMPILED)  # which compile each
 def test_a_mistake_in_each_place_is_noticed_and_named_first(backend):
     for name, how, step in KINDS:
-        answer = ROWS[name, how].asked(backend)
+        answer = make_mistakes.asked(ROWS[name, how], backend)
         sure = name != "NaN in padding comes through"  # of NaN alone, nothing is sure
         assert answer.noticed == f"`{step}`", name
         assert answer.output.removeprefix("" if sure else "perhaps ").split()[0] == "1", (name, answer)
-        assert answer.steps.split()[0] == "1", (name, answer)
+        assert answer.whole.split()[0] == "1", (name, answer)
 
 
 def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
@@ -61,13 +62,19 @@ def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
 
 def test_the_page_has_every_form_of_every_mistake():
     page = pages.text("docs/mistakes.md")
-    known = list(dict.fromkeys(name for name, _ in ROWS))
-    shown = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
-    assert shown[-len(known) :] == known, "python docs/make_mistakes.py"
     assert page.startswith(make_mistakes.HEAD), "python docs/make_mistakes.py"
+    assert page.count(make_mistakes.DECODING) == 1, "python docs/make_mistakes.py"
+    planted_there = planted_in_decodes.PLANTED
+    for text, rows in zip(page.split(make_mistakes.DECODING), (ROWS.values(), planted_there), strict=True):
+        known = list(dict.fromkeys(row.name for row in rows))
+        shown = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
+        assert shown[-len(known) :] == known, "python docs/make_mistakes.py"
     shown = len(ROWS) - 1  # one moves all positions alike
+    unseen = 8  # which change what is kept, and no output
     for backend in dispatch.FRAMEWORKS:
         assert f"| {backend} | {len(ROWS)} | {shown} | {shown - 1} | {shown} |" in page
+        number = len(planted_there)
+        assert f"| {backend} | {number} | {number} | {number - unseen} | {number} |" in page
 
 
 def test_what_no_lesson_has_a_place_for_is_refused():
