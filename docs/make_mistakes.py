@@ -80,12 +80,12 @@ those of a weak mask fill that is added; both are named.
 DECODING = """
 ## Decoding
 
-The mistakes of decoding were planted in calls with a cache, with `readable=True` and in float32 as well
-(`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson computes
-the next tokens. Padding is planted in a prompt that the lesson reads itself. Each mistake is written there a second
-time, without the catalogue: as a function that replaces the lesson's function of that name, or as another bias of
-scores. Where a sample has lost tokens, the lesson's `recall` puts NaN; here it does not, since a decoder with such a
-mistake would not know.
+The mistakes of decoding, and three that any call may have, were planted in calls with a cache, with `readable=True` and
+in float32 as well (`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend,
+whose lesson computes the next tokens. Padding is planted in a prompt that the lesson reads itself. Each mistake is
+written there a second time, without the catalogue: as a function that replaces the lesson's function of that name, or
+as another bias of scores. Where a sample has lost tokens, the lesson's `recall` puts NaN; here it does not, since a
+decoder with such a mistake would not know.
 
 - **from the output**: "the same": the mistake changes only what is kept, for later calls to read, or positions that
   causal order hides until then.

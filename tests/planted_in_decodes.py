@@ -312,6 +312,23 @@ def upper_left(framework, right, queries, keys, call):
     return right(queries, keys, call._replace(positions=framework.own(np.arange(Q, dtype="int32")[None])))
 
 
+def windowed(by):
+    """A window that goes further back by so many."""
+
+    def visible_keys(framework, right, queries, keys, call):
+        left, ahead = call.window
+        return right(queries, keys, call._replace(window=(left + by, ahead)))
+
+    return {"visible_keys": visible_keys}
+
+
+def tiled(framework, right, X, times):
+    """`repeat_groups` in another order: query head h reads head h % G."""
+    X = framework.numpy(X)
+    heads = np.tile(X.reshape(B, -1, *X.shape[1:]), (1, times, 1, 1))  # (B, H, T, d)
+    return framework.own(heads.reshape(-1, *X.shape[1:]))  # (B*H, T, d)
+
+
 def bias_of(distance):
     """ALiBi's bias of scores, (1, H, 1, S), by distances in a ring, (S,)."""
     return {"score_bias": (-SLOPES * np.array(distance))[None].astype("float32")}  # (1, H, 1, S)
@@ -330,7 +347,7 @@ BEAMS = {
 }
 ragged, uneven, even = (Decode(TURNED, *prompt) for prompt in (RAGGED, UNEVEN, EVEN))
 plain, ring, portion = Decode({}, *RAGGED), Decode(RING, *WRAPPED), Decode(RING, *WRAPPED, 3)
-wrapped = Decode(RING, [6, 5, 7], None)
+wrapped, spacious = Decode(RING, [6, 5, 7], None), Decode(RING, [6, 6, 6], 11)
 prompt = Decode(TURNED, [0, 0, 0], 11, 4, {"positions": LEFT})
 biased = Decode({"window": (3, None)}, *WRAPPED, 1, bias_of([2, 1, 0, 3]))
 NOTHING = (
@@ -383,4 +400,7 @@ PLANTED = [
     *(Planted(name, how, even, remembers(found(of_others(names, rows))))
       for name, names in BEAMS.items() for how, rows in ROWS.items()),
     Planted("the bias goes by slots", "", biased, given=bias_of([2, 1, 0, -1])),
+    Planted("the window is one wider to the left", "", spacious, windowed(1)),
+    Planted("the window is one narrower to the left", "", spacious, windowed(-1)),
+    Planted("heads of keys are tiled, not repeated", "", ragged, {"repeat_groups": tiled}),
 ]  # fmt: skip

@@ -15,7 +15,8 @@ LAST = list({planted.name: planted for planted in planted_in_decodes.PLANTED}.va
 
 def test_every_form_of_every_mistake_is_planted():
     known = [(mistake.name, how) for mistake in OF_DECODING for how in mistake.forms]
-    assert [(planted.name, planted.how) for planted in planted_in_decodes.PLANTED] == known
+    planted = [(planted.name, planted.how) for planted in planted_in_decodes.PLANTED]
+    assert planted[: len(known)] == known  # and behind them some that any call may have
 
 
 @pytest.mark.long(*adapters.COMPILED)
