@@ -10,7 +10,8 @@ import ranks
 
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "devices_of_jax"
-DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "OMP_NUM_THREADS": "1"}
+FLAGS = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS, "OMP_NUM_THREADS": "1"}
 
 
 def found(folder, *names):
