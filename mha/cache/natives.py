@@ -91,7 +91,7 @@ def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Foun
         _one("native is a pair of arrays", layer)
         k, v = _heads(config, "BGSd", **{"native[0]": native[0], "native[1]": native[1]})
         return Found(k, v, k.shape[2] if lengths is None else None)
-    if dispatch.backend_of(native) is None and not checks.is_numpy(native):
+    if dispatch.backend_of(native) is None:
         raise TypeError(f"native is a {type(native).__name__}, {EXPECTED}")
     return _of_keras_hub(native, config, layer)
 
