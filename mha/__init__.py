@@ -28,7 +28,8 @@ from mha.arrays import (
 )
 from mha.cache import Cache
 from mha.layer import MultiHeadAttention
-from mha.positions import Rotary, alibi, llama3_frequencies, t5_buckets
+from mha.positions import Rotary, alibi, t5_buckets
+from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
 
@@ -55,19 +56,24 @@ __all__ = [
     "alibi",
     "backends",
     "check_shape",
+    "dynamic",
     "from_native",
+    "linear",
     "llama3_frequencies",
     "load",
+    "longrope",
     "manual_seed",
     "masked_softmax",
     "normal",
     "ones",
+    "proportional",
     "sync",
     "t5_buckets",
     "tensor",
     "to_numpy",
     "transpose_output",
     "transpose_qkv",
+    "yarn",
     "zeros",
 ]
 __version__ = "0.1.0"

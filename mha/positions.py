@@ -20,18 +20,22 @@ class Rotary:
         interleaved: True = pair i is components (2i, 2i + 1), as in RoFormer and Meta's LLaMA; False = (i, n + i), as
             in GPT-NeoX and Hugging Face's LLaMA.
         frequencies: the n angles, in radians, by which the pairs turn from one position to the next; None = by base.
+        magnitude: number that the components which turn are multiplied by, of queries and of keys.
 
-    The layers of PyTorch, Keras and Flax have no rotation.
+    The layers of PyTorch, Keras and Flax have no rotation. `mha.yarn`, `mha.longrope`, `mha.dynamic`, `mha.linear` and
+    `mha.proportional` make one of what a model's `config.json` says.
 
     Raises TypeError or ValueError if an argument is not as above.
 
-    Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
+    Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2; for the
+    magnitude Peng et al., YaRN (2023), section 3.4.
     """
 
     dim: int | None = None
     base: float = 10000.0
     interleaved: bool = False
     frequencies: tuple[float, ...] | None = None
+    magnitude: float = 1.0
 
     def __post_init__(self) -> None:
         def fill(name: str, value: object) -> None:
@@ -39,6 +43,7 @@ class Rotary:
 
         fill("base", checks.positive("base of Rotary", self.base))
         fill("interleaved", checks.flag("interleaved of Rotary", self.interleaved))
+        fill("magnitude", checks.positive("magnitude of Rotary", self.magnitude))
         if self.dim is not None:
             fill("dim", checks.size("dim of Rotary", self.dim))
             if self.dim % 2:
@@ -65,7 +70,7 @@ class Rotary:
                 f"dim of Rotary is {dim}, expected an even number of at most key_dim = {width}; give dim=, the number "
                 "of components that turn"
             )
-        plain = Rotary(dim, self.base, self.interleaved)
+        plain = dataclasses.replace(self, dim=dim, frequencies=None)
         return plain if self.frequencies in (None, plain.angles()) else dataclasses.replace(self, dim=dim)
 
     def angles(self) -> tuple[float, ...]:
@@ -75,47 +80,6 @@ class Rotary:
         if self.dim is None:
             raise ValueError("dim of Rotary is None, expected a number of components; give dim=")
         return tuple(self.base ** (-2 * i / self.dim) for i in range(self.dim // 2))
-
-
-def llama3_frequencies(
-    dim: int,
-    base: float = 500000.0,
-    factor: float = 8.0,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    original_length: int = 8192,
-) -> tuple[float, ...]:
-    """Frequencies of LLaMA 3.1 and later, for `Rotary(frequencies=...)`: slow rotations are made slower.
-
-    Pairs that turn fewer than low_freq_factor times within original_length positions are slowed down by `factor`.
-    Pairs that turn more than high_freq_factor times do not change. Between the two, the change is gradual.
-
-    Args:
-        dim: number of components that turn, an even number.
-        base: frequency i is base ** (-2i / dim) before the change.
-        factor, low_freq_factor, high_freq_factor, original_length: numbers in `rope_scaling` of a model's
-            `config.json`, where the last one is called `original_max_position_embeddings`.
-
-    Returns:
-        dim / 2 frequencies in radians.
-
-    Raises TypeError or ValueError if an argument is no positive number.
-
-    Source: Grattafiori et al., The Llama 3 Herd of Models (2024), and the code that Meta published with LLaMA 3.1.
-    """
-    plain = Rotary(dim, base).angles()
-    factor = checks.positive("factor", factor)
-    low = checks.positive("low_freq_factor", low_freq_factor)
-    high = checks.positive("high_freq_factor", high_freq_factor)
-    length = checks.size("original_length", original_length)
-    if high <= low:
-        raise ValueError(f"high_freq_factor is {high}, expected more than low_freq_factor = {low}")
-    scaled = []
-    for frequency in plain:
-        turns = length * frequency / (2 * math.pi)
-        kept = min(1.0, max(0.0, (turns - low) / (high - low)))  # 0 = slowed down by all of the factor
-        scaled.append(frequency * (kept + (1 - kept) / factor))
-    return tuple(scaled)
 
 
 def alibi(num_heads: int, num_keys: int, *, dtype: Any = "float32") -> np.ndarray:

@@ -42,7 +42,8 @@ def from_native(
         **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. If
             models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation. Also
             key_dim and num_key_value_heads, which the arrays must fit, and fold_one: True if norms of queries and keys
-            multiply by 1 + w, as Gemma's do. So it takes all that `mha.weights.model_config.options` returns.
+            multiply by 1 + w, as Gemma's do. So it takes all that `mha.weights.model_config.options` returns. Of a
+            module whose rotation goes by the length of a text, also length, the number of its tokens.
 
     Returns:
         The layer, with the sizes, biases, dtype and dropout of the source; dropout is 0 for a mapping, which has none.
@@ -82,7 +83,9 @@ def load(
         num_heads: number of heads, if no array has an axis for the heads and no `config.json` says it.
         **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, if no `config.json` says
             them. If models of the scheme may rotate positions, as LLaMA's do, rotary must then be given; None = none.
-            Also key_dim, num_key_value_heads and fold_one, as for `mha.from_native`.
+            Also key_dim, num_key_value_heads and fold_one, as for `mha.from_native`, and length: the number of tokens
+            of a text, where the rotation that `config.json` says goes by it ("longrope", "dynamic"); None = no more
+            than those of the model's first training.
 
     Returns:
         The layer, with the sizes, biases and dtype of its arrays; dropout is as `save` recorded it, else 0.

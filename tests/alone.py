@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "scale": (0.7,),
     "softcap": (0.3,),
     "window": ((2, 1), (0, 0), (1, None), (None, 1)),
-    "rotary": (mha.Rotary(), mha.Rotary(2, base=100.0, interleaved=True)),
+    "rotary": (mha.Rotary(), mha.Rotary(2, base=100.0, interleaved=True), mha.Rotary(magnitude=1.25)),
     "qk_norm": ("rms", "layer"),
     "qk_norm_eps": (0.5,),
     "pooling": ("additive",),

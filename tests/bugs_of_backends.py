@@ -359,6 +359,14 @@ GROUPS = {
             "mxnet": (r"(def copied.*\n.*\n    return) X\.copy\(\)", r"\1 X"),
         },
     }),
+    "magnitudes": ("rotations", {
+        "sines are not magnified": {"numpy torch tensorflow mxnet": (
+            r"rotary\.magnitude \* ((np|torch|tf)\.sin)", r"\1"),
+            "jax": (r"(jnp\.where\(odd, cos, sin\)) \* sign", r"\1 * (1 - (quarters & 2))")},
+        "cosines are not magnified": {"numpy torch tensorflow mxnet": (
+            r"rotary\.magnitude \* ((np|torch|tf)\.cos)", r"\1"),
+            "jax": (r"rotary\.magnitude \* jnp\.cos", "jnp.cos")},
+    }),
     "options": ("options", {
         "1 is added to the scale of a norm": {"all": (
             r"(widen\(self\.scale\)|widen\(tf.*\(self\.scale\)\)|wide / roots \* scale)", r"(1 + \1)")},

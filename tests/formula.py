@@ -12,7 +12,7 @@ def turned(x, position, rotary):
     for i in range(n):
         angle = position * (rotary.frequencies[i] if rotary.frequencies else rotary.base ** (-i / n))
         one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, n + i)
-        a, b = x[one], x[other]
+        a, b = x[one] * rotary.magnitude, x[other] * rotary.magnitude
         x[one], x[other] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
     return x
 

@@ -285,7 +285,7 @@ CORPUS: dict[str, bytes] = {
     "format of torch": metadata(format="pt"),
     "format is a number": metadata(format=1),
     "layout missing": changed(lambda header: header["__metadata__"].pop("layout")),
-    "layout of later": metadata(layout="3"),
+    "layout of later": metadata(layout="4"),
     "layout is a number": metadata(layout=1),
     "layout with a space": metadata(layout="1 "),
     # The configuration

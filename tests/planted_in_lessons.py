@@ -19,7 +19,7 @@ from mha.parity.pipeline import pieces
 from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
 
-TURNING = {"rotary_offsets", "norm_first", "normed", "norm_axes", "root", "rotate", "table"}
+TURNING = {"rotary_offsets", "norm_first", "normed", "norm_axes", "root", "rotate", "table", "magnified"}
 
 # Of a plan's fields, those that can be planted, and where they are.
 PLACES = {
@@ -29,6 +29,7 @@ PLACES = {
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "order_offsets": "`mask`", "window_offsets": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`",
     "normed": "`turn`", "norm_axes": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
+    "magnified": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
     "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
     "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
@@ -98,7 +99,7 @@ class Planting:
         given = {name: X for name, X in given.items() if PLACES_OF[name] in self.names}
         if self.names & {"frequencies", "interleaved"} and plan.frequencies is not None:
             frequencies = tuple(plan.frequencies.tolist())
-            given["rotary"] = Rotary(interleaved=plan.interleaved, frequencies=frequencies)
+            given["rotary"] = Rotary(interleaved=plan.interleaved, frequencies=frequencies, magnitude=plan.magnitude)
         if self.names & {"heads", "groups"}:
             given |= {"num_heads": plan.heads, "num_key_value_heads": plan.groups}
             given |= {"key_dim": config.key_dim * H // plan.heads, "value_dim": config.value_dim * H // plan.heads}
@@ -234,8 +235,9 @@ class Planting:
                     if plan.rotary_offsets is not None:
                         right = self.numpy(places)
                         places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))
-                    if self.names & {"rotate", "table"}:
-                        rotate = functools.partial(plan.rotate, plan, places=self.numpy(places))
+                    if self.names & {"rotate", "table", "magnified"}:
+                        own = plan if role in plan.magnified else dataclasses.replace(plan, magnitude=1.0)
+                        rotate = functools.partial(plan.rotate, own, places=self.numpy(places))
                         X = self.of_heads(X, numbers[role], rotate)  # (B*H, T, d)
                     else:
                         X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)

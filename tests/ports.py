@@ -62,7 +62,11 @@ class Port:
         if rotary is None:
             return X
         angles = (places[..., None] * self.frequencies(rotary))[:, None]  # (B or 1, 1, T, n)
-        return self.turned(X, *(f(angles).astype(X.dtype) for f in (np.cos, np.sin)), rotary.interleaved)
+        parts = (self.magnitude(role) * f(angles) for f in (np.cos, np.sin))
+        return self.turned(X, *(part.astype(X.dtype) for part in parts), rotary.interleaved)
+
+    def magnitude(self, role):
+        return self.config.rotary.magnitude
 
     def turned(self, X, cos, sin, interleaved):
         n, Y = cos.shape[-1], X.copy()

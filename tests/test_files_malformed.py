@@ -25,11 +25,11 @@ def rewrite(path, change):
     [
         (lambda t, m: m.clear(), "the metadata does not say that mha wrote the file"),
         (
-            lambda t, m: m.update(layout="3"),
-            "has layout '3', expected '1' or '2' and a configuration; if another version of mha",
+            lambda t, m: m.update(layout="4"),
+            "has layout '4', expected '1', '2' or '3' and a configuration; if another version of mha",
         ),
         (lambda t, m: m.update(format="pt"), "the metadata does not say that mha wrote the file"),
-        (lambda t, m: m.pop("config"), "has layout '1', expected '1' or '2' and a configuration"),
+        (lambda t, m: m.pop("config"), "has layout '1', expected '1', '2' or '3' and a configuration"),
         (lambda t, m: m.update(config='{"num_heads": 2}'), "holds no valid configuration"),
         (lambda t, m: m.update(config="{"), "holds no valid configuration"),
         (lambda t, m: m.update(config="[11, 3]"), "expected a JSON object, not [11, 3]"),

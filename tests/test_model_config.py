@@ -173,8 +173,6 @@ REFUSED = {
     "another kind": ({"model_type": "granite"}, {}, "model_type is 'granite', expected one of llama, "),
     "no heads": ({"model_type": "llama", "num_attention_heads": None}, {}, "num_attention_heads is None"),
     "heads in quotes": ({"model_type": "llama", "num_attention_heads": "4"}, {}, "num_attention_heads is '4'"),
-    "yarn": (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, {}, "rope_type is 'yarn', expected one of def"),
-    "longrope": (LLAMA | {"rope_parameters": {"rope_type": "longrope"}}, {}, "rope_type is 'longrope'"),
     "more of a rotation": (
         LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         {},
@@ -183,7 +181,7 @@ REFUSED = {
     "less of a rotation": (
         LLAMA | {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
         {},
-        "rope_scaling of rope_type 'llama3' lacks high_freq_factor, low_freq_factor, original_max",
+        "rope_scaling of rope_type 'llama3' lacks high_freq_factor, low_freq_factor",
     ),
     "a rotation in words": (LLAMA | {"rope_scaling": "linear"}, {}, "rope_scaling is 'linear', expected options"),
     "base of 0": (LLAMA | {"rope_theta": 0}, {}, "rope_theta is 0, expected a finite number above 0"),

@@ -47,6 +47,7 @@ groups = Case(GROUPS)
 gates = Case(PLAIN, {"head_gates": GATES})
 modern = Case(MODERN, {"offset": 2, "score_bias": BIAS})
 layered = Case(MODERN | {"qk_norm": "layer"}, {"offset": 2})
+magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
 own = Case(OWN, {"offset": 2})
 ending = Case(MODERN, {"offset": [508, 2, 3]})
 far = Case(MODERN, {"offset": [9000, 4200, 700]})
@@ -302,6 +303,20 @@ for factor in of_rotations.FACTORS:
         f"by {factor}": of_base(None, factor), f"by {factor}, base 500000": of_base(500000.0, factor)})  # fmt: skip
 add("frequencies of the whole head", modern, frequencies(lambda rotary, d: by_hand.by_base(50.0, 3, 8)))
 add("the whole head turns", modern, option(rotary=mha.Rotary(8, 50.0)))
+shares = 1.0, 0.3 / 50 ** (-1 / 3), 0.02 / 50 ** (-2 / 3)
+swapped = [50 ** (-i / 3) * (max(shares) + min(shares) - share) for i, share in enumerate(shares)]
+add("slow and fast pairs are mixed up", own, option(rotary=mha.Rotary(frequencies=tuple(swapped))))
+add(
+    "the magnitude of the rotation is forgotten",
+    magnified,
+    option(rotary=mha.Rotary(4, 50.0)),
+    **{
+        "of queries": port(magnitude=lambda self, role: 1 if role == "q" else Port.magnitude(self, role)),
+        "of keys": port(magnitude=lambda self, role: 1 if role == "k" else Port.magnitude(self, role)),
+    },
+)
+add("the magnitude multiplies whole heads", magnified,
+    option(rotary=mha.Rotary(4, 50.0), scale=lambda config: 1.3**2 / config.key_dim**0.5))  # fmt: skip
 add("positions in half precision", far, of_places(lambda role, places: by_hand.to_bfloat16(places)))
 add("the last components turn", modern, port(turned=by_hand.last_turned))
 for size in of_rotations.TABLES:

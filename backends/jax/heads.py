@@ -96,7 +96,7 @@ def rotate(X, places, rotary, num_heads):
 
 
 def turns(places, rotary, dtype):
-    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), times the magnitude, in this dtype.
 
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
@@ -105,11 +105,11 @@ def turns(places, rotary, dtype):
     places, frequencies = places[:, :, None], np.array(rotary.angles())  # (B or 1, T, 1), (n,)
     if dtype == np.float64:
         angles = places * frequencies  # (B or 1, T, n)
-        return jnp.cos(angles), jnp.sin(angles)
+        return rotary.magnitude * jnp.cos(angles), rotary.magnitude * jnp.sin(angles)
     whole, rest = np.divmod(frequencies / (2 * math.pi) % 1 * 2**32, 1)  # parts of a turn, (n,)
     parts = (places.astype(np.uint32) * whole.astype(np.uint32)).astype(np.int32)  # (B or 1, T, n)
     quarters = (parts + 2**29) >> 30  # the nearest ones, so that what is left is small, and thus precise
     parts = (parts - (quarters << 30)).astype(dtype) + places.astype(dtype) * rest.astype(dtype)  # (B or 1, T, n)
     angles = parts * (2 * math.pi / 2**32)  # (B or 1, T, n)
-    cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, 1 - (quarters & 2)
+    cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, rotary.magnitude * (1 - (quarters & 2))
     return jnp.where(odd, -sin, cos) * sign, jnp.where(odd, cos, sin) * sign

@@ -92,9 +92,10 @@ def rotate(X, places, rotary, num_heads):
 
 
 def turns(places, rotary, dtype):
-    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), times the magnitude, in this dtype.
 
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
     angles = places[:, :, None] * np.array(rotary.angles())  # (B or 1, T, n)
-    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+    cos, sin = rotary.magnitude * np.cos(angles), rotary.magnitude * np.sin(angles)  # (B or 1, T, n)
+    return cos.astype(dtype), sin.astype(dtype)

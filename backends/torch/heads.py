@@ -90,11 +90,12 @@ def rotate(X, places, rotary, num_heads):
 
 
 def turns(places, rotary, dtype):
-    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), as numbers of this dtype.
+    """Cosines and sines (B or 1, T, n) of the angles at places (B or 1, T), times the magnitude, in this dtype.
 
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
     angles = places[:, :, None] * torch.tensor(
         rotary.angles(), dtype=torch.float64, device=places.device
     )  # (B or 1, T, n)
-    return torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
+    cos, sin = rotary.magnitude * torch.cos(angles), rotary.magnitude * torch.sin(angles)  # (B or 1, T, n)
+    return cos.to(dtype), sin.to(dtype)

@@ -13,7 +13,7 @@ from mha.names import SchemeChoice, SchemeName
 from mha.weights import model_config, own_format, readers, recorded, said, schemes
 from mha.weights.readers import Source
 
-SAYABLE = (*MODERN, "key_dim", model_config.FOLDED)
+SAYABLE = (*MODERN, "key_dim", model_config.FOLDED, model_config.LENGTH)
 
 
 def load(
@@ -87,7 +87,10 @@ def take(
             )
         return config, arrays
     path = model_config.beside(source.path, scheme)
-    found = model_config.options(path, scheme, prefix)
+    length = given.pop(model_config.LENGTH, None)
+    found = model_config.options(path, scheme, prefix, length)
+    if length is not None and not found.get("rotary"):
+        raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
     num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")
     with _explained():
         names = schemes.wanted(source.entries, scheme, prefix)

@@ -15,8 +15,8 @@ from typing import Any
 
 from mha import checks
 from mha.names import SchemeName
-from mha.positions import Rotary, llama3_frequencies
-from mha.weights import files, json_text
+from mha.positions import Rotary
+from mha.weights import files, json_text, model_rotation
 from mha.weights.scheme_table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
@@ -71,6 +71,7 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _NAMED_SO, "neox"
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
 FOLDED = "fold_one"  # an option of a file: True if a norm with weight w multiplies by 1 + w
+LENGTH = "length"  # an option of the caller's: the number of tokens of a text, where a rotation goes by it
 
 
 def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
@@ -78,9 +79,10 @@ def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
     return Path(path).with_name(SCHEMES[scheme].config) if SCHEMES[scheme].config else None
 
 
-def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any]:
+def options(path: Path | None, scheme: SchemeName, prefix: str, length: int | None = None) -> dict[str, Any]:
     """The options of `mha.config.Config`, and FOLDED, that a file records for the layer with this prefix.
 
+    length: the number of tokens of a text, if a rotation goes by it; None = no more than those of its first training.
     Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
     if path is None:
@@ -93,17 +95,19 @@ def options(path: Path | None, scheme: SchemeName, prefix: str) -> dict[str, Any
     try:
         if len(data) > LIMIT:
             raise ValueError(f"it has more than {LIMIT} bytes")
-        return described(json_text.parse(data.decode()), scheme, prefix)
+        return described(json_text.parse(data.decode()), scheme, prefix, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
 
 
-def described(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str, Any]:
+def described(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None = None) -> dict[str, Any]:
     """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong."""
-    return _params(model) if scheme == "meta" else _options(model, scheme, prefix)
+    if length is not None:
+        checks.size("length", length)
+    return _params(model) if scheme == "meta" else _options(model, scheme, prefix, length)
 
 
-def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str, Any]:
+def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None) -> dict[str, Any]:
     if isinstance(part := model.get("text_config"), dict) and "language_model" in prefix:
         model = part
     kind = str(model.get("model_type"))
@@ -126,7 +130,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str) -> dict[str
     num_heads = checks.size("num_attention_heads", heads)
     if kinds and not rotates:
         return {"num_heads": num_heads, "rotary": None}
-    return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads) if rotates else {})
+    return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads, length) if rotates else {})
 
 
 def _params(model: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def _says_nothing(name: str, value: Any) -> bool:
     return value is None or value is False or value in ([], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
 
 
-def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> dict[str, Any]:
+def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:
     """The options of a layer whose positions rotate."""
     width = model.get("head_dim")
     if width is None:
@@ -179,7 +183,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
     slides = _slides(model, kind, prefix)
     window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
-    rotary = None if model.get("alibi") else _rotary(model, kind, slides, found["key_dim"])
+    rotary = None if model.get("alibi") else model_rotation.rotary(model, kind, slides, found["key_dim"], length)
     found |= {"rotary": rotary, "window": window}
     if kind in NORMED:
         found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
@@ -190,56 +194,6 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int) -> d
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)
     return found
-
-
-def _rotary(model: dict[str, Any], kind: str, slides: bool, width: int) -> Rotary:
-    """The rotation in `rope_parameters`, or, in older files, in `rope_scaling` and `rope_theta`.
-
-    Gemma 3 has one rotation for layers with a window, and another one for layers without.
-    """
-    where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
-    recorded = _named(where, model.get(where))
-    theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
-    if kind == "gemma3_text":
-        theta = model["rope_local_base_freq"] if slides else theta
-        if where == "rope_scaling":
-            recorded = {} if slides else recorded
-        elif recorded:
-            recorded = _named(where, recorded.get("sliding_attention" if slides else "full_attention"))
-    factor = recorded.get("partial_rotary_factor", model.get("rotary_pct"))
-    if kind == "gpt_neox":
-        recorded = recorded | {"partial_rotary_factor": None}
-    recorded = {name: value for name, value in recorded.items() if not _says_nothing(name, value)}
-    sort = recorded.pop("type", "default")
-    sort = str(recorded.pop("rope_type", sort))
-    base = checks.positive("rope_theta", recorded.pop("rope_theta", theta))
-    if kind == "gpt_neox":
-        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # Rotary refuses factors above 1
-    needs = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    }
-    if sort not in needs:
-        raise ValueError(f"rope_type is {reprlib.repr(sort)}, expected one of {', '.join(needs)}")
-    if set(recorded) != set(needs[sort]):
-        lacking, foreign = sorted({*needs[sort]} - {*recorded}), sorted({*recorded} - {*needs[sort]})
-        problem = f"lacks {', '.join(lacking)}" if lacking else f"has {', '.join(foreign)}, which is not known"
-        raise ValueError(f"{where} of rope_type {sort!r} {problem}")
-    given = [recorded[name] for name in needs[sort]]
-    if sort == "llama3":
-        return Rotary(width, base, frequencies=llama3_frequencies(width, base, *given))
-    if sort == "linear":
-        factor = checks.positive("factor", *given)
-        return Rotary(width, base, frequencies=tuple(angle / factor for angle in Rotary(width, base).angles()))
-    return Rotary(width, base)
-
-
-def _named(where: str, recorded: Any) -> dict[str, Any]:
-    """The options by name; {} for None."""
-    if not isinstance(recorded, dict | None):
-        raise TypeError(f"{where} is {reprlib.repr(recorded)}, expected options by name")
-    return recorded or {}
 
 
 def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:

@@ -15,7 +15,8 @@ from mha.positions import Rotary
 from mha.weights import files, json_text
 from mha.weights.readers import SafetensorsFile, Source
 
-LAYOUTS = "1", "2"  # layout 2 has options of today's models, which older versions of mha do not know
+# Each has options that older versions of mha do not know: 2 those of today's models, 3 the magnitude of a rotation.
+LAYOUTS = "1", "2", "3"
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
@@ -29,7 +30,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
-    recorded, layout = config_text(config), LAYOUTS[1]
+    recorded, layout = config_text(config), LAYOUTS[2 if config.rotary and config.rotary.magnitude != 1 else 1]
     if not special(config):
         recorded, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
     metadata = {"format": "mha", "layout": layout, "config": recorded}
@@ -77,7 +78,7 @@ def _config(metadata: Mapping[str, str]) -> Config:
             pass
         case _:
             raise ValueError(
-                f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1' or '2' and a configuration; if "
+                f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1', '2' or '3' and a configuration; if "
                 "another version of mha wrote it, load it with that one"
             )
     return parse_config(text)
@@ -88,6 +89,8 @@ def config_text(config: Config) -> str:
     recorded = asdict(config)
     if config.rotary:
         recorded["rotary"]["frequencies"] = config.rotary.angles()
+        if config.rotary.magnitude == 1:
+            del recorded["rotary"]["magnitude"]
     return json.dumps(recorded)
 
 

@@ -29,6 +29,9 @@ ROTATIONS = {
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
 }
+YARN = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4}
+PARTLY = {"rope_type": "proportional", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
 UNGROUPED = {"hidden_size": 32, "num_key_value_heads": 4}
 MODELS = {
     "LLaMA 2": ("Llama", {"num_key_value_heads": 4}),
@@ -37,6 +40,22 @@ MODELS = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e3, "factor": 2.0}, "attention_bias": True},
     ),
+    "LLaMA, YaRN": ("Llama", {"rope_parameters": YARN, "num_key_value_heads": 2}),
+    "LLaMA, YaRN, whole ends": (
+        "Llama",
+        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 2.0, "truncate": False}},
+    ),
+    "LLaMA, LongRoPE": (
+        "Llama",
+        {
+            "rope_parameters": LONG,
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 512,
+            "head_dim": 8,
+        },
+    ),
+    "LLaMA, dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 99.0, "factor": 2.0}}),
+    "Qwen3, proportional": ("Qwen3", {"rope_parameters": PARTLY, "head_dim": 8, "rms_norm_eps": 1e-2}),
     "Mistral": ("Mistral", {"sliding_window": 4, "head_dim": 10, "num_key_value_heads": 1}),
     "Qwen2": ("Qwen2", WINDOW),
     "Qwen2, no window": ("Qwen2", {}),

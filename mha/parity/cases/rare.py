@@ -83,7 +83,9 @@ def options(number: int) -> Case:
         "scale": maybe(0.7),
         "softcap": maybe(1.5),
         "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
-        "rotary": maybe(Rotary([2, 4][number % 2], base=100.0, interleaved=bool(random.random() < 0.5))),
+        "rotary": maybe(
+            Rotary([2, 4][number % 2], 100.0, bool(random.random() < 0.5), magnitude=[1.0, 1.25][number // 2 % 2])
+        ),
         "qk_norm": maybe(["rms", "layer"][number % 2]),
         "qk_norm_eps": 0.01,
     }

@@ -169,6 +169,10 @@ CASES = (
         quick=FULL,
     ),
     Case(
+        "rotary, magnified", WIDTHS | {"rotary": Rotary(6, magnitude=1.25)}, [3, 2], offset=5, dtypes=DTYPES,
+        quick=FULL,
+    ),
+    Case(
         "positions, padded left", WIDTHS | {"rotary": Rotary(10)}, causal=True, positions=[[-1, 3, 4], [1, 2, 3]],
         key_positions=[[-1, -1, 3, 2, 4], [-1, 0, 1, 2, 3]],
     ),

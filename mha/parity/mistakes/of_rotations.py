@@ -74,6 +74,30 @@ def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
     return made and replace(made, frequencies=made.frequencies / factor)
 
 
+def mixed_up(plan: Plan) -> Plan | None:
+    """Slow down the fast pairs by what the slow ones should be slowed down by, and the other way round."""
+    if plan.frequencies is None:
+        return None
+    n = len(plan.frequencies)
+    plain = plan.base ** (-np.arange(n) / n)
+    shares = plan.frequencies / plain
+    if np.ptp(shares) < 1e-6:
+        return None
+    return replace(plan, frequencies=plain * (shares.max() + shares.min() - shares))
+
+
+def magnified(roles: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Multiply only these by the magnitude."""
+    return None if plan.magnitude == 1 else replace(plan, magnified=roles)
+
+
+def whole_heads(plan: Plan) -> Plan | None:
+    """Multiply the scores by the square of the magnitude."""
+    if plan.magnitude == 1 or 2 * len(plan.frequencies) == plan.config.key_dim:
+        return None
+    return replace(plan, magnified=(), scale=plan.scale * plan.magnitude**2)
+
+
 def of_head(plan: Plan) -> Plan | None:
     """Count the frequencies over the whole head, if only a part of it turns."""
     d = plan.config.key_dim
@@ -196,6 +220,13 @@ OF_ROTATIONS = (
              "those before the first query": partial(turned_by, again),
              "queries, too": partial(turned_by, lambda plan, role, places: 2 * places)}),
     Mistake("values turn, too", "the rotation is applied to values as to keys", ("pooled",), one(values_too)),
+    Mistake("slow and fast pairs are mixed up", "the fast ones are slowed down by what the slow ones should, as where "
+            "the ends of YaRN's ramp are swapped", ("q", "k"), one(mixed_up)),
+    Mistake("the magnitude of the rotation is forgotten", "cosines and sines are not multiplied by it", ("q", "k"),
+            {"": partial(magnified, ()), "of keys": partial(magnified, ("q",)),
+             "of queries": partial(magnified, ("k",))}),
+    Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
+            ("q", "k", "scores"), one(whole_heads)),
     Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
             ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
     Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),

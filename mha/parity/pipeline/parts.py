@@ -1,5 +1,6 @@
 """The parts of the computation, one after the other: each has some steps of `trace`, and a result for the next."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -94,6 +95,8 @@ def turned(plan: Plan, role: str, X: Array) -> Array:
     )  # (B or 1, T)
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
+    if role not in plan.magnified:
+        plan = dataclasses.replace(plan, magnitude=1.0)
     return plan.rotate(plan, X, plan.of_samples(places))
 
 

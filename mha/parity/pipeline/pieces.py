@@ -65,7 +65,7 @@ def root(squares: Array, eps: float) -> Array:
 
 def rotate(plan: Any, X: Array, places: Array) -> Array:
     """Turn heads (B, H, T, d) by positions (B or 1, T)."""
-    return turn(X, places, plan.frequencies, plan.interleaved, plan.table)
+    return turn(X, places, plan.frequencies, plan.interleaved, lambda part: plan.magnitude * plan.table(part))
 
 
 def turn(

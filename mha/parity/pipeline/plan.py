@@ -45,7 +45,8 @@ class Plan:
     rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; features: of the
     output, those to compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function
     from the plan, the role and the right positions to those of the rotation; norm_first: whether the norm comes before
-    the rotation; normed: the roles that have one; norm_axes: of (B, H, T, d), those over which its means are taken.
+    the rotation; normed: the roles that have one; magnitude: of the rotation, and magnified: the roles that it is
+    applied to; norm_axes: of (B, H, T, d), those over which the means of a norm are taken.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -78,6 +79,7 @@ class Plan:
     frequencies: Any
     base: float
     interleaved: bool
+    magnitude: float
     heads: int
     groups: int
     samples: Any  # a slice, or a list of integers
@@ -87,6 +89,7 @@ class Plan:
     rotary_offsets: Any = None
     norm_first: bool = True
     normed: tuple[str, ...] = ("q", "k")
+    magnified: tuple[str, ...] = ("q", "k")
     norm_axes: tuple[int, ...] = (3,)
     root: Callable[[Array, float], Array] = root
     rotate: Callable[..., Array] = rotate
@@ -221,6 +224,7 @@ def plan_of(
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
+        magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
         features=features, **kept(problem, kind),
         **of_hiding(problem.call),

@@ -128,6 +128,7 @@ def shown(value: Any) -> str:
     if not isinstance(value, Rotary):
         return str(value)
     own = ", own frequencies" if value.frequencies else ""
+    own += f", magnitude={value.magnitude:g}" * (value.magnitude != 1)
     return f"Rotary(base={value.base:g}, dim={value.dim}, interleaved={value.interleaved}{own})"
 
 

@@ -35,11 +35,12 @@ def take(
     """
     arrays = _whole(source.state_dict())
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
-    number = getattr(source, "layer_idx", None)
+    number, given = getattr(source, "layer_idx", None), dict(given)
+    length = given.pop(model_config.LENGTH, None)
     place = f"layers.{number}.{prefix}" if number is not None else prefix
     model = json_text.parse(config.to_json_string())
     try:
-        options = model_config.described(model, chosen, place)
+        options = model_config.described(model, chosen, place, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"source has a config, which does not describe such a layer: {error}") from error
     num_heads, folded, options = recorded.joined(options, num_heads, given, "source has a config")

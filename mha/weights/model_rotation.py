@@ -1,0 +1,107 @@
+"""Read the rotation of a model from Hugging Face's `config.json`: `rope_parameters`, or in older files `rope_scaling`.
+
+Source: the rotations of transformers 5.23, and what stands there for names that a file lacks.
+"""
+
+import dataclasses
+import inspect
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from mha import checks
+from mha.positions import Rotary
+from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
+
+
+def _default(dim: int, *, rope_theta: float) -> Rotary:
+    return Rotary(dim, checks.positive("rope_theta", rope_theta))
+
+
+def _llama3(
+    dim: int,
+    *,
+    rope_theta: float,
+    factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    original_max_position_embeddings: int,
+) -> Rotary:
+    numbers = factor, low_freq_factor, high_freq_factor, original_max_position_embeddings
+    return dataclasses.replace(
+        _default(dim, rope_theta=rope_theta), frequencies=llama3_frequencies(dim, rope_theta, *numbers)
+    )
+
+
+TYPES: dict[str, Callable[..., Rotary]] = {
+    "default": _default,
+    "linear": linear,
+    "dynamic": dynamic,
+    "yarn": yarn,
+    "longrope": longrope,
+    "llama3": _llama3,
+    "proportional": proportional,
+}
+OF_MODEL = "original_max_position_embeddings", "max_position_embeddings"  # what is said beside the rotation counts
+OTHERS = "interleaved", "length"  # what no rotation in a file says
+
+
+def made(
+    model: dict[str, Any], where: str, recorded: dict[str, Any], width: int, theta: Any, length: int | None
+) -> Rotary:
+    """The rotation of heads of this width that a model records.
+
+    model: all that the file says; where: the name under which it says `recorded`; theta: of older files; length: the
+    number of tokens of a text, None = no more than those of the first training.
+    Raises TypeError or ValueError if its type is unknown, a number of it is missing or unknown, or has no such value.
+    """
+    given = {name: value for name, value in recorded.items() if value not in (None, {}, [])}
+    sort = given.pop("type", "default")
+    sort = str(given.pop("rope_type", sort))
+    if sort not in TYPES:
+        raise ValueError(f"rope_type is {reprlib.repr(sort)}, expected one of {', '.join(TYPES)}")
+    takes = {name: one for name, one in inspect.signature(TYPES[sort]).parameters.items() if name not in OTHERS}
+    given.setdefault("rope_theta", theta)
+    given |= {name: model[name] for name in OF_MODEL if name in takes and model.get(name) is not None}
+    if "original_max_position_embeddings" in takes and model.get("max_position_embeddings") is not None:
+        given.setdefault("original_max_position_embeddings", model["max_position_embeddings"])
+    if sort != "proportional" and given.get("partial_rotary_factor") == 1:
+        del given["partial_rotary_factor"]
+    needed = {name for name, one in takes.items() if one.default is one.empty} - {"dim"}
+    if lacking := sorted(needed - given.keys()):
+        raise ValueError(f"{where} of rope_type {sort!r} lacks {', '.join(lacking)}")
+    if foreign := sorted(given.keys() - takes.keys()):
+        raise ValueError(f"{where} of rope_type {sort!r} has {', '.join(foreign)}, which is not known")
+    if "length" in inspect.signature(TYPES[sort]).parameters:
+        given["length"] = length
+    return TYPES[sort](width, **given)
+
+
+def named(where: str, recorded: Any) -> dict[str, Any]:
+    """The options by name; {} for None."""
+    if not isinstance(recorded, dict | None):
+        raise TypeError(f"{where} is {reprlib.repr(recorded)}, expected options by name")
+    return recorded or {}
+
+
+def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: int | None) -> Rotary:
+    """The rotation of a layer of this kind of model, whose heads have this width; slides: whether it has a window.
+
+    length: as of `made`.
+
+    Gemma 3 has one rotation for layers with a window, and another one for layers without.
+    """
+    where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
+    recorded = named(where, model.get(where))
+    theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
+    if kind == "gemma3_text":
+        theta = model["rope_local_base_freq"] if slides else theta
+        if where == "rope_scaling":
+            recorded = {} if slides else recorded
+        elif recorded:
+            recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
+    if kind == "gpt_neox":
+        factor = recorded.get("partial_rotary_factor", model.get("rotary_pct"))
+        recorded = recorded | {"partial_rotary_factor": None}
+        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # Rotary refuses factors above 1
+    return made(model, where, recorded, width, theta, length)
