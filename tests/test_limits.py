@@ -37,6 +37,17 @@ def rms(X):
     return float(np.sqrt((X.astype("float64") ** 2).mean()))
 
 
+@pytest.mark.parametrize(("first", "second", "order"), [
+    ((1, 0.9), (2, 0.1), -1), ((1, 0.31), (1, 0.44), -1), ((1, 0.31), (1, 0.34), 0),
+])  # fmt: skip
+def test_of_equally_many_mistakes_those_with_a_ratio_smaller_by_a_tenth_come_first(first, second, order):
+    ranks = [
+        diagnosis.rank(diagnosis.Explanation(("one",) * count, ("",) * count, ("",) * count, ratio, 0.0, True))
+        for count, ratio in (first, second)
+    ]
+    assert (ranks[0] > ranks[1]) - (ranks[0] < ranks[1]) == order
+
+
 # How many pairs are tried, what makes a reason sure, and how much of an error it may leave
 
 
@@ -46,6 +57,17 @@ def test_without_a_window_pairs_are_those_of_different_numbers():
     classes = len(search.classes)
     assert 1 < classes < len(search.forms)
     assert len(search.pairs) == classes * (classes - 1) // 2
+
+
+@pytest.mark.parametrize(("ratio", "near"), [(0.9, 4), (1.1, 1), (3.9, 1), (6, 1.5)])
+def test_mistakes_may_be_further_from_an_array_that_is_right(ratio, near):
+    """In bounds: four where nothing is wrong, else a quarter of the error, and at least one."""
+    asked = small()[1]
+    expected, bound, _ = asked.expected("output")
+    theirs = expected.copy()
+    theirs[0, 0, 0] += ratio * bound
+    search = Search(asked, {"output": theirs}, (), EVERYTHING, Effort())
+    assert search.limits["output"] == pytest.approx(near * bound, rel=0.02)
 
 
 @pytest.mark.parametrize(("ratio", "left", "noise", "same"), [

@@ -64,7 +64,7 @@ def explained(
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
         explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
-    explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
+    explanations.sort(key=rank)
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
     if swapped and (expected := axes.over_samples(problem, steps["output"])):
@@ -83,13 +83,18 @@ def explained(
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 
+def rank(one: Explanation) -> tuple[int, float]:
+    """The key by which explanations are sorted: fewer mistakes come first, then smaller ratios, to a tenth."""
+    return len(one.mistakes), round(one.ratio, 1)
+
+
 def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool, effort: Effort) -> Diagnosis:
     """Explain gradients of an implementation; output: whether something before them was given, which is right."""
     with np.errstate(all="ignore"):
         search = Gradients(problem, theirs, effort)
         far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
         explanations = merged([made(state, verdict, far) for state, verdict in search.run()])
-    explanations.sort(key=lambda one: (len(one.mistakes), round(one.ratio, 1)))
+    explanations.sort(key=rank)
     sure = [one for one in explanations if one.sure]
     reason = f"none of {search.tried} tries among known mistakes in gradients gives these numbers"
     loss = (
