@@ -368,3 +368,14 @@ def test_every_gradient_has_to_fit(name):
     found[name] = found[name].copy()
     found[name].flat[5] += 3 * bounds[f"gradient.{name}"]
     assert compared(found).diagnosis.mistakes == ()
+
+
+def test_a_gradient_of_another_shape_is_no_mistake_but_a_transpose_is_said():
+    layer = mha.MultiHeadAttention(24, 4, query_size=11, seed=1, backend="numpy")
+    X = np.random.default_rng(0).normal(size=(2, 5, 24)).astype("float32")
+    inputs = X[..., :11], X, X
+    right = layer.gradients(*inputs)["W_q.kernel"]
+    hint = "; kernels are (in, out): pass its transpose"
+    for given, said in ((right.T, hint), (right[:, :23], ""), (right[None], "")):
+        report = parity.compare(layer, {"gradient.W_q.kernel": given}, *inputs)
+        assert report.first.note == f"it has shape {given.shape}, expected (11, 24){said}"
