@@ -15,7 +15,7 @@ from mha.positions import Rotary
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
 NORMS: tuple[NormName, ...] = get_args(NormName)
-MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps")
+MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps", "sinks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Config:
         rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
         qk_norm: norm of queries and keys over the width of a head, "rms" or "layer"; None = none.
         qk_norm_eps: number that the norm adds to the mean square, or to the variance, before it takes the root.
+        sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
+            nothing.
         pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary or qk_norm.
         dtype: dtype of inputs, weights and output: "float32", "float64", "float16" or "bfloat16".
 
@@ -64,6 +66,7 @@ class Config:
     rotary: Rotary | None = None
     qk_norm: NormName | None = None
     qk_norm_eps: float = 1e-6
+    sinks: bool = False
     pooling: PoolingName = "dot"
     dtype: FloatName = "float32"
 
@@ -105,6 +108,7 @@ class Config:
             fill("rotary", self.rotary.within(self.key_dim))
         fill("qk_norm", None if self.qk_norm is None else checks.choice("qk_norm", self.qk_norm, NORMS))
         fill("qk_norm_eps", checks.positive("qk_norm_eps", self.qk_norm_eps))
+        fill("sinks", checks.flag("sinks", self.sinks))
         fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
         for name in ("scale", "rotary", "qk_norm"):
@@ -153,6 +157,8 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
     if config.qk_norm:
         named |= {"q_norm.scale": (d,), "k_norm.scale": (d,)}
+    if config.sinks:
+        named["sinks"] = (H,)
     for name, shape in named.items():
         if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
             raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")

@@ -40,6 +40,8 @@ class MultiHeadAttention:
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
         qk_norm: "rms" or "layer" (without a shift), the norm of each head's queries and keys; None = none.
         qk_norm_eps: what is added to the mean square before its root.
+        sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing, so that
+            the weights of a query sum to less than 1.
         pooling: "dot" or "additive", which takes no scale, rotary and qk_norm.
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
         seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
@@ -82,6 +84,7 @@ class MultiHeadAttention:
         rotary: Rotary | None = None,
         qk_norm: NormName | None = None,
         qk_norm_eps: float = 1e-6,
+        sinks: bool = False,
         pooling: PoolingName = "dot",
         dtype: LayerDtype = "float32",
         seed: int | None = None,
@@ -91,7 +94,8 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"qk_norm_eps": qk_norm_eps, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
+        options |= {"qk_norm_eps": qk_norm_eps, "sinks": sinks, "pooling": pooling}
+        options["dtype"] = checks.dtype_name(dtype)
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)

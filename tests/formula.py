@@ -74,6 +74,7 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
         heads = []
         for h in range(H):
             scores = [score(b, h, i, j) for j in range(K)]
+            scores += [weights["sinks"][h]] if config.sinks else []
             shares = [math.exp(s - max(scores)) if s > -math.inf else 0.0 for s in scores]
             g, pooled = h // share, np.zeros(dv)
             for j in range(K):

@@ -93,17 +93,28 @@ def blank(queries, keys, values, sees, seen):
     return queries, keys, values
 
 
-def visible_softmax(scores, visible):
+def visible_softmax(scores, visible, sinks=None):
     """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
 
-    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
+    scores (B, Q, K), visible broadcasts against it or is None. sinks: one more score of each row, (B or 1, Q or 1, 1),
+    whose weight is left out; None = none. Returns weights (B, Q, K).
     """
     scores = widen(scores)
+    if sinks is not None:
+        return visible_softmax(*with_sinks(scores, visible, sinks))[..., :-1]  # (B, Q, K)
     if visible is None:
         return jax.nn.softmax(scores, -1)
     hidden = jnp.where(visible.any(-1, keepdims=True), -jnp.inf, 0).astype(scores.dtype)  # (B, Q, 1)
     weights = jax.nn.softmax(jnp.where(visible, scores, hidden), -1)
     return jnp.where(visible, weights, jnp.zeros_like(weights))
+
+
+def with_sinks(scores, visible, sinks):
+    """Scores (B, Q, K) and what is visible, with sinks (B or 1, Q or 1, 1) as those of one more key, which all see."""
+    column = (*scores.shape[:-1], 1)
+    if visible is not None:
+        visible = jnp.concatenate([jnp.broadcast_to(visible, scores.shape), jnp.ones(column, bool)], -1)
+    return jnp.concatenate([scores, jnp.broadcast_to(widen(sinks), column)], -1), visible  # (B, Q, K + 1)
 
 
 def masked_softmax(X, valid_lens=None):

@@ -11,7 +11,7 @@ from mxnet import np
 from mxnet.gluon import nn
 
 from .hiding import over_axes, widen
-from .weights import data, ones
+from .weights import data, filled
 
 
 def transpose_qkv(X, num_heads):
@@ -64,7 +64,7 @@ class HeadNorm(nn.Block):
     def __init__(self, kind, width, eps, dtype):
         super().__init__()
         self.kind, self.eps = kind, eps
-        self.scale = ones(self, "scale", (width,), dtype)
+        self.scale = filled(self, "scale", (width,), dtype, "ones")
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""

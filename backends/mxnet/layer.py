@@ -20,7 +20,7 @@ from .cache import place, recall, remember
 from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, over_axes, places, visible_keys
 from .pooling import pooling
-from .weights import dense
+from .weights import data, dense, filled
 
 
 class MultiHeadAttention(nn.Block):
@@ -41,6 +41,8 @@ class MultiHeadAttention(nn.Block):
         if config.qk_norm:
             self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
             self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+        if config.sinks:
+            self.sinks = filled(self, "sinks", (H,), config.dtype, "zeros")
 
     @takes_call
     def forward(self, queries, keys, values, call):
@@ -99,15 +101,23 @@ class MultiHeadAttention(nn.Block):
             k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
         return q, k
 
+    def beside_sinks(self, call):
+        """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
+        if not self.config.sinks:
+            return call
+        return call._replace(sinks=data(self.sinks).reshape(1, -1, 1, 1))  # (1, H, 1, 1)
+
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
+        call = self.beside_sinks(call)
         H, times = self.config.num_heads, self.config.num_heads // self.config.num_key_value_heads
         B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]
         visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
         score_bias = over_axes(call.score_bias, B, Q, K)
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
+        sinks = () if call.sinks is None else (repeat_heads(over_axes(call.sinks, B, Q), B, H),)  # (B*H, 1, 1)
         inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
-        pooled, weights = self.attention(*inputs, visible, score_bias, call.training)  # Gluon takes no names
+        pooled, weights = self.attention(*inputs, visible, score_bias, call.training, *sinks)  # Gluon takes no names
         return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)
 
     def merge(self, pooled):

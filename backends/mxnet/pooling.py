@@ -26,22 +26,23 @@ class AttentionPooling(nn.Block):
         super().__init__()
         self.dropout, self.softcap = dropout, softcap
 
-    def forward(self, queries, keys, values, visible=None, score_bias=None, training=None):
+    def forward(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
 
-        visible and score_bias, which is added to the scores, broadcast against (B, Q, K).
+        visible and score_bias, which is added to the scores, broadcast against (B, Q, K); sinks, (B or 1, Q or 1, 1),
+        are one more score of each query, which takes its share of the softmax and pools nothing.
         Returns the pooled values (B, Q, dv) and the weights (B, Q, K) before dropout.
         """
-        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training)
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training, sinks)
 
-    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None):
+    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
         scores = keep("scores", self.scores(queries, keys))  # (B, Q, K)
         if self.softcap is not None:
             scores = keep("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
         if score_bias is not None:
             scores = keep("biased", scores + widen(score_bias))  # (B, Q, K)
-        weights = visible_softmax(scores, visible)  # (B, Q, K)
+        weights = visible_softmax(scores, visible, sinks)  # (B, Q, K)
         kept = keep("weights", weights.astype(values.dtype))  # (B, Q, K)
         pooled = npx.batch_dot(self.drop(weights, training), widen(values))  # (B, Q, dv)
         return pooled.astype(values.dtype), kept

@@ -14,7 +14,7 @@ from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
-from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen
+from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
 from .pooling import AdditiveAttention, cap
 from .slots import by_slots
 from .weights import matmul
@@ -91,7 +91,8 @@ def through_steps(layer, attention, steps, by_output):
     q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
     through = getattr(attention, "pool_backward", None)
     through = through_pooling if call.lesson or through is None else type(attention).pool_backward
-    by_q, by_k, by_v, by_bias, by_pooling = through(attention, q, k, steps["split_v"], H, call, by_pooled)
+    inputs = q, k, steps["split_v"], H, layer.beside_sinks(call)
+    by_q, by_k, by_v, by_bias, by_pooling = through(attention, *inputs, by_pooled)
     if by_bias is not None:
         by_more["score_bias"] = by_bias.reshape(call.score_bias.shape)  # (Q, K) and others
     if config.rotary:
@@ -116,15 +117,20 @@ def through_pooling(attention, q, k, v, num_heads, call, by_pooled):
     visible = repeat_heads(visible_keys(q, k, call), B, num_heads)  # (B*H, Q, K)
     bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K or 1)
     k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
-    found = through_weights(attention, q, k, v, visible, repeat_heads(bias, B, num_heads), call.training, by_pooled)
-    by_q, by_k, by_v, by_biased, by_parameters = found
+    rows = visible, *(repeat_heads(X, B, num_heads) for X in (bias, call.sinks))  # (B*H, Q or 1, K or 1)
+    found = through_weights(attention, q, k, v, *rows, call.training, by_pooled)
+    by_q, by_k, by_v, by_biased, by_sinks, by_parameters = found
     by_k, by_v = (X.reshape(BG, times, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
     by_biased = by_biased.reshape(B, num_heads, Q, K)  # (B, H, Q, K)
+    if call.sinks is not None:
+        by_parameters["sinks"] = by_sinks.reshape(B, num_heads, Q).sum((0, 2))  # (H,)
     return by_q, by_k, by_v, None if bias is None else summed(by_biased, bias.shape), by_parameters
 
 
-def through_weights(attention, queries, keys, values, visible, score_bias, training, by_pooled):
-    """Gradients by queries, keys, values, biased scores and, by name, the weights of a pooling; by_pooled (B, Q, dv).
+def through_weights(attention, queries, keys, values, visible, score_bias, sinks, training, by_pooled):
+    """Gradients by queries, keys, values, biased scores, sinks and, by name, the weights of a pooling.
+
+    by_pooled (B, Q, dv); that by sinks is (B, Q, 1), with no column if there are none.
 
     With p = softmax(s), the gradient by s is p * (by_p - sum(p * by_p)); it is 0 wherever p is, so that hidden keys and
     rows without keys receive nothing. What is dropped is what `attention.random` draws.
@@ -135,17 +141,21 @@ def through_weights(attention, queries, keys, values, visible, score_bias, train
     scores = attention.scores(queries, keys)  # (B, Q, K)
     capped = scores if softcap is None else cap(scores, softcap, visible)  # (B, Q, K)
     biased = capped if score_bias is None else capped + widen(score_bias)  # (B, Q, K)
-    weights = visible_softmax(biased, visible)  # (B, Q, K)
+    columns = (biased, visible) if sinks is None else with_sinks(biased, visible, sinks)
+    shares, K = visible_softmax(*columns), keys.shape[1]  # (B, Q, K), with sinks (B, Q, K + 1)
+    weights = shares[:, :, :K]  # (B, Q, K)
     kept = attention.drop(np.ones_like(weights), training)  # (B, Q, K)
     by_weights = kept * (by_pooled @ values.swapaxes(1, 2))  # (B, Q, K)
     by_weights = by_weights if visible is None else np.where(visible, by_weights, 0)  # 0 * NaN is NaN
-    by_biased = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))  # (B, Q, K)
+    total = (weights * by_weights).sum(-1, keepdims=True)  # (B, Q, 1)
+    by_biased = weights * (by_weights - total)  # (B, Q, K)
+    by_sinks = -total * shares[:, :, K:]  # (B, Q, 1), or (B, Q, 0)
     by_scores = by_biased if softcap is None else by_biased * (1 - (capped / softcap) ** 2)  # (B, Q, K)
     through_scores = through_features if isinstance(attention, AdditiveAttention) else through_products
     by_queries, by_keys, by_parameters = through_scores(attention, queries, keys, by_scores)
     by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
     by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
-    return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_parameters
+    return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_sinks, by_parameters
 
 
 def through_products(attention, queries, keys, by_scores):

@@ -9,6 +9,8 @@ Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Dive i
 Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 """
 
+import numpy as np
+
 from mha import checks
 from mha.call import GIVEN, check, keep, takes_call, whole_heads
 
@@ -37,6 +39,8 @@ class MultiHeadAttention:
         if config.qk_norm:
             self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
             self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+        if config.sinks:
+            self.sinks = np.zeros((H,), config.dtype)
 
     @takes_call
     def __call__(self, queries, keys, values, call):
@@ -98,14 +102,22 @@ class MultiHeadAttention:
             k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
         return q, k
 
+    def beside_sinks(self, call):
+        """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
+        if not self.config.sinks:
+            return call
+        return call._replace(sinks=self.sinks.reshape(1, -1, 1, 1))  # (1, H, 1, 1)
+
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
+        call = self.beside_sinks(call)
         H, times = self.config.num_heads, self.config.num_heads // self.config.num_key_value_heads
         B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]
         visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
         score_bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, H)  # (B*H, Q, K)
+        sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, H)}  # (B*H, 1, 1)
         inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
-        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training)
+        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training, **sinks)
         return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)
 
     def merge(self, pooled):

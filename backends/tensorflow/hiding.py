@@ -96,17 +96,28 @@ def blank(queries, keys, values, sees, seen):
     return queries, keys, values
 
 
-def visible_softmax(scores, visible):
+def visible_softmax(scores, visible, sinks=None):
     """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
 
-    scores (B, Q, K), visible broadcasts against it or is None. Returns weights (B, Q, K).
+    scores (B, Q, K), visible broadcasts against it or is None. sinks: one more score of each row, (B or 1, Q or 1, 1),
+    whose weight is left out; None = none. Returns weights (B, Q, K).
     """
     scores = widen(scores)
+    if sinks is not None:
+        return visible_softmax(*with_sinks(scores, visible, sinks))[..., :-1]  # (B, Q, K)
     if visible is None:
         return tf.nn.softmax(scores, -1)
     hidden = tf.cast(tf.where(tf.reduce_any(visible, -1, keepdims=True), -math.inf, 0), scores.dtype)  # (B, Q, 1)
     weights = tf.nn.softmax(tf.where(visible, scores, hidden), -1)
     return tf.where(visible, weights, tf.zeros((), weights.dtype))
+
+
+def with_sinks(scores, visible, sinks):
+    """Scores (B, Q, K) and what is visible, with sinks (B or 1, Q or 1, 1) as those of one more key, which all see."""
+    column = (*shape_of(scores)[:-1], 1)
+    if visible is not None:
+        visible = tf.concat([tf.broadcast_to(visible, shape_of(scores)), tf.ones(column, tf.bool)], -1)  # (B, Q, K + 1)
+    return tf.concat([scores, tf.broadcast_to(widen(sinks), column)], -1), visible  # (B, Q, K + 1)
 
 
 def masked_softmax(X, valid_lens=None):

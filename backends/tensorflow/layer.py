@@ -48,6 +48,8 @@ class MultiHeadAttention(keras.layers.Layer):
         if config.qk_norm:
             self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
             self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+        if config.sinks:
+            self.sinks = self.add_weight(name="sinks", shape=(H,), initializer="zeros")
         self.supports_masking = True  # or Keras warns that `mask` gets lost: it takes every `mask` for its own kind
 
     @takes_call
@@ -117,14 +119,22 @@ class MultiHeadAttention(keras.layers.Layer):
             k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
         return q, k
 
+    def beside_sinks(self, call):
+        """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
+        if not self.config.sinks:
+            return call
+        return call._replace(sinks=tf.reshape(self.sinks, (1, -1, 1, 1)))  # (1, H, 1, 1)
+
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
+        call = self.beside_sinks(call)
         H, times = self.config.num_heads, self.config.num_heads // self.config.num_key_value_heads
         B, Q, K = shape_of(q)[0] // H, shape_of(q)[1], shape_of(k)[1]
         visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
         score_bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, H)  # (B*H, Q, K)
+        sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, H)}  # (B*H, 1, 1)
         inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
-        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training)
+        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training, **sinks)
         return pooled, tf.reshape(weights, (B, H, Q, K))  # (B*H, Q, dv), (B, H, Q, K)
 
     def merge(self, pooled):

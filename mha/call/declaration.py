@@ -115,9 +115,9 @@ OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
-# layer's window, whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest
-# of its lengths, whether the lesson computes it, what an engine has decided otherwise, what it does to its cache, and
-# where the slots of that are among its keys.
+# layer's window and, where they count, its sinks (1, H, 1, 1), whether its steps are traced, the values of its integers
+# as NumPy arrays, the smallest and the largest of its lengths, whether the lesson computes it, what an engine has
+# decided otherwise, what it does to its cache, and where the slots of that are among its keys.
 ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "cache": None,
     "training": None,
@@ -126,6 +126,7 @@ ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
 GIVEN = slice(len(ARGUMENTS))  # of a call's fields, those that its user gives
 _DEFAULTS = ARGUMENTS | {
     "window": None,
+    "sinks": None,
     "traced": False,
     "known": None,
     "extremes": None,
@@ -188,6 +189,10 @@ class Call(_Fields):
             if X is not None:
                 found[name] = X
         return found
+
+    def of_scores(self) -> dict[str, Any]:
+        """Its arrays that hide keys from queries or count in their scores, by name: those of pairs, and sinks."""
+        return self.pairs() | ({} if self.sinks is None else {"sinks": self.sinks})
 
     def mapped(self, function: Callable[[Any], Any]) -> "Call":
         """The same call, with a function of its arrays in their places."""

@@ -136,18 +136,19 @@ def turned(call: Call) -> Call:
     return call._replace(**dict.fromkeys(PLACES))
 
 
-def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any]:
-    """The visible keys and the bias for heads of keys (B*G, K, d), with the queries (B*H, Q, d) of a group in a row.
+def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any, Any]:
+    """The visible keys, the bias and the sinks for heads of keys (B*G, K, d), with the queries of a group in a row.
 
-    Both broadcast against (B*G, H/G*Q, K), or are None.
+    queries: (B*H, Q, d). All three broadcast against (B*G, H/G*Q, K), or are None.
     """
     (BH, Q, _), BG = of.shape(queries), of.shape(keys)[0]
     B = BH // num_heads
     G = BG // of.larger(B, 1)
     score_bias = None if call.score_bias is None else of.four_axes(call.score_bias)
-    both = of.visible_keys(queries, keys, call), score_bias
-    visible, score_bias = (pairs if num_heads == G else in_rows(of, pairs, (B, num_heads, G, Q)) for pairs in both)
-    return of.repeat_heads(visible, B, G), of.repeat_heads(score_bias, B, G)  # (B*G, H/G*Q or 1, K or 1)
+    each = of.visible_keys(queries, keys, call), score_bias, call.sinks
+    rows = (pairs if num_heads == G else in_rows(of, pairs, (B, num_heads, G, Q)) for pairs in each)
+    visible, score_bias, sinks = (of.repeat_heads(pairs, B, G) for pairs in rows)  # (B*G, H/G*Q or 1, K or 1)
+    return visible, score_bias, sinks
 
 
 def in_rows(of: Operations, pairs: Any, sizes: tuple[Any, Any, Any, Any]) -> Any:

@@ -45,6 +45,8 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
         for weight in (f"{name}.kernel", f"{name}.bias"):
             if weight in arrays:
                 arrays[weight] = arrays[weight][..., _features(blocks, width)]
+    if config.sinks:
+        arrays["sinks"] = arrays["sinks"][kept]
     arrays["W_o.kernel"] = arrays["W_o.kernel"][_features(kept, config.value_dim)]
     smaller = dataclasses.replace(config, num_heads=len(kept), num_key_value_heads=len(groups))
     return restore(smaller, arrays, attention.backend, attention.seed, attention.readable)

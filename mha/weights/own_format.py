@@ -15,8 +15,10 @@ from mha.positions import Rotary
 from mha.weights import files, json_text
 from mha.weights.readers import SafetensorsFile, Source
 
-# Each has options that older versions of mha do not know: 2 those of today's models, 3 the magnitude of a rotation.
+# Each has options that older versions of mha do not know: 2 those of today's models, 3 the magnitude of a rotation and
+# what is named here.
 LAYOUTS = "1", "2", "3"
+LATER = ("sinks",)
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
@@ -30,8 +32,10 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
-    recorded, layout = config_text(config), LAYOUTS[2 if config.rotary and config.rotary.magnitude != 1 else 1]
-    if not special(config):
+    options = special(config)
+    later = not options.keys().isdisjoint(LATER) or (config.rotary and config.rotary.magnitude != 1)
+    recorded, layout = config_text(config), LAYOUTS[2 if later else 1]
+    if not options:
         recorded, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
     metadata = {"format": "mha", "layout": layout, "config": recorded}
     # safetensors writes the bytes of an array in memory order: a transposed view would be saved untransposed.
@@ -85,8 +89,12 @@ def _config(metadata: Mapping[str, str]) -> Config:
 
 
 def config_text(config: Config) -> str:
-    """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them."""
-    recorded = asdict(config)
+    """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them.
+
+    Options of layout 3 are in it where they are used.
+    """
+    used = special(config)
+    recorded = {name: X for name, X in asdict(config).items() if name not in LATER or name in used}
     if config.rotary:
         recorded["rotary"]["frequencies"] = config.rotary.angles()
         if config.rotary.magnitude == 1:

@@ -87,14 +87,14 @@ def pooled(pooling, q, k, v, num_heads, call):
 def _apart(pooling, q, k, v, num_heads, call):
     """The pooled heads, by products with the slots and with the new tokens; call: whose mask says what hides."""
     (BG, S, _), T = k[0].shape, k[0].shape[1] + k[1].shape[1]
-    visible, score_bias = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
+    visible, score_bias, sinks = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
     if pooling.softcap is not None:
         scores = cap(scores, pooling.softcap, visible)
     if score_bias is not None:
         scores = scores + widen(score_bias)
-    weights = pooling.drop(visible_softmax(scores, visible), call.training)  # (B*G, H/G*Q, T)
+    weights = pooling.drop(visible_softmax(scores, visible, sinks), call.training)  # (B*G, H/G*Q, T)
     of_slots, of_new, seen = weights[:, :, :S], weights[:, :, S:], visible.any(1)[:, :, None]  # seen: (B*G or 1, T, 1)
     new = jnp.where(seen[:, S:], v[1], 0)  # (B*G, Q, dv)
 

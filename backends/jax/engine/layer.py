@@ -80,6 +80,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
+        call = self.beside_sinks(call)
         if call.cache is not None:
             return pooled(self.attention, q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         call = turned(call)

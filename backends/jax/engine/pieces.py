@@ -91,7 +91,7 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     flipped = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
     keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
-    names, pairs = call.pairs().keys(), call.pairs().values()
+    names, pairs = call.of_scores().keys(), call.of_scores().values()
     arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *pairs)]
     cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
     again = functools.partial(jax.checkpoint, prevent_cse=False)

@@ -28,9 +28,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""
-        pairs = by_group(OPERATIONS, queries, keys, num_heads, call)
+        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
         folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, *pairs, call.training)  # (B*G, H/G*Q, dv)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def scores_of_pair(self, queries):

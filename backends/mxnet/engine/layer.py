@@ -119,7 +119,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
-        call = turned(call)
+        call = self.beside_sinks(turned(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):
@@ -131,7 +131,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if used != slice(0, S):
             k, v = k[:, :, used], v[:, :, used]  # (B, G, used, any)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
-        return self.attention.weigh(q, k, v, training=call.training)[0]  # (B*G, H/G, dv)
+        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
 
 
 def zeroed(X, used):

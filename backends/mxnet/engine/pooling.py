@@ -31,22 +31,22 @@ class AttentionPooling(lesson.AttentionPooling):
         if cutting.block(call, *sizes) >= queries.shape[1]:
             return self.pool_block(queries, keys, values, num_heads, call)
         training = autograd.is_training() if call.training is None else call.training
-        # Of what hides, the graph counts for the bias alone; that of the call is gone when a block is computed again.
-        rest = call._replace(score_bias=None, training=training).mapped(lambda X: X.detach())
+        # The graph counts for floats alone; that of the call is gone when a block is computed again.
+        floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
+        rest = call._replace(training=training, **dict.fromkeys(floats)).mapped(lambda X: X.detach())
 
-        def pool_block(block, seen, queries, keys, values, score_bias=None):
-            part = rest.part(queries=block, keys=seen)._replace(score_bias=score_bias)
+        def pool_block(block, seen, queries, keys, values, *own):
+            part = rest.part(queries=block, keys=seen)._replace(**dict(zip(floats, own, strict=True)))
             return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
 
-        biases = () if call.score_bias is None else (four_axes(call.score_bias),)
         pieces = list(cutting.pieces(call, *sizes))
-        return Recomputed.call(self, pool_block, pieces, training, queries, keys, values, *biases)
+        return Recomputed.call(self, pool_block, pieces, training, queries, keys, values, *floats.values())
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""
-        pairs = by_group(OPERATIONS, queries, keys, num_heads, call)
+        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
         folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, *pairs, call.training)  # (B*G, H/G*Q, dv)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def drop(self, weights, training):
@@ -70,7 +70,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         scores = self.scores(queries, keys)[:, :, used]  # (B, Q, used)
         if self.softcap is not None:
             scores = cap(scores, self.softcap)
-        weights = self.drop(visible_softmax(scores, None), call.training)  # (B, Q, used)
+        weights = self.drop(visible_softmax(scores, None, call.sinks), call.training)  # (B, Q, used)
         rest = np.zeros((*weights.shape[:2], keys.shape[1] - used.stop), dtype=weights.dtype)
         return npx.batch_dot(np.concatenate([weights, rest], 2), widen(values)).astype(values.dtype)  # (B, Q, dv)
 

@@ -31,7 +31,7 @@ class Recomputed(autograd.Function):
     def call(cls, pooling, pool_block, pieces, training, *inputs):
         """pool_block(block, seen, *inputs) piece by piece, with gradients also by the pooling's weights.
 
-        inputs: queries (B*H, Q, d), keys (B*G, K, d), values (B*G, K, dv), and a bias of four axes if there is one.
+        inputs: queries (B*H, Q, d), keys (B*G, K, d), values (B*G, K, dv), and floats of four axes.
         """
         parameters = [data(X) for X in pooling.collect_params().values() if X.grad_req != "null"]
         seed = int(np.random.randint(0, 2**31 - 1).item()) if training and pooling.dropout else None

@@ -86,13 +86,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.lesson:
             return super().pool(q, k, v, call)
-        call = turned(call)
+        call = self.beside_sinks(turned(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         q, k, v = (OPERATIONS.merged(X) for X in (q, k[:, :, call.step.used], v[:, :, call.step.used]))  # (B*G, any, d)
-        return self.attention.weigh(q, k, v, training=call.training)[0]  # (B*G, H/G, dv)
+        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
 
 
 def cut(parts, queries, keys, values, call):

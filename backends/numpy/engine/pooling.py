@@ -34,9 +34,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""
-        pairs = by_group(OPERATIONS, queries, keys, num_heads, call)
+        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
         folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, *pairs, call.training)  # (B*G, H/G*Q, dv)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def pieces(self, queries, keys, call):
@@ -57,11 +57,14 @@ class AttentionPooling(lesson.AttentionPooling):
             )  # (B or 1, H or 1, Q or 1, K or 1)
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen]
-            visible, score_bias = by_group(OPERATIONS, *inputs, num_heads, call.part(queries=block, keys=seen))
+            pairs = by_group(OPERATIONS, *inputs, num_heads, call.part(queries=block, keys=seen))
             cuts = (X[:, block] for X in (queries, by_pooled))  # (B*H, block, any)
             folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
-            inputs = folded, inputs[1], values[:, seen], visible, score_bias, call.training
-            by_folded, by_k, by_v, by_biased, by_weights = through_weights(self, *inputs, by_block)
+            inputs = folded, inputs[1], values[:, seen], *pairs, call.training
+            by_folded, by_k, by_v, by_biased, by_sinks, by_weights = through_weights(self, *inputs, by_block)
+            if call.sinks is not None:
+                rows = by_sinks.reshape(-1, num_heads, block.stop - block.start)  # (B, H, block)
+                by_weights["sinks"] = rows.sum((0, 2))  # (H,)
             by_queries.append(by_folded.reshape(len(queries), -1, queries.shape[2]))  # (B*H, block, d)
             by_keys[:, seen] += by_k
             by_values[:, seen] += by_v

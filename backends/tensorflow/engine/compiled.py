@@ -87,6 +87,8 @@ def variables(layer):
     if config.pooling == "dot" and pooling.scale != config.scale:
         return None
     found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part in norms]
+    if config.sinks:
+        found.append(layer.sinks)
     weights = [X.value for X in found]
     for place, weight in enumerate(weights):
         if weight.dtype != dtype:  # a layer around this one has it cast

@@ -138,7 +138,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.lesson:
             return super().pool(q, k, v, call)
         pool = self.attention.pool if call.cache is None else functools.partial(pooled, self.attention)
-        call = turned(call)
+        call = self.beside_sinks(turned(call))
         H, G, (BH, Q) = self.config.num_heads, self.config.num_key_value_heads, shape_of(q)[:2]
         if len(q.shape) == 4:
             return pool(q, k, v, H, call), None  # (B, H, Q, dv)

@@ -70,7 +70,7 @@ def pool_pieces(pooling, queries, keys, values, call):
         offset=call.offset if of_one else padded(call.offset, more // G),
     )  # fmt: skip
     sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
-    pairs = {name: listed(X, sizes, counts) for name, X in call.pairs().items()}
+    pairs = {name: listed(X, sizes, counts) for name, X in call.of_scores().items()}
     seed = tracing.seed
     if seed is None:
         seed = pooling.dropping.seed_generator.next() if call.training and pooling.dropout else tf.zeros(2, tf.int32)

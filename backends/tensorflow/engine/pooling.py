@@ -42,7 +42,7 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, times, call):
         """The pooled values of the queries of one block; times: H/G; other arguments as of `pool`."""
-        (B, H, Q, d), (_, G, K, _), sees = shape_of(queries), shape_of(keys), None
+        (B, H, Q, d), (_, G, K, _), sees, sinks = shape_of(queries), shape_of(keys), None, call.sinks
         if call.valid_lens is not None and call.plan is not None:
             sees, visible, score_bias = call.valid_lens > 0, None, outside(call, K, queries.dtype)  # (B, 1, 1, K)
         else:
@@ -50,21 +50,23 @@ class AttentionPooling(lesson.AttentionPooling):
             score_bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K)
         if times > 1:
             queries = tf.reshape(queries, (B, G, times * Q, d))  # (B, G, H/G*Q, d)
-            visible, score_bias = (in_rows(OPERATIONS, X, (B, H, G, Q)) for X in (visible, score_bias))
-        pooled = self.weigh_heads(queries, keys, values, visible, score_bias, call.training)
+            visible, score_bias, sinks = (in_rows(OPERATIONS, X, (B, H, G, Q)) for X in (visible, score_bias, sinks))
+        pooled = self.weigh_heads(queries, keys, values, (visible, score_bias, sinks), call.training)
         if sees is not None and not call.plan.see:
             pooled = tf.where(sees[:, None, None, None], pooled, tf.zeros((), pooled.dtype))
         return pooled if times == 1 else tf.reshape(pooled, (B, H, Q, values.shape[3]))  # (B, H, Q, dv)
 
-    def weigh_heads(self, queries, keys, values, visible, score_bias, training):
-        """Pool heads of four axes, as `weigh` pools those of three."""
+    def weigh_heads(self, queries, keys, values, pairs, training):
+        """Pool heads of four axes, as `weigh` pools those of three; pairs: what is visible, a bias and sinks."""
         if type(self) is DotProductAttention and is_untouched(self):  # whose scores are of any axes
-            return self.weigh(queries, keys, values, visible, score_bias, training)[0]
+            visible, score_bias, sinks = pairs
+            return self.weigh(queries, keys, values, visible, score_bias, training, sinks)[0]
         (B, G, Q, d), (_, _, K, _), dv = shape_of(queries), shape_of(keys), values.shape[3]
         sizes = (queries, Q, d), (keys, K, d), (values, K, dv)
         flat = [tf.reshape(X, (B * G, T, width)) for X, T, width in sizes]  # (B*G, T, d)
-        pairs = (OPERATIONS.repeat_heads(X, B, G) for X in (visible, score_bias))  # (B*G, Q or 1, K or 1)
-        return tf.reshape(self.weigh(*flat, *pairs, training)[0], (B, G, Q, dv))  # (B, G, Q, dv)
+        visible, score_bias, sinks = (OPERATIONS.repeat_heads(X, B, G) for X in pairs)  # (B*G, Q or 1, K or 1)
+        pooled, _ = self.weigh(*flat, visible, score_bias, training, sinks)  # (B*G, Q, dv)
+        return tf.reshape(pooled, (B, G, Q, dv))  # (B, G, Q, dv)
 
     def scores_of_pair(self, queries):
         """How many numbers the scores of one query and one key take, over all heads of a sample (H)."""

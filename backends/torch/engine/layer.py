@@ -172,13 +172,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         config, attention = self.config, self.attention
         if call.head_gates is not None or not isinstance(attention, DotProductAttention):
             return False
-        return attention.has_kernel(config.key_dim, config.value_dim, call)
+        return not config.sinks and attention.has_kernel(config.key_dim, config.value_dim, call)
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.lesson:
             return super().pool(q, k, v, call)
-        call = turned(call)
+        call = self.beside_sinks(turned(call))
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         ordered = call.plan.ordered

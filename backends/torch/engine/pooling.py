@@ -48,9 +48,9 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""
-        pairs = by_group(OPERATIONS, queries, keys, num_heads, call)
+        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
         folded = queries.reshape(keys.shape[0], -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, *pairs, call.training)  # (B*G, H/G*Q, dv)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def scores_of_pair(self, queries):
@@ -123,11 +123,11 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     def has_kernel(self, width, value_width, call):
         """Whether the framework's own kernel computes the same and keeps no scores, for heads of these widths.
 
-        It knows no cap, draws other numbers for dropout, may not be of this very class, and keeps the scores where
-        widths differ or the bias needs a gradient.
+        It knows no cap and no sinks, draws other numbers for dropout, may not be of this very class, and keeps the
+        scores where widths differ or the bias needs a gradient.
         """
         training = self.training if call.training is None else call.training
-        differs = self.softcap is not None or (training and self.dropout)
+        differs = call.sinks is not None or self.softcap is not None or (training and self.dropout)
         keeps = width != value_width or (call.score_bias is not None and call.score_bias.requires_grad)
         return type(self) is DotProductAttention and not differs and not keeps
 
