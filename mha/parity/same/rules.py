@@ -107,6 +107,7 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
     but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys.
     """
     shifts = name == "W_k.bias" or (name in OF_PAIRS and gradients[name].shape[-1] == 1)
+    shifts = shifts and "sinks" not in gradients  # which do not shift alike
     return max(map(largest, gradients.values())) if shifts else 0.0
 
 
