@@ -2,8 +2,9 @@
 
 Letters as in the chapters; a block is queries that are attended together, a place where the keys of one device lie in
 the whole. What a device has seen so far is a maximum, a sum and pooled values for each query, as if the softmax were
-over these keys alone; the next keys are merged into it. The backward pass goes round again, and the gradients of keys
-and values travel with them until they are home: left to JAX, it would keep what every step has computed.
+over these keys alone; the next keys are merged into it. Sinks are there from the start. The backward pass goes round
+again, and the gradients of keys and values travel with them until they are home: left to JAX, it would keep what every
+step has computed.
 
 Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
 FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
@@ -23,6 +24,7 @@ from mha.engine.reach import by_group, reach
 from .. import pooling as lesson
 from ..engine.operations import OPERATIONS
 from ..engine.pieces import cut, of_keys, varies
+from ..heads import repeat_heads
 from ..hiding import widen
 
 PAIRS = ("valid_lens", "mask", "score_bias")
@@ -54,17 +56,18 @@ def pool(attention, q, k, v, num_heads, call, axis):
     circle = Circle(module, num_heads, features, rate, call.causal, call.window, axis, jax.lax.axis_size(axis))
     # What devices share counts as their own from here on, so that its gradients add up.
     like = q, k, v, call.score_bias
-    q, k, v, bias, variables = _own((*like, variables), like)
+    sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
+    q, k, v, bias, sinks, variables = _own((*like, sinks, variables), like)
     fixed = _own((call.valid_lens, call.mask, call.offset), like)
-    return _round(circle, q, k, v, bias, variables, fixed, key)
+    return _round(circle, q, k, v, bias, sinks, variables, fixed, key)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _round(circle, q, k, v, bias, variables, fixed, key):
-    return _forward(circle, q, k, v, bias, variables, fixed, key)[0]
+def _round(circle, q, k, v, bias, sinks, variables, fixed, key):
+    return _forward(circle, q, k, v, bias, sinks, variables, fixed, key)[0]
 
 
-def _forward(circle, q, k, v, bias, variables, fixed, key):
+def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
     def block(number, owner, kv, call, rows, state, carried):
         (q,), (k, v) = rows, kv
         scores, visible = _scores(circle, call, q, k, call.score_bias, variables)
@@ -87,6 +90,8 @@ def _forward(circle, q, k, v, bias, variables, fixed, key):
 
     parts = zip((1, 1, v.shape[2]), (-math.inf, 0, 0), strict=True)
     state = tuple(jnp.full((*q.shape[:2], width), value, widen(q).dtype) for width, value in parts)
+    if sinks is not None:
+        state = jnp.broadcast_to(widen(sinks), state[0].shape), jnp.ones_like(state[1]), state[2]
     start = jax.lax.axis_index(circle.axis), (k, v), _own(state, (q, k, v, bias))
     (owner, kv, state), _ = jax.lax.scan(step, start, length=circle.size - 1)
     largest, total, pooled = see(owner, kv, state)
@@ -94,11 +99,11 @@ def _forward(circle, q, k, v, bias, variables, fixed, key):
     some = jnp.where(sees, total, 1)
     pooled = jnp.where(sees, pooled / some, 0).astype(v.dtype)  # (B*H, Q, dv)
     largest = jnp.where(sees, largest, 0)
-    return pooled, (q, k, v, bias, variables, fixed, key, pooled, largest, some)
+    return pooled, (q, k, v, bias, sinks, variables, fixed, key, pooled, largest, some)
 
 
 def _backward(circle, saved, gradient):
-    q, k, v, bias, variables, fixed, key, pooled, largest, total = saved
+    q, k, v, bias, sinks, variables, fixed, key, pooled, largest, total = saved
     gradient = widen(gradient)
     shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
 
@@ -135,8 +140,12 @@ def _backward(circle, saved, gradient):
     start = jax.lax.axis_index(circle.axis), (k, v), *_own(zeros, (q, k, v, bias))
     (owner, kv, by_kv, sums), _ = jax.lax.scan(step, start, length=circle.size - 1)
     by_kv, (by_q, *rest) = see(owner, kv, by_kv, sums)
-    found = by_q, *_passed(circle, by_kv), *rest  # those of keys and values come home
-    found = jax.tree.map(lambda X, of: X.astype(of.dtype), found, (q, k, v, bias, variables))
+    by_bias, by_variables = rest
+    by_sinks = None
+    if sinks is not None:
+        by_sinks = -(shares * jnp.exp(widen(sinks) - largest) / total).sum(1, keepdims=True)  # (B*H, 1, 1)
+    found = by_q, *_passed(circle, by_kv), by_bias, by_sinks, by_variables  # those of keys and values come home
+    found = jax.tree.map(lambda X, of: X.astype(of.dtype), found, (q, k, v, bias, sinks, variables))
     return *found, None, None
 
 
@@ -217,7 +226,7 @@ def _sees(call, queries, keys):
 
 def _scores(circle, call, q, k, bias, variables):
     """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
-    visible, bias = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
+    visible, bias, _ = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
     scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
     if circle.pooling.softcap is not None:
         scores = lesson.cap(scores, circle.pooling.softcap, visible)

@@ -81,7 +81,7 @@ class Ring(OfRows):
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = _moved(call, self.first(q))
+        call = _moved(self.beside_sinks(call), self.first(q))
         return ring(self.attention, q, k, v, self.config.num_heads, call, self.axis), None
 
 
@@ -90,7 +90,7 @@ class Gather(OfRows):
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = _moved(call, self.first(q))
+        call = _moved(self.beside_sinks(call), self.first(q))
         k, v = (jax.lax.all_gather(X, self.axis, axis=1, tiled=True) for X in (k, v))  # (B*G, all keys, d)
         return _pooled(self.attention, q, k, v, self.config.num_heads, call), None
 
@@ -107,8 +107,16 @@ class Ulysses(OfRows):
             k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
         B = len(q) // H
         q, k, v = (self.exchanged(X, B, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
-        pooled = _pooled(self.attention, q, k, v, H // N, call)  # (B*H/N, all queries, dv)
+        pooled = _pooled(self.attention, q, k, v, H // N, self.beside_sinks(call))  # (B*H/N, all queries, dv)
         return self.exchanged(pooled, B, 2, 1), None
+
+    def beside_sinks(self, call):
+        """The call with the sinks of the heads here."""
+        call, size = super().beside_sinks(call), self.config.num_heads // jax.lax.axis_size(self.axis)
+        if call.sinks is None:
+            return call
+        first = jax.lax.axis_index(self.axis) * size
+        return call._replace(sinks=jax.lax.dynamic_slice_in_dim(call.sinks, first, size, 1))  # (1, H/N, 1, 1)
 
     def exchanged(self, X, B, split, joined):
         """Some heads of all rows for all heads of some rows, or the other way: (B*heads, rows, d)."""
@@ -140,7 +148,8 @@ def _pooled(attention, q, k, v, num_heads, call):
     k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
     visible = repeat_heads(visible_keys(q, k, call), B, num_heads)  # (B*H, Q, K)
     bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, num_heads)
-    return attention(q, k, v, visible, bias, training=call.training)[0]  # (B*H, Q, dv)
+    sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, num_heads)}  # (B*H, 1, 1)
+    return attention(q, k, v, visible, bias, training=call.training, **sinks)[0]  # (B*H, Q, dv)
 
 
 FLAX = "parent", "name"  # fields of every module

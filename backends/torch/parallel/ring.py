@@ -1,8 +1,9 @@
 """Keys and values that go round the ranks, one rank's at a time, while each rank keeps its queries.
 
 Letters as in layer.py; a block is queries that are attended together. What a rank has seen so far is a maximum, a sum
-and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it. The
-backward pass goes round again, and the gradients of keys and values travel with them until they are home.
+and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it. Sinks
+are there from the start. The backward pass goes round again, and the gradients of keys and values travel with them
+until they are home.
 
 Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
 FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
@@ -20,6 +21,7 @@ from mha.engine.reach import by_group
 
 from .. import pooling as lesson
 from ..engine.operations import OPERATIONS
+from ..heads import repeat_heads
 from ..hiding import four_axes, widen
 from .ranks import answering, global_rank
 from .twins import with_parameters
@@ -34,19 +36,20 @@ def pool(attention, num_heads, mesh, keys, q, k, v, call):
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
     score_bias = None if call.score_bias is None else four_axes(call.score_bias)
+    sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
     weights = dict(attention.named_parameters())
-    circle = _Circle(attention, mesh, keys, num_heads, call._replace(score_bias=None), tuple(weights))
-    return _Ring.apply(circle, q, k, v, score_bias, *weights.values())
+    circle = _Circle(attention, mesh, keys, num_heads, call._replace(score_bias=None, sinks=None), tuple(weights))
+    return _Ring.apply(circle, q, k, v, score_bias, sinks, *weights.values())
 
 
 class _Ring(torch.autograd.Function):
     """The whole way round, forward and backward."""
 
     @staticmethod
-    def forward(ctx, circle, q, k, v, score_bias, *weights):
-        pooled, largest, total = circle.forward(q, k, v, score_bias, weights)
+    def forward(ctx, circle, q, k, v, score_bias, sinks, *weights):
+        pooled, largest, total = circle.forward(q, k, v, score_bias, sinks, weights)
         ctx.circle = circle
-        ctx.save_for_backward(q, k, v, score_bias, pooled, largest, total, *weights)
+        ctx.save_for_backward(q, k, v, score_bias, sinks, pooled, largest, total, *weights)
         return pooled
 
     @staticmethod
@@ -64,12 +67,14 @@ class _Circle:
         self.rate = attention.dropout if call.training else 0.0
         self.seed = int(torch.randint(2**62, ())) if self.rate else 0
 
-    def forward(self, q, own_k, own_v, score_bias, weights):
+    def forward(self, q, own_k, own_v, score_bias, sinks, weights):
         """The pooled values (B*H, Q, dv), the largest scores and the sums of exponentials beside them (B*H, Q, 1)."""
         attention, dv = self.of(weights), own_v.shape[2]
         state = [
             widen(q).new_full((*q.shape[:2], width), value) for width, value in ((1, -math.inf), (1, 0), (dv, 0))
         ]  # the largest score, the sum and the pooled values
+        if sinks is not None:
+            state[:2] = widen(sinks).repeat(1, q.shape[1], 1), torch.ones_like(state[1])
         draw = self.generator(q.device)
         for owner, (k, v), travels in self.round(own_k, own_v):
             for block, seen, call in self.pieces(q, k, owner, score_bias):
@@ -92,13 +97,15 @@ class _Circle:
         largest, total = torch.where(sees, largest, 0), torch.where(sees, total, 1)
         return (pooled / total).to(own_v.dtype), largest, total
 
-    def backward(self, gradient, trains_bias, q, own_k, own_v, score_bias, pooled, largest, total, *weights):
-        """The gradients by q, k, v, the bias, if it is trained, and the pooling's weights, of this rank alone."""
+    def backward(self, gradient, trains_bias, q, own_k, own_v, score_bias, sinks, pooled, largest, total, *weights):
+        """The gradients by q, k, v, the bias, if it is trained, sinks and the pooling's weights, of this rank alone."""
         leaves = [X.detach().requires_grad_() for X in weights]
         attention, gradient = self.of(leaves), widen(gradient)
         shares = (gradient * widen(pooled)).sum(-1, keepdim=True)  # (B*H, Q, 1): what the softmax takes from each
         by_q, *by_pairs = (_zeros(X, gradient.dtype) for X in (q, own_k, own_v))
-        by_bias = _zeros(score_bias, gradient.dtype) if trains_bias else None
+        by_bias, by_sinks = _zeros(score_bias, gradient.dtype) if trains_bias else None, None
+        if sinks is not None:
+            by_sinks = -(shares * torch.exp(sinks - largest) / total).sum(1, keepdim=True)  # (B*H, 1, 1)
         by_weights = [_zeros(X, gradient.dtype) for X in weights]
         draw = self.generator(q.device)
         for owner, (k, v), travels in self.round(own_k, own_v):
@@ -130,7 +137,7 @@ class _Circle:
             travels()
             del k, v  # while as much is sent
             by_pairs = self.passed(by_pairs, owner)
-        found = by_q, *by_pairs, by_bias, *by_weights
+        found = by_q, *by_pairs, by_bias, by_sinks, *by_weights
         return tuple(X if X is None else X.to(q.dtype) for X in found)
 
     def of(self, weights):
@@ -155,7 +162,7 @@ class _Circle:
 
     def scores(self, attention, rows, queries, keys, call):
         """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
-        visible, bias = by_group(OPERATIONS, queries, keys, self.num_heads, call)
+        visible, bias, _ = by_group(OPERATIONS, queries, keys, self.num_heads, call)
         scores = attention.scores(rows, keys)
         if attention.softcap is not None:
             scores = lesson.cap(scores, attention.softcap, visible)

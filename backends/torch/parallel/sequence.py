@@ -128,6 +128,13 @@ class Ulysses(OfRows):
                 changed[name] = gathered(X, axes.index("Q"), rows, self.mesh)
         return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed)
 
+    def beside_sinks(self, call):
+        """The call with the sinks of the heads here."""
+        call, first = super().beside_sinks(call), sum(self.of_queries[: self.rows.rank])
+        if call.sinks is None:
+            return call
+        return call._replace(sinks=call.sinks[:, first : first + self.config.num_heads])  # (1, H, 1, 1)
+
     def merge(self, pooled):
         """The heads of all ranks side by side: (B*H, all queries, dv) -> (B, Q, all heads * dv)."""
         by_sample = pooled.unflatten(0, (-1, self.config.num_heads))  # (B, H, all queries, dv)
@@ -161,6 +168,7 @@ class Ring(InPlace):
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
+        call = self.beside_sinks(call)
         return ring.pool(self.attention, self.config.num_heads, self.mesh, self.rows.keys, q, k, v, call), None
 
 
