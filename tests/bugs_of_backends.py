@@ -280,8 +280,12 @@ GROUPS = {
         "gates count as alike, whatever their shape": {"torch": (
             r"found\[name\] = (_value\(call, name, X\) if by_value) else",
             r'found[name] = \1 else None if name == "head_gates" else')},
-        "a ring forgets the window": {"torch": (r"call\._replace\(score_bias=None\), tuple\(weights\)",
-            "call._replace(score_bias=None, window=None), tuple(weights)")},
+        "sinks count on each rank": {"torch": (
+            r"torch\.ones_like\(state\[1\]\)", "self.mesh.size() * torch.ones_like(state[1])")},
+        "sinks are those of the first heads": {"torch": (
+            r"call\.sinks\[:, first : first \+ self", "call.sinks[:, : self")},
+        "a ring forgets the window": {"torch": (r"score_bias=None, sinks=None\), tuple\(weights\)",
+            "score_bias=None, sinks=None, window=None), tuple(weights)")},
         "a ring counts keys from those of the first rank": {"torch": (
             r"part\(keys=slice\(first, first \+ k\.shape\[1\]\)\)",
             "part(keys=slice(0, k.shape[1]))._replace(offset=self.call.offset)")},

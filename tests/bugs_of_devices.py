@@ -111,9 +111,11 @@ GROUPS = {
         "both passes round scores in their own way": (r"jnp\.exp\(_hidden\(scores, visible\) - largest\) \* share",
             "jnp.exp(scores - largest) * share * (1 if visible is None else visible)"),
         "a merge without its maximum": (r"base = jnp\.where\(.*", "base = jnp.zeros_like(most)"),
-        "gradients of keys are not sent home": (r"\*_passed\(circle, by_kv\), \*rest", "*by_kv, *rest"),
+        "gradients of keys are not sent home": (r"\*_passed\(circle, by_kv\), by_bias", "*by_kv, by_bias"),
         "gradients of a bias pile up in the first columns": (r"columns, owner \* columns\.shape\[3\], 3",
             "columns, 0, 3"),
+        "sinks count on each device": (r"jnp\.ones_like\(state\[1\]\)", "circle.size * jnp.ones_like(state[1])"),
+        "sinks are those of the first heads": (r"call\.sinks, first, size", "call.sinks, 0, size"),
         "other weights are dropped backward": (r"(by_v \+= .*weights) \* kept", r"\1"),
         "of a token, heads of one device count": (
             r"psum\(output, heads\) if heads else output, left", "pmean(output, heads), left"),

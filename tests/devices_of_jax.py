@@ -272,6 +272,10 @@ def check_heads_with_masks_of_their_own_agree(folder):
     agree({"heads"}, "lengths per query, mask")
 
 
+def check_sinks_agree(folder):
+    agree({"ring", "ulysses"}, "sinks, lengths")
+
+
 def check_large_scores_agree(folder):
     agree({"ring"}, "scale 30, lengths", "float32")
 

@@ -9,11 +9,11 @@ import pytest
 from mha.parity.cases import decodes, devices, rare, usual
 
 TABLES = {
-    "usual": (usual.CASES, "c09b444c39eb"),
-    "rare": (rare.RARE, "4f4e3da2eaa6"),
-    "decodes": (decodes.DECODES, "7d6a1fcde052"),
-    "four devices": (devices.cases_of(4), "34f2e82c5e31"),
-    "five devices": (devices.cases_of(5), "ff213f0dbfa8"),
+    "usual": (usual.CASES, "faf922b0acb2"),
+    "rare": (rare.RARE, "3110494eddf2"),
+    "decodes": (decodes.DECODES, "cf68e549e46b"),
+    "four devices": (devices.cases_of(4), "ab58c2a8871f"),
+    "five devices": (devices.cases_of(5), "dd0b9cc4a9ba"),
 }
 
 
