@@ -8,9 +8,8 @@ GROUPS = {
     "weights": ("mha/weights", "schemes schemes_refused schemes_named checkpoints files files_malformed", {
         "kernels (out, in) are not turned": (r"return array\.T  # \(in, out\)", "return array"),
         "GPT-2's kernels are turned": (r'"c_proj", "io"\)', '"c_proj", "oi")'),
-        "packed parts are values, keys, queries": (r"part, count = place\.part", r"\g<0>; part = 2 - part"),
-        "packed parts are taken along the inputs": (r'np\.split\(array, count, place\.axes\.index\("o"\)\)',
-            'np.split(array, count, array.ndim - 1 - place.axes.index("o"))'),
+        "packed parts are values, keys, queries": (r"axis\)\[part\]", "axis)[2 - part]"),
+        "packed parts are taken along the inputs": (r"heads, count = num_heads", r"axis = array.ndim - 1 - axis; \g<0>"),
         "heads and their widths are swapped": (r"array\.reshape\(len\(array\), -1\)",
             "array.swapaxes(1, 2).reshape(len(array), -1)"),
         "heads and their widths are swapped in W_o": (r"array\.reshape\(-1, array\.shape\[2\]\)",

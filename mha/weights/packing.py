@@ -1,7 +1,8 @@
-"""Queries, keys and values packed group by group: the query heads of a group, then its head of keys and of values.
+"""Queries, keys and values in one array: one after another, or group by group.
 
-A group is the H / G query heads that share one head of keys and values. Letters: H heads, G groups, d the width of a
-head. In GPT-NeoX G = H, so that the array is (H, 3, d); in Falcon G is smaller.
+A group is the H / G query heads that share one head of keys and values. Group by group, the query heads of a group come
+first, then its head of keys and of values. Letters: H heads, G groups, d the width of a head. In GPT-NeoX G = H, so that
+the array is (H, 3, d); in Falcon G is smaller.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,12 @@ def count_groups(name: str, rows: int, output: str, merged: int, num_heads: int)
             f"groups must be a divisor of num_heads = {num_heads}"
         )
     return groups
+
+
+def section(array: np.ndarray, part: int, num_heads: int, groups: int, axis: int) -> np.ndarray:
+    """Take queries (part 0), keys (1) or values (2) that lie one after another along an axis of (H + 2G) * d."""
+    heads, count = num_heads + 2 * groups, array.shape[axis]
+    return np.split(array, [count * num_heads // heads, count * (num_heads + groups) // heads], axis)[part]
 
 
 def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.ndarray:

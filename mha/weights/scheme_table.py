@@ -23,7 +23,8 @@ class Place:
     name: of the array, after the layer's prefix.
     axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
     part: None, or (i, n): the weight is part i of n that are packed along the outputs.
-    by_group: True if they are packed group by group: query heads of a group, its head of keys, its head of values.
+    by_group: True if they are packed group by group: query heads of a group, its head of keys, its head of values;
+        False = one after another.
     """
 
     name: str

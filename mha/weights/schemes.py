@@ -167,10 +167,10 @@ def describe(
     names = wanted(arrays, scheme, prefix)
     every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
     places = {weight: place for weight, place in every.items() if place.name in names}
-    _check_each(arrays, places)
     description, sizes = SCHEMES[scheme], dict(options or {})
+    _check_each(arrays, places, description.grouped)
     num_heads, key_heads = _heads(arrays, places, num_heads, description.grouped)
-    groups = _groups(arrays, places, num_heads)
+    groups = _groups(arrays, places, num_heads) if description.grouped else num_heads
     if key_heads is not None:
         sizes.setdefault("num_key_value_heads", key_heads)
     canonical = {weight: _unpack(arrays[place.name], place, num_heads, groups) for weight, place in places.items()}
@@ -234,8 +234,8 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     for place in places.values():
         if place.name in packed:
             pieces = packed[place.name]
-            merged = (config.num_heads, groups, groups) if place.by_group else (1, 1, 1)
-            sizes = {(len(piece) / heads, *piece.shape[1:]) for piece, heads in zip(pieces, merged, strict=False)}
+            counts = config.num_heads, groups, groups
+            sizes = {(len(piece) / heads, *piece.shape[1:]) for piece, heads in zip(pieces, counts, strict=False)}
             if len(sizes) > 1:
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
@@ -261,8 +261,8 @@ def _places(scheme: SchemeName) -> Iterable[tuple[str, Place]]:
     return SCHEMES[scheme].places.items()
 
 
-def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -> None:
-    """Check dtype, axes and packing of each array by itself."""
+def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], grouped: bool) -> None:
+    """Check dtype, axes and packing of each array by itself; grouped: True if packed parts may have unequal widths."""
     first, *_ = (arrays[place.name] for place in places.values())
     for place in places.values():
         array = arrays[place.name]
@@ -274,7 +274,7 @@ def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place]) -
             raise ValueError(f"{place.name} has shape {array.shape}, expected {len(place.axes)} axes, {place.axes}")
         if 0 in array.shape:
             raise ValueError(f"{place.name} has shape {array.shape}, expected no size of 0")
-        if place.part and not place.by_group and array.shape[place.axes.index("o")] % place.part[1]:
+        if place.part and not grouped and array.shape[place.axes.index("o")] % place.part[1]:
             raise ValueError(
                 f"{place.name} has shape {array.shape}, expected {place.part[1]} projections of equal width packed "
                 f"along axis {place.axes.index('o')}"
@@ -308,9 +308,9 @@ def _heads(
 
 
 def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
-    """The number of groups that an array packs one after another; num_heads if no array is packed by groups."""
+    """The number of groups in an array that packs queries, keys and values; num_heads if they are not packed."""
     place, output = places["W_q.kernel"], places["W_o.kernel"]
-    if not place.by_group:
+    if not place.part:
         return num_heads
     merged = arrays[output.name].shape[output.axes.index("i")]
     groups = packing.count_groups(place.name, len(arrays[place.name]), output.name, merged, num_heads)
@@ -325,8 +325,7 @@ def _unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.
     if place.part and place.by_group:
         array = packing.unpacked(array, place.part[0], num_heads, groups)
     elif place.part:
-        part, count = place.part
-        array = np.split(array, count, place.axes.index("o"))[part]
+        array = packing.section(array, place.part[0], num_heads, groups, place.axes.index("o"))
     if place.axes == "oi":
         return array.T  # (in, out)
     if place.axes == "iHd":
