@@ -256,6 +256,26 @@ def test_what_a_model_says_wrongly_is_refused(write, tmp_path, case):
     assert str(raised.value).isprintable()
 
 
+# What models have that no kind here has; another model's value of each.
+UNKNOWN = {
+    "floor_scale": 8192.0,
+    "num_kv_shared_layers": 20,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 4,
+    "gating": True,
+    "qk_scale_factor": 0.7,
+    "short_mscale": 1.1,
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_option_about_attention_that_is_not_known_is_refused_by_name(write, name):
+    path = write(LLAMA | {name: UNKNOWN[name]})
+    with pytest.raises(ValueError, match=f"{name} is {UNKNOWN[name]}, which may change the attention and is not known"):
+        mha.load(path, "numpy")
+    assert mha.load(write(LLAMA | {name: None}), "numpy").config.num_heads == H
+
+
 def test_a_window_in_some_layers_needs_the_number_of_this_one(tmp_path, rng):
     named = {name.removeprefix(PREFIX): X for name, X in arrays(rng, bias=True).items()}
     safetensors.numpy.save_file(named, tmp_path / "model.safetensors")

@@ -3,9 +3,11 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import safetensors.numpy
-from test_model_config import MODEL, H, arrays, d
+from commands import run
+from test_model_config import MODEL, PREFIX, D, G, H, arrays, d
 
 import mha
 
@@ -85,6 +87,55 @@ def test_a_rotation_that_is_wrong_is_refused(write, case):
     model, options, text = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
         mha.load(write(model), "numpy", **options)
+
+
+PHI3 = {"model_type": "phi3", "original_max_position_embeddings": 32, "sliding_window": 8}
+OF_PHI3 = {
+    "Phi-3": ({}, mha.Rotary(d)),
+    "Phi-3, LongRoPE of old": (
+        {"rope_scaling": LONG | {"rope_type": None, "type": "su"}},
+        mha.longrope(d, rope_theta=1e4, short_factor=[1, 2, 3], long_factor=[4, 5, 6], **SIZES),
+    ),
+    "Phi-3, LongRoPE as YaRN": (
+        {"rope_scaling": LONG | {"rope_type": None, "type": "yarn", "original_max_position_embeddings": 64}},
+        mha.longrope(d, rope_theta=1e4, short_factor=[1, 2, 3], long_factor=[4, 5, 6], **SIZES),
+    ),
+    "Phi-4-mini": (
+        {"partial_rotary_factor": 0.75, "rope_scaling": LONG | {"short_factor": [1, 2], "long_factor": [4, 5]}},
+        mha.longrope(4, rope_theta=1e4, short_factor=[1, 2], long_factor=[4, 5], **SIZES),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_PHI3)
+def test_a_phi3_packs_queries_keys_and_values_one_after_another(tmp_path, rng, name):
+    said, rotary = OF_PHI3[name]
+    named = arrays(rng)
+    packed = np.concatenate([named.pop(f"{PREFIX}{letter}_proj.weight") for letter in "qkv"])  # ((H + 2G) * d, D)
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(named | {f"{PREFIX}qkv_proj.weight": packed}, path)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | PHI3 | said))
+    found = mha.load(path, "numpy")
+    options = {"num_key_value_heads": G, "key_dim": d, "value_dim": d, "rotary": rotary, "window": (7, 0)}
+    assert found.config == mha.MultiHeadAttention(D, H, **options, backend="numpy").config
+    kernels = [found.weights[f"W_{letter}.kernel"].T for letter in "qkv"]
+    assert [len(kernel) for kernel in kernels] == [H * d, G * d, G * d]
+    assert np.array_equal(np.concatenate(kernels), packed)
+    assert np.array_equal(found.weights["W_o.kernel"].T, named[f"{PREFIX}o_proj.weight"])
+    converted = run("convert", str(path), str(tmp_path / "out"))
+    assert "qkv_proj.weight (out, in) part 3 of 3" in " ".join(converted.stdout.split())
+    assert mha.load(tmp_path / "out", "numpy").config == found.config
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | PHI3 | {"num_key_value_heads": 1}))
+    with pytest.raises(ValueError, match="make num_key_value_heads = 2 with 4 heads, expected 1"):
+        mha.load(path)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | PHI3 | {"model_type": "phimoe"}))
+    with pytest.raises(ValueError, match="model_type is 'phimoe', expected one of phi3, whose attention is known"):
+        mha.load(path)
+
+
+def test_a_length_is_nothing_to_a_layer_that_does_not_rotate(write):
+    says = {"model_type": "smollm3", "rope_parameters": LONG | {"rope_theta": 9.0}, "no_rope_layers": [1, 0]}
+    assert mha.load(write(says), "numpy", length=200).config.rotary is None
 
 
 def test_a_rotation_goes_by_the_length_that_is_said(write, rng):

@@ -147,6 +147,7 @@ def test_a_scheme_packs_equal_sizes_alone():
         ("t5", {"scale": 0.5}, "scheme 't5' has no place for scale"),
         ("t5", {"scale": 1.0, "bias": True}, r"scheme 't5' has no place for W_q\.bias, W_k\.bias"),
         ("neox", {"value_dim": 5}, "scheme 'neox' packs arrays of one shape as query_key_value.weight, not "),
+        ("phi3", {"value_dim": 5}, "scheme 'phi3' packs arrays of one shape as qkv_proj.weight, not "),
     ],
 )
 def test_a_scheme_has_no_place_for_an_option(scheme, options, text):

@@ -193,7 +193,8 @@ def _layers(source: Source) -> Table | str:
 def _option(value: Any) -> str:
     """The value of an option, in short."""
     if isinstance(value, Rotary):
-        return f"Rotary(base={value.base:g}{', own frequencies' if value.frequencies else ''})"
+        said = {"interleaved": value.interleaved, "own frequencies": value.frequencies}
+        return f"Rotary({', '.join([f'base={value.base:g}', *(name for name, given in said.items() if given)])})"
     return str(value)
 
 

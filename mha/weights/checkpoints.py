@@ -89,7 +89,7 @@ def take(
     path = model_config.beside(source.path, scheme)
     length = given.pop(model_config.LENGTH, None)
     found = model_config.options(path, scheme, prefix, length)
-    if length is not None and not found.get("rotary"):
+    if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
     num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")
     with _explained():

@@ -9,14 +9,14 @@ Source: the configuration and attention classes of transformers 5.23, and their 
 import os
 import re
 import reprlib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from mha import checks
 from mha.names import SchemeName
 from mha.positions import Rotary
-from mha.weights import files, json_text, model_rotation
+from mha.weights import files, json_text, model_layers, model_rotation
 from mha.weights.scheme_table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
@@ -25,6 +25,7 @@ WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are r
 # Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
+    r"|floor_scale|mscale|gating|kv_shared|global_(head|key)"
 )
 _PASSED = {
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
@@ -34,13 +35,18 @@ _PASSED = {
     "parallel_attn", "num_ln_in_parallel_attn",  # layers beside the attention
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
-_NEUTRAL = {"position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1}
+_NEUTRAL = {
+    "position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1, "rotary_pct": 1,
+}  # fmt: skip
+_NEUTRAL_OF = {"cohere2": {"position_embedding_type": "rope_gptj"}}  # in place of these
 
 # The kinds of models of a scheme: the other names that they read, and their defaults.
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 _GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
+_SMOLLM = {"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4}
+_SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -49,6 +55,8 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "smollm3": _SMOLLM,
+    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
 _VIT = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
@@ -57,6 +65,8 @@ _PACKED: dict[str, dict[str, Any]] = {
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
     "bloom": {"alibi": True},
 }
+_PHI3 = {"sliding_window": None, "partial_rotary_factor": 1.0}
+_PHI3 |= dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), 4096)
 # What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
 _T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
 _BIASED: dict[str, dict[str, Any]] = {
@@ -66,7 +76,12 @@ _BIASED: dict[str, dict[str, Any]] = {
     "switch_transformers": _T5 | {"num_heads": 12},
 }
 _NAMED_SO = _LLAMA | {kind: {} for kind in _VIT}
-KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {"llama": _NAMED_SO, "neox": _PACKED, "t5": _BIASED}
+KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
+    "llama": _NAMED_SO,
+    "neox": _PACKED,
+    "phi3": {"phi3": _PHI3},
+    "t5": _BIASED,
+}
 # The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
@@ -119,7 +134,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
         )
     rotates = kinds and scheme != "t5" and kind not in _VIT
     defaults = kinds.get(kind, {})
-    _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()))
+    _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
     model = defaults | model
     if scheme == "t5":
         num_heads, width = checks.size("num_heads", model["num_heads"]), checks.size("d_kv", model["d_kv"])
@@ -151,18 +166,19 @@ def _params(model: dict[str, Any]) -> dict[str, Any]:
     return found | {"rotary": Rotary(base=checks.positive("rope_theta", theta), interleaved=True)}
 
 
-def _refuse_unknown(model: dict[str, Any], known: Set[str]) -> None:
-    """Raise ValueError if a model has an option about attention that is not known here, and name it."""
+def _refuse_unknown(model: dict[str, Any], known: Set[str], kind: str = "") -> None:
+    """Raise ValueError if a model of this kind has an option about attention that is not known here, and name it."""
+    neutral = _NEUTRAL | _NEUTRAL_OF.get(kind, {})
     for name, value in model.items():
-        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value):
+        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value, neutral):
             raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
 
 
-def _says_nothing(name: str, value: Any) -> bool:
-    """True if an option does not change the attention."""
+def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
+    """True if an option does not change the attention; neutral: the values with which others do not."""
     if name == "layer_types" and isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
-    return value is None or value is False or value in ([], {}) or (name in _NEUTRAL and value == _NEUTRAL[name])
+    return value is None or value is False or value in ([], {}) or (name in neutral and value == neutral[name])
 
 
 def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:
@@ -181,9 +197,10 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     elif "num_key_value_heads" in model:
         groups = model["num_key_value_heads"]
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
-    slides = _slides(model, kind, prefix)
+    slides = model_layers.slides(model, kind, prefix, _LLAMA.get(kind, {}))
     window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
-    rotary = None if model.get("alibi") else model_rotation.rotary(model, kind, slides, found["key_dim"], length)
+    turns = model_layers.turns(model, kind, prefix, slides)
+    rotary = model_rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
     found |= {"rotary": rotary, "window": window}
     if kind in NORMED:
         found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
@@ -194,35 +211,3 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)
     return found
-
-
-def _slides(model: dict[str, Any], kind: str, prefix: str) -> bool:
-    """True if the layer with this prefix has the model's window."""
-    size, types = model.get("sliding_window"), model.get("layer_types")
-    if not model.get("use_sliding_window", True):
-        size = None
-    reads = _LLAMA.get(kind, {})
-    if "layer_types" not in reads:
-        return size is not None and kind == "mistral"
-    turns = kind == "gemma3_text"  # its layers with a window have another rotation
-    if _says_nothing("layer_types", types) and (types or (size is None and not turns)):
-        return False
-    number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
-    if number is None:
-        raise ValueError(
-            f"some layers have a window, and prefix {prefix!r} has no layers.NUMBER to say which layer it is"
-        )
-    at = int(number[1])
-    if types is None and "max_window_layers" in reads:
-        return at >= checks.whole("max_window_layers", model["max_window_layers"])
-    if types is None:
-        pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
-        return (at + 1) % pattern != 0
-    recorded = types[at] if isinstance(types, list) and at < len(types) else None
-    if recorded not in ("full_attention", "sliding_attention"):
-        raise ValueError(
-            f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or sliding_attention"
-        )
-    if recorded == "sliding_attention" and size is None:
-        raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is missing or not used")
-    return recorded == "sliding_attention"

@@ -44,6 +44,8 @@ TYPES: dict[str, Callable[..., Rotary]] = {
 }
 OF_MODEL = "original_max_position_embeddings", "max_position_embeddings"  # what is said beside the rotation counts
 OTHERS = "interleaved", "length"  # what no rotation in a file says
+SHARES = {"gpt_neox": "rotary_pct", "phi3": "partial_rotary_factor"}  # kinds of which a part may turn, and its name
+INTERLEAVED = ("cohere2",)
 
 
 def made(
@@ -89,7 +91,8 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
 
     length: as of `made`.
 
-    Gemma 3 has one rotation for layers with a window, and another one for layers without.
+    Gemma 3 has one rotation for layers with a window, and another one for layers without. What Phi-3 calls YaRN is
+    LongRoPE.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
     recorded = named(where, model.get(where))
@@ -100,8 +103,11 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
             recorded = {} if slides else recorded
         elif recorded:
             recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
-    if kind == "gpt_neox":
-        factor = recorded.get("partial_rotary_factor", model.get("rotary_pct"))
+    if kind == "phi3" and (recorded.get("rope_type") or recorded.get("type")) in ("su", "yarn"):  # in older files
+        recorded = recorded | {"rope_type": "longrope"}
+    if share := SHARES.get(kind):
+        factor = recorded.get("partial_rotary_factor", model.get(share))
         recorded = recorded | {"partial_rotary_factor": None}
-        width = int(width * min(checks.positive("rotary_pct", factor), 2.0))  # Rotary refuses factors above 1
-    return made(model, where, recorded, width, theta, length)
+        width = int(width * min(checks.positive(share, factor), 2.0))  # Rotary refuses factors above 1
+    turned = made(model, where, recorded, width, theta, length)
+    return dataclasses.replace(turned, interleaved=kind in INTERLEAVED)

@@ -1,8 +1,8 @@
 """Queries, keys and values in one array: one after another, or group by group.
 
-A group is the H / G query heads that share one head of keys and values. Group by group, the query heads of a group come
-first, then its head of keys and of values. Letters: H heads, G groups, d the width of a head. In GPT-NeoX G = H, so that
-the array is (H, 3, d); in Falcon G is smaller.
+A group is the H / G query heads that share one head of keys and values. Group by group means: the query heads of a
+group, then its head of keys and of values, then the next group. Letters: H heads, G groups, d the width of a head. In
+GPT-NeoX G = H, so that the array is (H, 3, d); in Falcon G is smaller.
 """
 
 from collections.abc import Sequence

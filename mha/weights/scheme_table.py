@@ -162,7 +162,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         config=HUGGING_FACE,
     ),
     "llama": Scheme(
-        "LLaMA, Mistral, Qwen2, Qwen3, Gemma",
+        "LLaMA, Mistral, Qwen, Gemma and others",
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
@@ -184,6 +184,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
         "GPT-NeoX, Pythia, Falcon, BLOOM",
         _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
         buffers=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
+        grouped=True,
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "phi3": Scheme(
+        "Phi-3, Phi-4",
+        _packed("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi"),
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,

@@ -10,11 +10,19 @@ from real import theirs
 import mha
 from mha import parity
 
+B, T, FIRST, SIZE = 2, 20, 9, 23
 SMALL = {"vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 6, "hidden_size": 24, "intermediate_size": 29}
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
-MODELS = {"Llama": GROUPED, "Qwen3": GROUPED, "Gemma3Text": GROUPED | WINDOWS}
-B, T, FIRST, SIZE = 2, 20, 9, 23
+LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.5, 4.0], "long_factor": [9.0, 9.0]}
+MODELS = {
+    "Llama": GROUPED,
+    "Qwen3": GROUPED,
+    "Gemma3Text": GROUPED | WINDOWS,
+    "Phi3": GROUPED | {"rope_parameters": LONG, "original_max_position_embeddings": T, "pad_token_id": 0},
+    "SmolLM3": GROUPED | WINDOWS | {"no_rope_layers": [1, 0], "use_sliding_window": True, "pad_token_id": 0},
+    "Cohere2": GROUPED | WINDOWS,
+}
 PLACE = "layers.1.self_attn"
 
 

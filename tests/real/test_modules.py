@@ -26,6 +26,9 @@ MODELS = {
     "Gemma2": (GROUPED | TYPES | {"query_pre_attn_scalar": 64}, "layers.0.self_attn", {"scale": 1 / 8, "softcap": 50}),
     "Gemma3Text": (GROUPED | TYPES, "layers.0.self_attn", {"window": (3, 0), "qk_norm": "rms"}),
     "GPTNeoX": (SMALL, "layers.1.attention", {"rotary": mha.Rotary(2)}),
+    "Phi3": (GROUPED | {"pad_token_id": 0}, "layers.1.self_attn", {"rotary": mha.Rotary(8), "num_key_value_heads": 1}),
+    "SmolLM3": (GROUPED | {"no_rope_layers": [1, 0], "pad_token_id": 0}, "layers.1.self_attn", {"rotary": None}),
+    "Cohere2": (GROUPED | TYPES, "layers.0.self_attn", {"window": (3, 0), "rotary": mha.Rotary(8, interleaved=True)}),
     "T5": (T5, "encoder.block.1.layer.0.SelfAttention", {"scale": 1.0}),
 }  # fmt: skip
 

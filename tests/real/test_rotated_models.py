@@ -32,6 +32,13 @@ ROTATIONS = {
 YARN = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4}
 PARTLY = {"rope_type": "proportional", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
+LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
+PHI3 = {
+    "hidden_size": 32,
+    "rope_parameters": LONG,
+    "original_max_position_embeddings": LENGTH,
+    "max_position_embeddings": 512,
+}
 UNGROUPED = {"hidden_size": 32, "num_key_value_heads": 4}
 MODELS = {
     "LLaMA 2": ("Llama", {"num_key_value_heads": 4}),
@@ -73,8 +80,25 @@ MODELS = {
     "Falcon, groups": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "Falcon, no groups": ("Falcon", {"multi_query": False}),
     "Qwen3": ("Qwen3", WINDOW | {"head_dim": 8, "rms_norm_eps": 1e-2}),
+    "Phi-3": ("Phi3", {"sliding_window": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}),
+    "Phi-3, LongRoPE": ("Phi3", PHI3 | {"num_key_value_heads": 1}),
+    "Phi-3, LongRoPE, a long text": ("Phi3", PHI3 | {"original_max_position_embeddings": LENGTH - 1}),
+    "Phi-4-mini": ("Phi3", PHI3 | {"hidden_size": 64, "rope_parameters": LONG | {"partial_rotary_factor": 0.5}}),
+    "SmolLM3": ("SmolLM3", {"no_rope_layers": [0, 1], "sliding_window": 4, "use_sliding_window": True}),
+    "SmolLM3, no rotation": ("SmolLM3", {"no_rope_layer_interval": 2, "attention_bias": True}),
+    "SmolLM3, no rotation, window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0], "sliding_window": 4, "use_sliding_window": True},
+    ),
+    "Cohere2": ("Cohere2", {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "attention_bias": True}),
+    "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
-AT = {"GPTNeoX": ("layers.1.attention", "neox"), "Falcon": ("h.1.self_attention", "neox")}  # others: LLaMA's
+# The place of a layer, and its scheme; others have LLaMA's.
+AT = {
+    "GPTNeoX": ("layers.1.attention", "neox"),
+    "Falcon": ("h.1.self_attention", "neox"),
+    "Phi3": ("layers.1.self_attn", "phi3"),
+}
 ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
 
 
@@ -85,7 +109,7 @@ def computed(name, folder):
     at, scheme = AT.get(kind, ("layers.1.self_attn", "llama"))
     X, output, cotangent, arrays = theirs.attended(theirs.saved(kind, SMALL | options, folder), at)
     by_inputs = arrays.pop("inputs")
-    if scheme == "neox":
+    if scheme != "llama":
         _, gradients = schemes.to_canonical(arrays, scheme, num_heads=4)
     else:
         gradients = {}
@@ -106,7 +130,7 @@ def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
     path, prefix, X, output, cotangent, gradients = computed(name, folder / name)
 
     def results(backend, dtype):
-        layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend), dtype)
+        layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend, length=LENGTH), dtype)
         return theirs.ours(layer, X, cotangent, causal=True)
 
     theirs.assert_agreement(results, backend, output, gradients)

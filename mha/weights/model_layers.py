@@ -1,0 +1,79 @@
+"""Which layers of a model have its window, and which rotate positions: what `config.json` says layer by layer.
+
+Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
+"""
+
+import re
+import reprlib
+from collections.abc import Container
+from typing import Any
+
+from mha import checks
+
+SLIDING = "mistral", "phi3"  # the kinds whose layers all have the window
+DEPENDENT = "gemma3_text", "cohere2"  # those whose rotation depends on whether a layer has a window
+
+
+def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
+    """True if the layer with this prefix has the model's window; reads: the names that a model of this kind has.
+
+    Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
+    """
+    size, types = model.get("sliding_window"), model.get("layer_types")
+    if not model.get("use_sliding_window", True):
+        size = None
+    if "layer_types" not in reads:
+        return size is not None and kind in SLIDING
+    if types and isinstance(types, list) and all(one == "full_attention" for one in types):
+        return False
+    if not types and size is None and kind not in DEPENDENT:
+        return False
+    at = _number(prefix, "have a window")
+    if types is None and "max_window_layers" in reads:
+        return at >= checks.whole("max_window_layers", model["max_window_layers"])
+    if types is None and kind == "smollm3":
+        return not _turns_by_number(model, at)
+    if types is None:
+        pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
+        return (at + 1) % pattern != 0
+    recorded = types[at] if isinstance(types, list) and at < len(types) else None
+    if recorded not in ("full_attention", "sliding_attention"):
+        raise ValueError(
+            f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or sliding_attention"
+        )
+    if recorded == "sliding_attention" and size is None:
+        raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is missing or not used")
+    return recorded == "sliding_attention"
+
+
+def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
+    """True if the layer with this prefix rotates positions; slides: whether it has a window.
+
+    Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
+    """
+    if kind == "cohere2":
+        return slides
+    if kind == "smollm3":
+        return _turns_by_number(model, _number(prefix, "rotate no positions"))
+    return not model.get("alibi")
+
+
+def _turns_by_number(model: dict[str, Any], at: int) -> bool:
+    """True if layer `at` of a SmolLM3 rotates positions: `no_rope_layers` has a 1 for those that do."""
+    listed = model["no_rope_layers"]
+    if listed is None:
+        return (at + 1) % checks.size("no_rope_layer_interval", model["no_rope_layer_interval"]) != 0
+    recorded = listed[at] if isinstance(listed, list) and at < len(listed) else None
+    if recorded not in (0, 1):
+        raise ValueError(
+            f"no_rope_layers has {reprlib.repr(recorded)} for layer {at}, expected 1 if it rotates positions, else 0"
+        )
+    return bool(recorded)
+
+
+def _number(prefix: str, what: str) -> int:
+    """The number of the layer with this prefix; what: some layers of its model do."""
+    number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
+    if number is None:
+        raise ValueError(f"some layers {what}, and prefix {prefix!r} has no layers.NUMBER to say which layer it is")
+    return int(number[1])

@@ -1,0 +1,88 @@
+"""Models whose layers differ: which of them rotate positions, and which have a window, as `config.json` says."""
+
+import json
+import re
+
+import pytest
+import safetensors.numpy
+from commands import run
+from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, arrays, d
+
+import mha
+
+SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0]}
+COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
+COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
+
+
+@pytest.fixture
+def write(tmp_path, rng):
+    """Writes a checkpoint of one layer, number 1, with a config.json beside it, and returns the path of the first."""
+
+    def written(model):
+        safetensors.numpy.save_file(arrays(rng), tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(MODEL | model))
+        return tmp_path / "model.safetensors"
+
+    return written
+
+
+# What a model says, and the options of the layer.
+MODELS = {
+    "SmolLM3": (
+        {"model_type": "smollm3", "no_rope_layers": [0, 1], "no_rope_layer_interval": 2, "rope_theta": 5e6},
+        {"rotary": mha.Rotary(base=5e6)},
+    ),
+    "SmolLM3, no rotation": (SMOLLM3 | {"sliding_window": 8, "use_sliding_window": False}, {"rotary": None}),
+    "SmolLM3, no rotation, window": (SMOLLM3 | WINDOWS, {"rotary": None, "window": (7, 0)}),
+    "SmolLM3, types": (SMOLLM3 | WINDOWS | {"layer_types": WINDOWED[::-1]}, {"rotary": None}),
+    "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
+    "Cohere2, no window": (COHERE2 | {"sliding_window_pattern": 2}, {"rotary": None}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_is_what_the_model_says_of_its_number(write, name):
+    model, options = MODELS[name]
+    given = {"num_key_value_heads": G, "key_dim": d, "value_dim": d} | options
+    assert mha.load(write(model), "numpy").config == mha.MultiHeadAttention(D, H, **given, backend="numpy").config
+
+
+REFUSED = {
+    "no rotation in words": (SMOLLM3 | {"no_rope_layers": "all"}, "no_rope_layers has None for layer 1, expected 1"),
+    "too few rotations": (SMOLLM3 | {"no_rope_layers": [1]}, "no_rope_layers has None for layer 1, expected 1"),
+    "a rotation of 2": (SMOLLM3 | {"no_rope_layers": [1, 2]}, "no_rope_layers has 2 for layer 1, expected 1"),
+    "pairs of another kind": (
+        COHERE2 | {"position_embedding_type": "absolute"},
+        "position_embedding_type is 'absolute', which may change the attention",
+    ),
+    "pairs of Cohere's kind": (
+        LLAMA | {"position_embedding_type": "rope_gptj"},
+        "position_embedding_type is 'rope_gptj', which may change the attention",
+    ),
+    "a part of Cohere's": (COHERE2 | {"rotary_pct": 0.5}, "rotary_pct is 0.5, which may change the attention"),
+    "windows of Cohere's of no size": (COHERE2 | {"sliding_window": None}, "sliding_window is None"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_model_says_wrongly_of_a_layer_is_refused(write, case):
+    model, text = REFUSED[case]
+    with pytest.raises(ValueError, match=re.escape(text)):
+        mha.load(write(model), "numpy")
+
+
+def test_commands_read_it_too(write, tmp_path):
+    path = write(COHERE2)
+    shown = run("weights", "show", str(path))
+    assert "rotary=Rotary(base=50000, interleaved), window=(4095, 0)" in " ".join(shown.stdout.split())
+    assert run("convert", str(path), str(tmp_path / "out")).exit_code == 0
+    assert mha.load(tmp_path / "out", "numpy").config == mha.load(path, "numpy").config
+
+
+def test_a_rotation_in_some_layers_needs_the_number_of_this_one(tmp_path, rng):
+    named = {name.removeprefix(PREFIX): X for name, X in arrays(rng).items()}
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | SMOLLM3))
+    with pytest.raises(ValueError, match=r"some layers rotate no positions, and prefix '' has no layers\.NUMBER"):
+        mha.load(tmp_path / "model.safetensors")
