@@ -10,6 +10,7 @@ import mha
 from mha import parity
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.mistakes.mistake import Mistake
+from mha.parity.mistakes.of_biases import of_slopes
 from mha.parity.mistakes.of_precision import everything
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of
@@ -46,6 +47,15 @@ def test_of_equally_many_mistakes_those_with_a_ratio_smaller_by_a_tenth_come_fir
         for count, ratio in (first, second)
     ]
     assert (ranks[0] > ranks[1]) - (ranks[0] < ranks[1]) == order
+
+
+@pytest.mark.parametrize(("off", "goes"), [(0, True), (0.03, True), (0.05, False)])
+def test_a_bias_goes_by_slopes_where_it_is_the_same_for_all_heads_but_for_these(off, goes):
+    layer, asked = small(H=6)
+    bias = mha.alibi(6, 5)
+    bias[0, 3, 0, 2] *= 1 + off
+    call = problem(layer, asked.queries, asked.keys, asked.values, planted.DEFAULTS | {"score_bias": bias}, None)
+    assert (of_slopes("as of a power of 2", plan_of(call, "float64")) is not None) is goes
 
 
 # How many pairs are tried, what makes a reason sure, and how much of an error it may leave
