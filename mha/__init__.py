@@ -28,7 +28,7 @@ from mha.arrays import (
 )
 from mha.cache import Cache
 from mha.layer import MultiHeadAttention
-from mha.positions import Rotary, alibi, t5_buckets
+from mha.positions import Rotary, Temperature, alibi, t5_buckets
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
@@ -53,6 +53,7 @@ __all__ = [
     "Cache",
     "MultiHeadAttention",
     "Rotary",
+    "Temperature",
     "alibi",
     "backends",
     "check_shape",

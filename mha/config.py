@@ -10,12 +10,22 @@ import numpy as np
 
 from mha import checks
 from mha.names import FloatName, NormName, PoolingName
-from mha.positions import Rotary
+from mha.positions import Rotary, Temperature
 
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
 NORMS: tuple[NormName, ...] = get_args(NormName)
-MODERN = ("num_key_value_heads", "scale", "softcap", "window", "rotary", "qk_norm", "qk_norm_eps", "sinks")
+MODERN = (
+    "num_key_value_heads",
+    "scale",
+    "softcap",
+    "window",
+    "rotary",
+    "qk_norm",
+    "qk_norm_eps",
+    "temperature",
+    "sinks",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +48,10 @@ class Config:
         rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
         qk_norm: norm of queries and keys over the width of a head, "rms" or "layer"; None = none.
         qk_norm_eps: number that the norm adds to the mean square, or to the variance, before it takes the root.
+        temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
         sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
             nothing.
-        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary or qk_norm.
+        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary, qk_norm or temperature.
         dtype: dtype of inputs, weights and output: "float32", "float64", "float16" or "bfloat16".
 
     Raises:
@@ -66,6 +77,7 @@ class Config:
     rotary: Rotary | None = None
     qk_norm: NormName | None = None
     qk_norm_eps: float = 1e-6
+    temperature: Temperature | None = None
     sinks: bool = False
     pooling: PoolingName = "dot"
     dtype: FloatName = "float32"
@@ -108,10 +120,13 @@ class Config:
             fill("rotary", self.rotary.within(self.key_dim))
         fill("qk_norm", None if self.qk_norm is None else checks.choice("qk_norm", self.qk_norm, NORMS))
         fill("qk_norm_eps", checks.positive("qk_norm_eps", self.qk_norm_eps))
+        if not isinstance(self.temperature, Temperature | None):
+            came = f"{reprlib.repr(self.temperature)} ({type(self.temperature).__name__})"
+            raise TypeError(f"temperature is {came}, expected an mha.Temperature, such as mha.Temperature(0.1, 8192)")
         fill("sinks", checks.flag("sinks", self.sinks))
         fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
-        for name in ("scale", "rotary", "qk_norm"):
+        for name in ("scale", "rotary", "qk_norm", "temperature"):
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
 
@@ -125,6 +140,13 @@ def plain(config: Config) -> dict[str, Any]:
 def special(config: Config) -> dict[str, Any]:
     """The options of today's models that are not at their defaults, by name; other layers and files may lack them."""
     return {name: getattr(config, name) for name, default in plain(config).items() if getattr(config, name) != default}
+
+
+def of_recorded(options: dict[str, Any]) -> Config:
+    """The configuration of options as `dataclasses.asdict` records one; raises as `Config` does."""
+    kinds = {"rotary": Rotary, "temperature": Temperature}
+    made = {name: kind(**options[name]) for name, kind in kinds.items() if isinstance(options.get(name), dict)}
+    return Config(**options | made)
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -11,7 +11,7 @@ from mha.cache import Cache, caching, slots
 from mha.call import Arguments, call_of, given, spelled
 from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
-from mha.positions import Rotary
+from mha.positions import Rotary, Temperature
 from mha.weights import native
 
 
@@ -40,6 +40,7 @@ class MultiHeadAttention:
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
         qk_norm: "rms" or "layer" (without a shift), the norm of each head's queries and keys; None = none.
         qk_norm_eps: what is added to the mean square before its root.
+        temperature: factor of queries that grows with their positions, an `mha.Temperature`.
         sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing, so that
             the weights of a query sum to less than 1.
         pooling: "dot" or "additive", which takes no scale, rotary and qk_norm.
@@ -84,6 +85,7 @@ class MultiHeadAttention:
         rotary: Rotary | None = None,
         qk_norm: NormName | None = None,
         qk_norm_eps: float = 1e-6,
+        temperature: Temperature | None = None,
         sinks: bool = False,
         pooling: PoolingName = "dot",
         dtype: LayerDtype = "float32",
@@ -94,7 +96,7 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"qk_norm_eps": qk_norm_eps, "sinks": sinks, "pooling": pooling}
+        options |= {"qk_norm_eps": qk_norm_eps, "temperature": temperature, "sinks": sinks, "pooling": pooling}
         options["dtype"] = checks.dtype_name(dtype)
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
@@ -354,11 +356,11 @@ class MultiHeadAttention:
 
         Returns:
             A dict, in this order, of those in brackets what the layer and the call have: W_q, W_k, W_v (B, T, H*d);
-            split_q (B*H, Q, d), split_k and split_v (B*G, K, d); [norm_q, norm_k; rotate_q, rotate_k, as these];
-            scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [and head_gated] (B*H, Q, dv);
-            merged (B, Q, H*dv); output (B, Q, D). Scores of half-precision layers are float32. NumPy arrays if the
-            inputs were, else the framework's own. With a cache, those of keys and values are of the new tokens, of none
-            beside a frozen one, and K is S from the scores on: the slots as a call leaves them.
+            split_q (B*H, Q, d), split_k and split_v (B*G, K, d); as these, [norm_q, norm_k; rotate_q, rotate_k;
+            tempered_q]; scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [and head_gated]
+            (B*H, Q, dv); merged (B, Q, H*dv); output (B, Q, D). Scores of half-precision layers are float32. NumPy
+            arrays if the inputs were, else the framework's own. With a cache, those of keys and values are of the new
+            tokens, of none beside a frozen one, and K is S from the scores on: the slots as a call leaves them.
 
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.

@@ -82,6 +82,36 @@ class Rotary:
         return tuple(self.base ** (-2 * i / self.dim) for i in range(self.dim // 2))
 
 
+@dataclasses.dataclass(frozen=True)
+class Temperature:
+    """A factor of queries, which grows with their positions p: 1 + scale * ln(1 + floor((max(p, 0) + shift) / floor)).
+
+    Args:
+        scale: number by which the logarithm is multiplied: `attn_scale` of Llama 4, `llama_4_scaling_beta` of
+            Ministral 3.
+        floor: number of positions after which the factor grows again: `floor_scale` of Llama 4,
+            `original_max_position_embeddings` of Ministral 3.
+        shift: whole number that is added to each position: 1 in Llama 4, 0 in Ministral 3.
+
+    It comes after the rotation. No layer of a framework has it.
+
+    Raises TypeError or ValueError if scale or floor is not positive, or shift is below 0.
+
+    Source: Nakanishi, Scalable-Softmax Is Superior for Attention (2025), and Llama 4 in transformers 5.23.
+    """
+
+    scale: float
+    floor: int
+    shift: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", checks.positive("scale of Temperature", self.scale))
+        object.__setattr__(self, "floor", checks.size("floor of Temperature", self.floor))
+        object.__setattr__(self, "shift", checks.whole("shift of Temperature", self.shift))
+        if self.shift < 0:
+            raise ValueError(f"shift of Temperature is {self.shift}, expected 0 or more")
+
+
 def alibi(num_heads: int, num_keys: int, *, dtype: Any = "float32") -> np.ndarray:
     """Linear biases of ALiBi, for `score_bias=` of a causal call: (1, H, 1, K), the head's slope times j for key j.
 

@@ -38,6 +38,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "rotary": (mha.Rotary(), mha.Rotary(2, base=100.0, interleaved=True), mha.Rotary(magnitude=1.25)),
     "qk_norm": ("rms", "layer"),
     "qk_norm_eps": (0.5,),
+    "temperature": (mha.Temperature(0.4, 2), mha.Temperature(0.7, 1, 0)),
     "sinks": (True,),
     "pooling": ("additive",),
     "dtype": ("float32",),

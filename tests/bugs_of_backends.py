@@ -363,6 +363,15 @@ GROUPS = {
             "mxnet": (r"(def copied.*\n.*\n    return) X\.copy\(\)", r"\1 X"),
         },
     }),
+    "temperatures": ("positions", {
+        "positions below 0 are warm": {
+            "numpy jax": (r"\w+\.maximum\(places, 0\) \+ temperature", "places + temperature"),
+            "torch": (r"places\.clamp\(min=0\)", "places"), "tensorflow": (r"tf\.maximum\(places, 0\)", "places"),
+            "mxnet": (r"np\.maximum\(places, 0\)\.astype", "places.astype")},
+        "temperatures are not shifted": {"all": (r" \+ temperature\.shift", "")},
+        "keys are tempered, too": {"all": (r"(            q = keep\(\"tempered_q\", .*)",
+            r"\1\n            k = temper(k, *given[:2], config.num_key_value_heads)")},
+    }),
     "magnitudes": ("rotations", {
         "sines are not magnified": {"numpy torch tensorflow mxnet": (
             r"rotary\.magnitude \* ((np|torch|tf)\.sin)", r"\1"),

@@ -43,7 +43,9 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
         x = {"q": queries, "k": keys}[name][b, row]
         x = project(f"W_{name}", x)[head * d : (head + 1) * d]
         x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"], config.qk_norm_eps) if config.qk_norm else x
-        return turned(x, position, config.rotary) if config.rotary else x
+        x = turned(x, position, config.rotary) if config.rotary else x
+        kind = config.temperature if name == "q" else None
+        return x if kind is None else x * (1 + kind.scale * math.log(1 + (max(position, 0) + kind.shift) // kind.floor))
 
     def of_pair(pairs, b, h, i, j):
         pairs = np.broadcast_to(pairs[:, None] if pairs.ndim == 3 else pairs, (B, H, Q, K))

@@ -80,6 +80,7 @@ CALLS = (
     Call(SQUARE, {"causal": True} | PADDED),
     Call(SQUARE | {"window": (2, 1)}, PADDED),
     Call(SQUARE | {"rotary": ROTARY}, PADDED),
+    Call(SQUARE | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]}),
     Call(SQUARE | {"rotary": mha.Rotary(2, magnitude=1.3)}, {"offset": [7, 2, 3]}),
 )  # fmt: skip
 

@@ -19,7 +19,17 @@ from mha.parity.pipeline import pieces
 from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
 
-TURNING = {"rotary_offsets", "norm_first", "normed", "norm_axes", "root", "rotate", "table", "magnified"}
+TURNING = {
+    "rotary_offsets",
+    "norm_first",
+    "normed",
+    "norm_axes",
+    "root",
+    "rotate",
+    "table",
+    "magnified",
+    "tempered_places",
+}
 
 # Of a plan's fields, those that can be planted, and where they are.
 PLACES = {
@@ -29,7 +39,7 @@ PLACES = {
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "order_offsets": "`mask`", "window_offsets": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`",
     "normed": "`turn`", "norm_axes": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
-    "magnified": "`turn`",
+    "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
     "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
     "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
@@ -96,6 +106,7 @@ class Planting:
         """The options of the layer with the mistake."""
         plan, H = self.plan, config.num_heads
         given = {"scale": plan.scale, "softcap": plan.softcap, "qk_norm": plan.norm, "qk_norm_eps": plan.eps}
+        given["temperature"] = plan.temperature
         given = {name: X for name, X in given.items() if PLACES_OF[name] in self.names}
         if self.names & {"frequencies", "interleaved"} and plan.frequencies is not None:
             frequencies = tuple(plan.frequencies.tolist())
@@ -244,7 +255,20 @@ class Planting:
                 else:
                     continue
                 heads = heads | {role: keep(f"{change}_{role}", X)}
-        return heads["q"], heads["k"]
+        q = heads["q"]
+        if config.temperature:
+            places = lesson.places(q, call.positions, call.offset)  # (B or 1, T)
+            if plan.tempered_places is not None:
+                right = self.numpy(places)
+                places = self.own(plan.tempered_places(plan, right).astype(right.dtype))
+            q = keep("tempered_q", lesson.temper(q, places, config.temperature, config.num_heads))
+        return q, heads["k"]
 
 
-PLACES_OF = {"scale": "scale", "softcap": "softcap", "qk_norm": "norm", "qk_norm_eps": "eps"}
+PLACES_OF = {
+    "scale": "scale",
+    "softcap": "softcap",
+    "qk_norm": "norm",
+    "qk_norm_eps": "eps",
+    "temperature": "temperature",
+}

@@ -41,7 +41,16 @@ class Port:
         return X.reshape(*X.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (B, H, T, d)
 
     def prepare(self, role, X, heads, places):
-        return self.turn(role, self.norm(role, self.split(X, heads)), places)
+        X = self.turn(role, self.norm(role, self.split(X, heads)), places)
+        return X if role == "k" or self.config.temperature is None else self.temper(X, places)
+
+    def temper(self, X, places):
+        factors = [[self.factor(place) for place in row] for row in places.tolist()]
+        return X * np.array(factors)[:, None, :, None].astype(X.dtype)
+
+    def factor(self, place):
+        kind = self.config.temperature
+        return 1 + kind.scale * np.log(1 + (max(place, 0) + kind.shift) // kind.floor)
 
     def norm(self, role, X):
         if self.config.qk_norm is None:

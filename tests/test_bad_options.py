@@ -65,6 +65,10 @@ BAD_OPTIONS = BAD_BOOK_OPTIONS | {
     "rotary too wide": ({"rotary": mha.Rotary(6)}, ValueError, "dim of Rotary is 6, expected an even number of at mos"),
     "unknown norm": ({"qk_norm": "l2"}, ValueError, "qk_norm is 'l2', expected one of rms, layer"),
     "norm true": ({"qk_norm": True}, TypeError, "qk_norm is True (bool), expected one of rms, layer"),
+    "a temperature in a word": ({"temperature": "warm"}, TypeError, "temperature is 'warm' (str), expected an mha.Tem"),
+    "additive temperature": (
+        {"pooling": "additive", "temperature": mha.Temperature(0.1, 8)}, ValueError, "temperature is given, expected",
+    ),
     "no epsilon": ({"qk_norm_eps": 0.0}, ValueError, "qk_norm_eps is 0.0, expected a finite number above 0"),
     "additive scale": ({"pooling": "additive", "scale": 1.0}, ValueError, "scale is given, expected None with pooling"),
     "additive rotary": ({"pooling": "additive", "rotary": mha.Rotary()}, ValueError, "rotary is given, expected None "),

@@ -180,7 +180,8 @@ def test_meanings_are_in_the_language(language):
 
 
 def test_every_meaning_is_of_some_step():
-    steps = explain.steps("numpy", num_heads=10, **OPTIONS) + explain.steps("numpy", pooling="additive")
+    options = OPTIONS | {"temperature": mha.Temperature(0.1, 2)}
+    steps = explain.steps("numpy", num_heads=10, **options) + explain.steps("numpy", pooling="additive")
     steps += explain.token("numpy")
     told = {step.stage for step in steps}
     assert told | {"biased", "head_gated"} == set(catalogue("en")["explain"]["steps"])

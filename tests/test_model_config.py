@@ -169,7 +169,7 @@ REFUSED = {
     "other base": (LLAMA, {"rotary": mha.Rotary(base=5.0)}, "says rotary=Rotary(dim=6, base=10000.0"),
     "no rotation": (LLAMA, {"rotary": None}, "not None; leave it out"),
     "other window": ({"model_type": "mistral"}, {"window": (4096, 0)}, "says window=(4095, 0), not (4096, 0)"),
-    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, qwen2, qwen3, gemma, gemma2"),
+    "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, ministral3, qwen2, qwen3, gemma, gem"),
     "another kind": ({"model_type": "granite"}, {}, "model_type is 'granite', expected one of llama, "),
     "no heads": ({"model_type": "llama", "num_attention_heads": None}, {}, "num_attention_heads is None"),
     "heads in quotes": ({"model_type": "llama", "num_attention_heads": "4"}, {}, "num_attention_heads is '4'"),

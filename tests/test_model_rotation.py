@@ -16,6 +16,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LONG = {"rope_type": "longrope", "short_factor": [1, 2, 3], "long_factor": [4, 5, 6]}
 SIZES = {"original_max_position_embeddings": 32, "max_position_embeddings": 128}
 
+COOLED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 64}
+COOLED |= {"llama_4_scaling_beta": 0.1, "max_position_embeddings": 1024}
+
 
 @pytest.fixture
 def write(tmp_path, rng):
@@ -156,3 +159,12 @@ def test_a_rotation_goes_by_the_length_that_is_said(write, rng):
     path.with_name("config.json").unlink()
     with pytest.raises(ValueError, match="length is given, but nothing beside the file says a rotation; leave it out"):
         mha.load(path, "numpy", num_heads=H, rotary=mha.Rotary(), length=200)
+
+
+def test_ministral_has_a_temperature_beside_its_rotation(write):
+    config = mha.load(write({"model_type": "ministral3", "rope_parameters": COOLED}), "numpy").config
+    rotary = mha.yarn(d, rope_theta=1e6, factor=16.0, original_max_position_embeddings=64)
+    assert (config.rotary, config.temperature) == (rotary, mha.Temperature(0.1, 64, 0))
+    path = write({"model_type": "ministral3", "rope_parameters": COOLED | {"llama_4_scaling_beta": None}})
+    with pytest.raises(ValueError, match="llama_4_scaling_beta is None"):
+        mha.load(path, "numpy")

@@ -38,6 +38,48 @@ def test_bad_rotations_are_refused(options, error, words):
         mha.Rotary(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scale": 0, "floor": 8}, ValueError, "scale of Temperature is 0, expected a finite number above 0"),
+        ({"scale": 0.1, "floor": 8.5}, TypeError, "floor of Temperature is 8.5"),
+        ({"scale": 0.1, "floor": 0}, ValueError, "floor of Temperature is 0, expected at least 1"),
+        ({"scale": 0.1, "floor": 8, "shift": 0.5}, TypeError, "shift of Temperature is 0.5"),
+        ({"scale": 0.1, "floor": 8, "shift": -1}, ValueError, "shift of Temperature is -1"),
+    ],
+)
+def test_bad_temperatures_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        mha.Temperature(**options)
+
+
+def test_queries_grow_warmer_with_their_positions(backend):
+    attention = mha.MultiHeadAttention(
+        2, 1, temperature=mha.Temperature(0.5, 3, 1), dtype="float64", backend=backend, seed=0
+    )
+    X = np.ones((2, 4, 2))
+    steps = attention.trace(X, X, X, positions=[[-7, 0, 1, 2], [4, 5, 4, 8]])
+    factors = mha.to_numpy(steps["tempered_q"] / steps["split_q"])[:, :, 0]  # log of 1 + floor((p + 1) / 3)
+    expected = 1 + 0.5 * np.log([[1, 1, 1, 2], [2, 3, 2, 4]])
+    np.testing.assert_allclose(factors, expected, rtol=1e-12)
+    steps = {name: mha.to_numpy(X) for name, X in steps.items()}
+    scores = steps["tempered_q"] @ steps["split_k"].swapaxes(1, 2) / 2**0.5  # keys are as they were
+    np.testing.assert_allclose(steps["scores"][:, 1:], scores[:, 1:], rtol=1e-12)  # the first query is padding
+    kinds = {"torch": "torch.nn.MultiheadAttention", "tensorflow": "keras.layers.MultiHeadAttention"}
+    with pytest.raises(ValueError, match="temperature"):
+        attention.to_native(kinds.get(backend, "flax.linen.MultiHeadDotProductAttention"))
+
+
+def test_positions_below_0_are_as_cold_as_the_first(backend):
+    options = {"temperature": mha.Temperature(0.5, 3, 0), "dtype": "float64", "backend": backend, "seed": 0}
+    attention, X = mha.MultiHeadAttention(2, 1, **options), np.ones((1, 7, 2))
+    steps = attention.trace(X, X, X, offset=-4)
+    factors = mha.to_numpy(steps["tempered_q"] / steps["split_q"])[0, :, 0]
+    np.testing.assert_allclose(factors, 1, rtol=1e-12)  # up to position 2
+    gradients = attention.gradients(X, X, X, positions=[-1, -2, 0, 1, 2, 3, 4], key_positions=[0, 1, 2, 3, 4, 5, 6])
+    assert all(np.isfinite(by).all() for by in gradients.values())
+
+
 def test_slow_rotations_of_llama3_are_slower():
     # Turns within 100 positions: 100 / 2 pi = 15.9, 1.59, 0.159 of frequencies 1, 0.1 and 0.01. Between 1 and 4 turns
     # the second keeps (1.59 - 1) / 3 of its frequency, and the rest of it is divided by 8.

@@ -47,6 +47,7 @@ groups = Case(GROUPS)
 gates = Case(PLAIN, {"head_gates": GATES})
 modern = Case(MODERN, {"offset": 2, "score_bias": BIAS})
 layered = Case(MODERN | {"qk_norm": "layer"}, {"offset": 2})
+tempered = Case(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
 magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
 own = Case(OWN, {"offset": 2})
 ending = Case(MODERN, {"offset": [508, 2, 3]})
@@ -303,6 +304,11 @@ for factor in of_rotations.FACTORS:
         f"by {factor}": of_base(None, factor), f"by {factor}, base 500000": of_base(500000.0, factor)})  # fmt: skip
 add("frequencies of the whole head", modern, frequencies(lambda rotary, d: by_hand.by_base(50.0, 3, 8)))
 add("the whole head turns", modern, option(rotary=mha.Rotary(8, 50.0)))
+add("the temperature is forgotten", tempered, option(temperature=None))
+add("the temperature has the other shift", tempered, option(temperature=mha.Temperature(0.4, 2, 0)))
+add("the temperature goes by rows", tempered,
+    port(temper=lambda self, X, places: Port.temper(self, X, np.arange(places.shape[1])[None])))  # fmt: skip
+add("the temperature grows at every position", tempered, option(temperature=mha.Temperature(0.4, 1)))
 shares = 1.0, 0.3 / 50 ** (-1 / 3), 0.02 / 50 ** (-2 / 3)
 swapped = [50 ** (-i / 3) * (max(shares) + min(shares) - share) for i, share in enumerate(shares)]
 add("slow and fast pairs are mixed up", own, option(rotary=mha.Rotary(frequencies=tuple(swapped))))

@@ -146,6 +146,7 @@ VECTORS = (
     vector("rotary-of-a-part", layer={"rotary": mha.Rotary(4)}),
     vector("rotary-frequencies", layer={"rotary": mha.Rotary(frequencies=mha.llama3_frequencies(10))}),
     vector("rotary-magnified", layer={"rotary": mha.Rotary(6, magnitude=1.25)}),
+    vector("temperature", layer=ROTARY | {"temperature": mha.Temperature(0.4, 2)}, offset=[4, 99]),
     vector("rotary-far", layer={"rotary": mha.Rotary(10, base=500000.0)}, offset=131072),
     vector("rotary-offsets", layer=ROTARY, offset=[4, 99]),
     vector("positions", layer=ROTARY, causal=True, positions=[2, 9, 4, 3, 6], key_positions=[5, 1, 2, 4, 3, 7, 6]),

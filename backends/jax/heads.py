@@ -113,3 +113,15 @@ def turns(places, rotary, dtype):
     angles = parts * (2 * math.pi / 2**32)  # (B or 1, T, n)
     cos, sin, odd, sign = jnp.cos(angles), jnp.sin(angles), quarters % 2 == 1, rotary.magnitude * (1 - (quarters & 2))
     return jnp.where(odd, -sin, cos) * sign, jnp.where(odd, cos, sin) * sign
+
+
+def temper(X, places, temperature, num_heads):
+    """X (B*H, T, d) times a factor that grows with its position; in half precision it is computed in float32.
+
+    places: positions, integers (B or 1, T), of which those below 0 count as 0; temperature: an `mha.Temperature`.
+    """
+    (BH, T, _), wide = X.shape, widen(X)
+    steps = (jnp.maximum(places, 0) + temperature.shift) // temperature.floor  # (B or 1, T)
+    factors = 1 + temperature.scale * jnp.log1p(steps.astype(wide.dtype))  # (B or 1, T)
+    factors = jnp.broadcast_to(factors[:, None], (BH // num_heads, num_heads, T)).reshape(BH, T, 1)  # (B*H, T, 1)
+    return (wide * factors).astype(X.dtype)  # (B*H, T, d)

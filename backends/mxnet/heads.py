@@ -105,3 +105,16 @@ def turns(places, rotary, dtype):
     angles = places[:, :, None] * np.array(rotary.angles(), dtype="float64")  # (B or 1, T, n)
     cos, sin = rotary.magnitude * np.cos(angles), rotary.magnitude * np.sin(angles)  # (B or 1, T, n)
     return cos.astype(dtype), sin.astype(dtype)
+
+
+def temper(X, places, temperature, num_heads):
+    """X (B*H, T, d) times a factor that grows with its position; in half precision it is computed in float32.
+
+    places: positions, integers (B or 1, T), of which those below 0 count as 0; temperature: an `mha.Temperature`.
+    """
+    (BH, T, _), wide = X.shape, widen(X)
+    steps = np.maximum(places, 0).astype("float64") + temperature.shift  # (B or 1, T)
+    steps = np.floor(steps / temperature.floor)  # (B or 1, T)
+    factors = (1 + temperature.scale * np.log1p(steps)).astype(wide.dtype)  # (B or 1, T)
+    factors = np.broadcast_to(factors[:, None], (BH // num_heads, num_heads, T)).reshape(BH, T, 1)  # (B*H, T, 1)
+    return (wide * factors).astype(X.dtype)  # (B*H, T, d)

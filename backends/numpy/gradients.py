@@ -13,7 +13,7 @@ from mha import checks
 from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
-from .heads import repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
+from .heads import repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
 from .pooling import AdditiveAttention, cap
 from .slots import by_slots
@@ -88,13 +88,16 @@ def through_steps(layer, attention, steps, by_output):
         by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
         by_more["head_gates"] = by_gates if call.head_gates.ndim == 2 else by_gates.sum(0)
         by_pooled = by_pooled * np.broadcast_to(call.head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
-    q, k = (steps.get(f"rotate_{one}", steps.get(f"norm_{one}", steps[f"split_{one}"])) for one in "qk")
+    before = "tempered", "rotate", "norm", "split"  # the last one of these that there is
+    q, k = (next(steps[f"{name}_{one}"] for name in before if f"{name}_{one}" in steps) for one in "qk")
     through = getattr(attention, "pool_backward", None)
     through = through_pooling if call.lesson or through is None else type(attention).pool_backward
     inputs = q, k, steps["split_v"], H, layer.beside_sinks(call)
     by_q, by_k, by_v, by_bias, by_pooling = through(attention, *inputs, by_pooled)
     if by_bias is not None:
         by_more["score_bias"] = by_bias.reshape(call.score_bias.shape)  # (Q, K) and others
+    if config.temperature:
+        by_q = temper(by_q, places(by_q, call.positions, call.offset), config.temperature, H)  # (B*H, Q, d)
     if config.rotary:
         by_q = rotate(by_q, -places(by_q, call.positions, call.offset), config.rotary, H)  # (B*H, Q, d)
         by_k = rotate(by_k, -places(by_k, call.key_positions), config.rotary, G)  # (B*G, K, d)

@@ -100,3 +100,15 @@ def turns(places, rotary, dtype):
     angles = tf.cast(places, tf.float64)[:, :, None] * tf.constant(rotary.angles(), tf.float64)  # (B or 1, T, n)
     cos, sin = rotary.magnitude * tf.cos(angles), rotary.magnitude * tf.sin(angles)  # (B or 1, T, n)
     return tf.cast(cos, dtype), tf.cast(sin, dtype)
+
+
+def temper(X, places, temperature, num_heads):
+    """X (B*H, T, d) times a factor that grows with its position; in half precision it is computed in float32.
+
+    places: positions, integers (B or 1, T), of which those below 0 count as 0; temperature: an `mha.Temperature`.
+    """
+    (BH, T, _), wide = shape_of(X), widen(X)
+    steps = (tf.maximum(places, 0) + temperature.shift) // temperature.floor  # (B or 1, T)
+    factors = tf.cast(1 + temperature.scale * tf.math.log1p(tf.cast(steps, tf.float64)), wide.dtype)  # (B or 1, T)
+    factors = tf.broadcast_to(factors[:, None], (BH // num_heads, num_heads, T))  # (B, H, T)
+    return tf.cast(wide * tf.reshape(factors, (BH, T, 1)), X.dtype)  # (B*H, T, d)

@@ -99,3 +99,15 @@ def turns(places, rotary, dtype):
     )  # (B or 1, T, n)
     cos, sin = rotary.magnitude * torch.cos(angles), rotary.magnitude * torch.sin(angles)  # (B or 1, T, n)
     return cos.to(dtype), sin.to(dtype)
+
+
+def temper(X, places, temperature, num_heads):
+    """X (B*H, T, d) times a factor that grows with its position; in half precision it is computed in float32.
+
+    places: positions, integers (B or 1, T), of which those below 0 count as 0; temperature: an `mha.Temperature`.
+    """
+    (BH, T, _), wide = X.shape, widen(X)
+    steps = (places.clamp(min=0) + temperature.shift) // temperature.floor  # (B or 1, T)
+    factors = (1 + temperature.scale * torch.log1p(steps.double())).to(wide.dtype)  # (B or 1, T)
+    factors = torch.broadcast_to(factors[:, None], (BH // num_heads, num_heads, T)).reshape(BH, T, 1)  # (B*H, T, 1)
+    return (wide * factors).to(X.dtype)  # (B*H, T, d)

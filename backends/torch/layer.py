@@ -17,7 +17,7 @@ from mha.call import GIVEN, check, keep, takes_call, whole_heads
 
 from . import arrays
 from .cache import place, recall, remember
-from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, transpose_output, transpose_qkv
+from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys
 from .pooling import pooling
 from .weights import dense
@@ -92,13 +92,16 @@ class MultiHeadAttention(nn.Module):
         return *blank_unused(queries, keys, values, in_any_head), call
 
     def turn(self, q, k, call):
-        """Heads of queries (B*H, Q, d) and of keys (B*G, K, d) as they are compared: normed and rotated, if at all."""
+        """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""
         config = self.config
         if config.qk_norm:
             q, k = keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
         if config.rotary:
             q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads))
             k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
+        if config.temperature:
+            given = places(q, call.positions, call.offset), config.temperature, config.num_heads
+            q = keep("tempered_q", temper(q, *given))  # (B*H, Q, d)
         return q, k
 
     def beside_sinks(self, call):

@@ -31,7 +31,7 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
     (B, G, _, d), H = cache.keys.shape, config.num_heads
     W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, 1, H*d), (B, 1, G*d), (B, 1, G*dv)
     whole_heads(config, W_q, W_k, W_v)
-    if config.rotary:
+    if config.rotary or config.temperature:
         positions = of.tensor(np.full((1, 1), step.first), queries)  # (1, 1)
         call = call._replace(positions=positions, key_positions=positions)
     q, k = layer.turn(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
@@ -52,11 +52,11 @@ def is_token(queries: Any, call: Call) -> bool:
 
 def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
     """The inputs with zeros for padding, and no keys beside a frozen cache; and the call, with positions to turn by."""
-    step, frozen, turns = call.step, call.cache.frozen, call.cache.config.rotary
+    step, frozen, config = call.step, call.cache.frozen, call.cache.config
     if frozen:
         keys, values = (of.zeros((len(queries), 0, width), queries) for width in call.cache.widths)  # (B, 0, any)
     if step.first is not None:
-        if not turns:
+        if not (config.rotary or config.temperature):
             return queries, keys, values, call
         positions = of.arange(queries.shape[1], queries)[None] + step.first  # (1, Q)
     else:

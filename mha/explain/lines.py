@@ -21,7 +21,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
     **{f"reshape_{one}": ("transpose_qkv", -3) for one in "qkv"},
     **{f"permute_{one}": ("transpose_qkv", -2) for one in "qkv"},
     **{f"split_{one}": ("transpose_qkv", -1) for one in "qkv"},
-    **{name: ("MultiHeadAttention.turn", name) for name in ("norm_q", "norm_k", "rotate_q", "rotate_k")},
+    **{name: ("MultiHeadAttention.turn", name) for name in ("norm_q", "norm_k", "rotate_q", "rotate_k", "tempered_q")},
     "slots": ("slots_after", "slots"),
     **dict.fromkeys(("positions_after", "lost_after"), ("slots_after", "state")),
     **dict.fromkeys(("keys_after", "values_after"), ("remember", -4)),

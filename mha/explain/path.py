@@ -211,7 +211,9 @@ def letters(config: Config, K: str = "K") -> dict[str, str]:
         known[f"W_{one}"] = f"(B, {T}, {heads}*{d})"
         known[f"reshape_{one}"] = f"(B, {T}, {heads}, {d})"
         known[f"permute_{one}"] = f"(B, {heads}, {T}, {d})"
-        known |= dict.fromkeys((f"split_{one}", f"norm_{one}", f"rotate_{one}"), f"(B*{heads}, {T}, {d})")
+        known |= dict.fromkeys(
+            (f"split_{one}", f"norm_{one}", f"rotate_{one}", f"tempered_{one}"), f"(B*{heads}, {T}, {d})"
+        )
         known[f"repeat_{one}"] = f"(B*H, {K}, {d})"
     known |= dict.fromkeys(("scores", "capped", "biased", "weights"), f"(B*H, Q, {K})")
     known |= dict.fromkeys(("pooled", "head_gated"), "(B*H, Q, dv)")
@@ -256,8 +258,8 @@ def _path(
     for stage, name, *of_each in zip(("reshape", "permute", "merge"), names, *split, strict=True):
         for one, X in zip(heads, of_each, strict=True):
             yield stage, f"{name}_{one}", X
-    for stage in ("norm", "rotate"):
-        for name in (f"{stage}_q", f"{stage}_k"):
+    for stage, step in (("norm", "norm"), ("rotate", "rotate"), ("temper", "tempered")):
+        for name in (f"{step}_q", f"{step}_k"):
             if name in traced:
                 yield stage, name, traced[name]
     for name, X in held.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from mha import checks
 from mha.names import SchemeName
-from mha.positions import Rotary
+from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text, model_layers, model_rotation
 from mha.weights.scheme_table import SCHEMES
 
@@ -50,6 +50,7 @@ _SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": 
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
+    "ministral3": {"sliding_window": None, "num_key_value_heads": 8, "head_dim": 128},
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
@@ -202,6 +203,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     turns = model_layers.turns(model, kind, prefix, slides)
     rotary = model_rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
     found |= {"rotary": rotary, "window": window}
+    if kind == "ministral3":
+        found["temperature"] = _temperature(model_rotation.named("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED:
         found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
     if kind == "gemma3_text":
@@ -211,3 +214,10 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)
     return found
+
+
+def _temperature(recorded: dict[str, Any]) -> Temperature:
+    """The temperature of Ministral 3, whose numbers are beside those of its rotation."""
+    scale, floor = (recorded.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
+    floor = checks.size("original_max_position_embeddings", floor)
+    return Temperature(checks.positive("llama_4_scaling_beta", scale), floor, shift=0)

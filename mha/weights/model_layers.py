@@ -10,7 +10,7 @@ from typing import Any
 
 from mha import checks
 
-SLIDING = "mistral", "phi3"  # the kinds whose layers all have the window
+SLIDING = "mistral", "ministral3", "phi3"  # the kinds whose layers all have the window
 DEPENDENT = "gemma3_text", "cohere2"  # those whose rotation depends on whether a layer has a window
 
 

@@ -103,6 +103,8 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
             recorded = {} if slides else recorded
         elif recorded:
             recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
+    if kind == "ministral3":  # which is told its temperature, and the model's length, there
+        recorded = recorded | dict.fromkeys(("llama_4_scaling_beta", "max_position_embeddings"))
     if kind == "phi3" and (recorded.get("rope_type") or recorded.get("type")) in ("su", "yarn"):  # in older files
         recorded = recorded | {"rope_type": "longrope"}
     if share := SHARES.get(kind):

@@ -10,15 +10,14 @@ from typing import TypeGuard
 import numpy as np
 
 from mha import checks
-from mha.config import MODERN, Config, shapes, special
-from mha.positions import Rotary
+from mha.config import MODERN, Config, of_recorded, shapes, special
 from mha.weights import files, json_text
 from mha.weights.readers import SafetensorsFile, Source
 
-# Each has options that older versions of mha do not know: 2 those of today's models, 3 the magnitude of a rotation and
+# Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation and
 # what is named here.
 LAYOUTS = "1", "2", "3"
-LATER = ("sinks",)
+LATER = ("temperature", "sinks")
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
@@ -106,8 +105,6 @@ def parse_config(text: str) -> Config:
     """The configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
         recorded = json_text.parse(text)
-        if recorded.get("rotary") is not None:
-            recorded["rotary"] = Rotary(**recorded["rotary"])
-        return Config(**recorded)
+        return of_recorded(recorded)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error

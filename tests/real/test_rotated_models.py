@@ -64,6 +64,10 @@ MODELS = {
     "LLaMA, dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 99.0, "factor": 2.0}}),
     "Qwen3, proportional": ("Qwen3", {"rope_parameters": PARTLY, "head_dim": 8, "rms_norm_eps": 1e-2}),
     "Mistral": ("Mistral", {"sliding_window": 4, "head_dim": 10, "num_key_value_heads": 1}),
+    "Ministral 3": (
+        "Ministral3",
+        {"head_dim": 8, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 3}},
+    ),
     "Qwen2": ("Qwen2", WINDOW),
     "Qwen2, no window": ("Qwen2", {}),
     "Gemma 2, window": ("Gemma2", GEMMA | {"layer_types": ["full_attention", "sliding_attention"]}),

@@ -14,7 +14,7 @@ from mha.engine.reach import used
 from .. import layer as lesson
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
-from ..heads import repeat_groups, repeat_heads, rotate
+from ..heads import repeat_groups, repeat_heads, rotate, temper
 from ..hiding import blank, four_axes, places, visible_keys
 from .ring import pool as ring
 
@@ -65,6 +65,9 @@ class OfRows:
             of_queries, of_keys = self.placed
             q = rotate(q, places(q, of_queries, call.offset + self.first(q)), config.rotary, config.num_heads)
             k = rotate(k, places(k, of_keys, self.first(k)), config.rotary, config.num_key_value_heads)
+        if config.temperature:
+            of_queries = places(q, self.placed[0], call.offset + self.first(q))
+            q = temper(q, of_queries, config.temperature, config.num_heads)
         return q, k
 
     def first(self, X):

@@ -17,7 +17,7 @@ from .. import layer as lesson
 from ..engine.layer import Plan
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
-from ..heads import repeat_groups, rotate, transpose_output, transpose_qkv
+from ..heads import repeat_groups, rotate, temper, transpose_output, transpose_qkv
 from ..hiding import blank, places
 from . import ring
 from .exchange import anywhere, gathered, to_heads, to_rows
@@ -160,6 +160,8 @@ class InPlace(OfRows):
             of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
             q = rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads)
             k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
+        if config.temperature:
+            q = temper(q, places(q, call.positions, call.offset), config.temperature, config.num_heads)
         return q, k
 
 

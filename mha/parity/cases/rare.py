@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mha.parity.cases.usual import ADDITIVE, WIDTHS, Case
-from mha.positions import Rotary
+from mha.positions import Rotary, Temperature
 
 SMALL = (
     Case("no bias", WIDTHS | {"bias": False}, [3, 2]),
@@ -88,6 +88,7 @@ def options(number: int) -> Case:
         ),
         "qk_norm": maybe(["rms", "layer"][number % 2]),
         "qk_norm_eps": 0.01,
+        "temperature": [None, Temperature(0.4, 3, number // 5 % 2)][number % 5 == 2],
     }
     placed: dict[str, Any] = {"offset": maybe([2, [1, -2]][number % 2], 0)}
     gates = maybe([(H,), (B, H)][number % 2])

@@ -10,7 +10,7 @@ from mha.call import ROWS
 from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
-from mha.positions import Rotary
+from mha.positions import Rotary, Temperature
 
 WHOLE = "integers", "switch"  # kinds of arguments, whose values a case has
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.
@@ -171,6 +171,10 @@ CASES = (
     Case(
         "rotary, magnified", WIDTHS | {"rotary": Rotary(6, magnitude=1.25)}, [3, 2], offset=5, dtypes=DTYPES,
         quick=FULL,
+    ),
+    Case(
+        "temperature", WIDTHS | {"temperature": Temperature(0.4, 2), "rotary": Rotary(4)}, [3, 2], offset=[5, -1],
+        dtypes=DTYPES, quick=FULL,
     ),
     Case(
         "positions, padded left", WIDTHS | {"rotary": Rotary(10)}, causal=True, positions=[[-1, 3, 4], [1, 2, 3]],

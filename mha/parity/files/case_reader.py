@@ -172,8 +172,8 @@ def _typed(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np
 
 def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K: int) -> Shapes:
     """Return name and shape of each result, in order, of a call with these arrays besides queries, keys and values."""
-    sizes, options = Sizes(B, Q, K, config), {"norm": config.qk_norm, "rotate": config.rotary, "capped": config.softcap}
-    left_out = {name for name, option in options.items() if option is None}
+    of_options = {"norm": "qk_norm", "rotate": "rotary", "tempered": "temperature", "capped": "softcap"}
+    sizes, left_out = Sizes(B, Q, K, config), {name for name, one in of_options.items() if getattr(config, one) is None}
     left_out |= {row.step for name, row in ROWS.items() if name not in given}
     steps = [name for name in STEPS if name not in left_out and name.partition("_")[0] not in left_out]
     gradients: Shapes = {"queries": (B, Q, config.query_size), "keys": (B, K, config.key_size)}

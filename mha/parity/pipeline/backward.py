@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.pipeline.parts import PARTS, ROLES, compute, turned
+from mha.parity.pipeline.parts import PARTS, ROLES, compute, tempered, turned
 from mha.parity.pipeline.pieces import Array, Steps, as_it_is, merge, split, widen
 from mha.parity.pipeline.plan import Plan
 
@@ -212,6 +212,8 @@ class Backward:
         """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
         plan, name = self.plan, ROLES[role]
         found: Steps = {}
+        if plan.temperature is not None and role == "q":
+            by_heads = tempered(plan, by_heads)
         if plan.frequencies is not None and role != "v":
             by_heads = self.turn_back(self, role, by_heads)
         if plan.norm is not None and role != "v":

@@ -22,7 +22,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
-    "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights", MEANS: "weights",
+    "tempered_q": "q", "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights",
+    MEANS: "weights",
     "pooled": "pooled", "head_gated": "pooled", "merged": "output", "output": "output",
     **dict.fromkeys(CACHED, "cache"),
 }  # fmt: skip
@@ -85,7 +86,19 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
         changes[f"rotate_{role}"] = lambda X: plan.rounded(turned(plan, role, X))
     for name in changes if plan.norm_first else reversed(changes):
         steps[name] = X = changes[name](X)
+    if plan.temperature is not None and role == "q":
+        steps["tempered_q"] = X = plan.rounded(tempered(plan, X))
     return steps, X
+
+
+def tempered(plan: Plan, X: Array) -> Array:
+    """Multiply queries, or gradients by them, by a factor that grows with their positions."""
+    numbers, scale, floor = plan.offsets + np.arange(X.shape[2]), plan.temperature.scale, plan.temperature.floor
+    if plan.tempered_places is not None:
+        numbers = plan.tempered_places(plan, numbers)
+    places = np.maximum(plan.of_samples(numbers), 0) + plan.temperature.shift  # (B or 1, Q)
+    factors = 1 + scale * np.log1p(places // floor)  # (B or 1, Q)
+    return (widen(X) * factors[:, None, :, None]).astype(X.dtype)
 
 
 def turned(plan: Plan, role: str, X: Array) -> Array:

@@ -46,7 +46,9 @@ class Plan:
     output, those to compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function
     from the plan, the role and the right positions to those of the rotation; norm_first: whether the norm comes before
     the rotation; normed: the roles that have one; magnitude: of the rotation, and magnified: the roles that it is
-    applied to; norm_axes: of (B, H, T, d), those over which the means of a norm are taken.
+    applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the right
+    positions of queries to those that it goes by; norm_axes: of (B, H, T, d), those over which the means of a norm
+    are taken.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -80,6 +82,7 @@ class Plan:
     base: float
     interleaved: bool
     magnitude: float
+    temperature: Any
     heads: int
     groups: int
     samples: Any  # a slice, or a list of integers
@@ -87,6 +90,7 @@ class Plan:
     features: Any  # a slice, or a list of integers
     hiding: dict[str, Callable[..., Array]]
     rotary_offsets: Any = None
+    tempered_places: Any = None
     norm_first: bool = True
     normed: tuple[str, ...] = ("q", "k")
     magnified: tuple[str, ...] = ("q", "k")
@@ -224,6 +228,7 @@ def plan_of(
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
+        temperature=config.temperature,
         magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
         features=features, **kept(problem, kind),

@@ -22,9 +22,9 @@ INPUTS = "inputs"  # what is queries, keys and values at once
 # The steps of `trace` in order, all but the output.
 STEPS = (
     *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_q", "norm_k", "rotate_q", "rotate_k",
-    "scores", "capped", "biased", "weights", "pooled", "head_gated", "merged",
+    "tempered_q", "scores", "capped", "biased", "weights", "pooled", "head_gated", "merged",
 )  # fmt: skip
-OF_QUERIES = ("W_q", "split_q", "norm_q", "rotate_q")
+OF_QUERIES = ("W_q", "split_q", "norm_q", "rotate_q", "tempered_q")
 OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
 OF_VALUES = ("W_v", "split_v")
 POOLED = ("pooled", "head_gated", "merged")
