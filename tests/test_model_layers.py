@@ -10,7 +10,7 @@ from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, 
 
 import mha
 
-SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0]}
+SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
 COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
 

@@ -92,7 +92,7 @@ def test_a_rotation_that_is_wrong_is_refused(write, case):
         mha.load(write(model), "numpy", **options)
 
 
-PHI3 = {"model_type": "phi3", "original_max_position_embeddings": 32, "sliding_window": 8}
+PHI3 = {"model_type": "phi3", "original_max_position_embeddings": 32, "sliding_window": 8, "full_attn_mod": 1}
 OF_PHI3 = {
     "Phi-3": ({}, mha.Rotary(d)),
     "Phi-3, LongRoPE of old": (

@@ -38,7 +38,7 @@ _PASSED = {
 _NEUTRAL = {
     "position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1, "rotary_pct": 1,
 }  # fmt: skip
-_NEUTRAL_OF = {"cohere2": {"position_embedding_type": "rope_gptj"}}  # in place of these
+_NEUTRAL_OF = {"cohere2": {"position_embedding_type": "rope_gptj"}, "phi3": {"full_attn_mod": 1}}  # in place of these
 
 # The kinds of models of a scheme: the other names that they read, and their defaults.
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
@@ -46,7 +46,7 @@ _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
 _GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
 _SMOLLM = {"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4}
-_SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+_SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None, "max_window_layers": None}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},

@@ -29,10 +29,10 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
     if not types and size is None and kind not in DEPENDENT:
         return False
     at = _number(prefix, "have a window")
+    if types is None and kind == "smollm3":  # it has a max_window_layers, too, which counts for nothing
+        return not _turns_by_number(model, at)
     if types is None and "max_window_layers" in reads:
         return at >= checks.whole("max_window_layers", model["max_window_layers"])
-    if types is None and kind == "smollm3":
-        return not _turns_by_number(model, at)
     if types is None:
         pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
         return (at + 1) % pattern != 0
