@@ -97,6 +97,7 @@ MODELS = {
     "Cohere2": ("Cohere2", {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "attention_bias": True}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
+PADDED_LEFT = "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
 # The place of a layer, and its scheme; others have LLaMA's.
 AT = {
     "GPTNeoX": ("layers.1.attention", "neox"),
@@ -107,11 +108,11 @@ ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q
 
 
 @functools.cache
-def computed(name, folder):
+def computed(name, folder, left=False):
     """A saved model's file; prefix of layer 1; its attention's input, output and cotangent (B, T, D), and gradients."""
     kind, options = MODELS[name]
     at, scheme = AT.get(kind, ("layers.1.self_attn", "llama"))
-    X, output, cotangent, arrays = theirs.attended(theirs.saved(kind, SMALL | options, folder), at)
+    X, output, cotangent, arrays = theirs.attended(theirs.saved(kind, SMALL | options, folder), at, left)
     by_inputs = arrays.pop("inputs")
     if scheme != "llama":
         _, gradients = schemes.to_canonical(arrays, scheme, num_heads=4)
@@ -129,15 +130,17 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name):
-    path, prefix, X, output, cotangent, gradients = computed(name, folder / name)
+@pytest.mark.parametrize(
+    ("name", "left"), [*((name, False) for name in MODELS), *((name, True) for name in PADDED_LEFT)]
+)
+def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name, left):
+    path, prefix, X, output, cotangent, gradients = computed(name, folder / name, left)
 
     def results(backend, dtype):
         layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend, length=LENGTH), dtype)
-        return theirs.ours(layer, X, cotangent, causal=True)
+        return theirs.ours(layer, X, cotangent, left, causal=True)
 
-    theirs.assert_agreement(results, backend, output, gradients)
+    theirs.assert_agreement(results, backend, output, gradients, left)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,21 @@ def saved(kind, options, folder):
     return model
 
 
-def attended(model, at, **changed):
+def positions(left):
+    """Positions of tokens (B, T): below 0 for padding on the left, from LENGTHS on for padding on the right."""
+    return np.arange(max(LENGTHS)) - left * (max(LENGTHS) - LENGTHS)[:, None]  # (B, T)
+
+
+def real(left):
+    """True for tokens, False for padding (B, T)."""
+    return (positions(left) >= 0) & (positions(left) < LENGTHS[:, None])
+
+
+def attended(model, at, left=False, **changed):
     """The input, output and cotangent (B, T, D) of the attention at this place of a model, and gradients by name.
 
-    changed: arguments that it is called with instead of the model's own, found by a function of these.
+    left: whether sentences are padded on the left; changed: arguments that the attention is called with instead of the
+    model's own, found by a function of these.
     """
     import torch
 
@@ -42,7 +53,7 @@ def attended(model, at, **changed):
         seen.update(inspect.signature(attention.forward).bind(*given, **named).arguments)
 
     hook = attention.register_forward_pre_hook(see, with_kwargs=True)
-    sees = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]  # (B, T)
+    sees = torch.tensor(real(left))
     tokens, call = torch.randint(1, 37, sees.shape), {"attention_mask": sees.long(), "use_cache": False}
     if model.config.is_encoder_decoder:
         call |= {"decoder_input_ids": tokens, "decoder_attention_mask": sees.long()}
@@ -58,24 +69,25 @@ def attended(model, at, **changed):
     return X.detach().numpy(), output.detach().numpy(), cotangent.numpy(), gradients | {"inputs": X.grad.numpy()}
 
 
-def ours(layer, X, cotangent, **call):
+def ours(layer, X, cotangent, left=False, **call):
     """The output of a layer of ours and its gradients, that of the one input as "inputs", as NumPy arrays."""
     dtype = layer.config.dtype
     inputs = [X.astype(dtype)] * 3
-    found = layer(*inputs, LENGTHS, **call)
-    pulled = layer.gradients(*inputs, LENGTHS, **call, cotangent=cotangent.astype(dtype))
+    call |= {"positions": positions(left), "key_positions": positions(left)} if left else {"valid_lens": LENGTHS}
+    found = layer(*inputs, **call)
+    pulled = layer.gradients(*inputs, **call, cotangent=cotangent.astype(dtype))
     pulled["inputs"] = sum(pulled.pop(name) for name in ("queries", "keys", "values"))
     return mha.to_numpy(found), {name: mha.to_numpy(array) for name, array in pulled.items()}
 
 
-def assert_agreement(results, backend, output, gradients):
+def assert_agreement(results, backend, output, gradients, left=False):
     """Their output and gradients, and results(backend, "float32"), are within the bounds of `mha.parity`."""
     found, pulled = results(backend, "float32")
     oracle, exact = results("numpy", "float64")
     base, plain = results("numpy", "float32")
-    real = np.arange(output.shape[1]) < LENGTHS[:, None]  # (B, T)
+    there = real(left)
     for array in (found, output):
-        assert parity.error(array[real], oracle[real]) <= parity.bound("float32", oracle[real], base[real])
+        assert parity.error(array[there], oracle[there]) <= parity.bound("float32", oracle[there], base[there])
     # Without a bias of W_o, as in Qwen2, ours is zeros.
     assert exact.keys() - gradients.keys() <= {"W_o.bias"}
     assert gradients.keys() <= exact.keys()
