@@ -211,6 +211,31 @@ def beside_one(late, scores, seen):
     return np.where(seen, exponents(np.concatenate([low, other], -1))[..., :-1], 0)
 
 
+def resunk(change):
+    """A layer with other sinks; change: from a list of numbers to another."""
+    return weight(lambda name, X, *_: np.array(change(list(X))) if name == "sinks" else X)
+
+
+def beside_sinks(weigh):
+    """A port with weights (B, H, Q, K) that are made of those of a sink (B, H, Q) and of keys, (B, H, Q, K)."""
+
+    def softmax(self, scores, seen):
+        column = np.broadcast_to(self.weights["sinks"][:, None], scores.shape[:3])
+        shares = exponents(np.stack([column, *np.moveaxis(np.where(seen, scores, -np.inf), 3, 0)], -1))
+        return weigh(shares[..., 0], shares[..., 1:])
+
+    return port(softmax=softmax)
+
+
+def unshifted(self, scores, seen):
+    shares = np.where(seen, np.exp(scores - np.where(seen, scores, LOWEST).max(-1, keepdims=True)), 0)
+    return shares / (shares.sum(-1, keepdims=True) + np.exp(self.weights["sinks"])[:, None, None])
+
+
+def pooled_with(key, of_sink, of_keys):
+    return of_keys + of_sink[..., None] * (np.arange(of_keys.shape[-1]) == key)
+
+
 def online(size, sum_too, scores, seen):
     """Keys block by block, pooling the rows of an identity: the result is the weights."""
     B, H, Q, K = scores.shape

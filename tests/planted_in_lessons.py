@@ -118,11 +118,14 @@ class Planting:
             given["softcap"] = None
         if self.names & {*OF_HIDING}:
             given["window"] = None
+        if "sinks" not in plan.weights:
+            given["sinks"] = False
         return dataclasses.replace(config, **given)
 
     def weights(self, weights):
-        """The weights with the mistake; a bias that it drops is zeros."""
-        found = {name: self.plan.weights.get(name, np.zeros_like(X)) for name, X in weights.items()}
+        """The weights with the mistake; a bias that it drops is zeros, and sinks that it drops are not there."""
+        kept = {name: X for name, X in weights.items() if name != "sinks" or name in self.plan.weights}
+        found = {name: self.plan.weights.get(name, np.zeros_like(X)) for name, X in kept.items()}
         return {name: self.rough(X) if name.endswith("kernel") else X for name, X in found.items()}
 
     def inputs(self, inputs):
@@ -196,7 +199,7 @@ class Planting:
         share = next(self.shares)
         return self.of_heads(X, self.plan.groups, lambda heads: share(self.plan.cached(heads), times))  # (B*H, T, d)
 
-    def softmax(self, scores, visible):
+    def softmax(self, scores, visible, sinks=None):
         """The same as `visible_softmax`, of scores (B*H, Q, K): weights (B*H, Q, K)."""
         plan, (BH, Q, K) = self.plan, scores.shape
         flat = self.numpy(scores)
@@ -209,7 +212,9 @@ class Planting:
             weights = plan.softmax(plan, found, plan.visible())
         else:
             scores = self.own(found.reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
-            weights = self.numpy(self.right["visible_softmax"](scores, visible)).reshape(found.shape)  # (B, H, Q, K)
+            weights = self.numpy(self.right["visible_softmax"](scores, visible, sinks)).reshape(
+                found.shape
+            )  # (B, H, Q, K)
         return self.own(plan.after(weights).reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
 
     def blank(self, queries, keys, values, visible):

@@ -124,9 +124,14 @@ class Port:
         return seen if mask is None else seen & (mask[:, None] if mask.ndim == 3 else mask)
 
     def softmax(self, scores, seen):
-        low = np.where(seen, scores, -np.inf)
-        shares = np.exp(low - np.maximum(low.max(-1, keepdims=True), np.finfo(low.dtype).min))
-        return shares / np.maximum(shares.sum(-1, keepdims=True), np.finfo(low.dtype).tiny)
+        low, sinks = np.where(seen, scores, -np.inf), self.sinks()
+        largest = np.maximum(np.maximum(low.max(-1, keepdims=True), sinks), np.finfo(low.dtype).min)
+        shares = np.exp(low - largest)
+        return shares / np.maximum(shares.sum(-1, keepdims=True) + np.exp(sinks - largest), np.finfo(low.dtype).tiny)
+
+    def sinks(self):
+        """One more score for each head, (H, 1, 1), minus infinity if there is none."""
+        return self.weights.get("sinks", np.full(self.H, -np.inf, "float32"))[:, None, None]
 
     def gate(self, pooled, gates):
         return pooled if gates is None else pooled * gates[..., None, None]

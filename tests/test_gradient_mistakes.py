@@ -81,7 +81,11 @@ class Port:
         raw = self.at("scaled", raw * scale, raw, q, k)
         scores = self.at("capped", c * torch.tanh(raw / c), raw)
         seen = torch.arange(k.shape[2]) < torch.tensor(lengths)[:, None, None, None]
-        shares = scores.masked_fill(~seen, -np.inf).softmax(-1)
+        shares = scores.masked_fill(~seen, -np.inf)
+        if self.config.sinks:
+            column = self.weights["sinks"][:, None, None].expand(*shares.shape[:3], 1)
+            shares = torch.cat([shares, column], -1)  # (B, H, Q, K + 1)
+        shares = shares.softmax(-1)[..., : k.shape[2]]
         shares = self.at("weights", self.at("softmax", shares, scores, seen))
         merged = self.at("pooled", shares @ v).transpose(1, 2).reshape(*inputs[0].shape[:2], -1)  # (B, Q, H*d)
         output = merged @ self.weights["W_o.kernel"] + self.weights["W_o.bias"]
@@ -202,6 +206,7 @@ MADE = {
     ("gradients of shared heads are not summed", "their mean"): {name: hooked(lambda G: G / 3) for name in "kv"},
     ("gradients are not turned back", "not at all"): {"turned": lambda result, X, turned: values_of(result, X)},
     ("gradients are not turned back", "turned again"): {"turned": turned_again},
+    ("sinks get no gradient", ""): {"found": lambda found: found | {"sinks": 0 * found["sinks"]}},
     ("a norm is a constant in gradients", ""): {"roots": detached},
     ("dropout's scale in gradients alone", "of attention weights, p 0.2"): {"weights": hooked(lambda G: G / 0.8)},
     ("dropout's scale in gradients alone", "of what is pooled, p 0.5"): {"pooled": hooked(lambda G: G / 0.5)},
@@ -225,6 +230,10 @@ def made(**options):
 
 
 SQUARE = {"num_key_value_heads": 6}
+OTHERS = {
+    "gradients of kernels are transposed": SQUARE,
+    "sinks get no gradient": {"sinks": True},
+}  # options, by mistake
 
 
 @pytest.mark.backends("torch")
@@ -236,7 +245,7 @@ def test_the_port_is_right(backend):
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("case", MADE, ids=", ".join)
 def test_a_mistake_in_gradients_is_named(case, backend):
-    layer, inputs = made(**SQUARE if case[0] == "gradients of kernels are transposed" else {})
+    layer, inputs = made(**OTHERS.get(case[0], {}))
     report = parity.compare(layer, Port(layer, **MADE[case])(*inputs), *inputs, LENGTHS)
     assert report.first.name.startswith("gradient.")
     assert report.diagnosis.mistakes == (case[0],), report

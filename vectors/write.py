@@ -159,6 +159,8 @@ VECTORS = (
     ),
     vector("rms-norm", layer={"qk_norm": "rms"}, dtypes=("float32", "bfloat16")),
     vector("layer-norm", layer={"qk_norm": "layer"}),
+    vector("sinks", SOME, layer={"sinks": True}, dtypes=("float32", "bfloat16")),
+    vector("sinks-groups-cap", [0, 5], layer=FOUR | {"sinks": True, "softcap": 1.5}),
     vector("norm-epsilon", layer={"qk_norm": "rms", "qk_norm_eps": 0.5}, scale=1e-2),
     # Options together.
     vector("groups-rotary", SOME, layer=FOUR | ROTARY),
@@ -179,6 +181,7 @@ VECTORS = (
     vector("additive", layer=ADDITIVE, dtypes=EVERY_FLOAT),
     vector("additive-lengths-of-0", [0, 4], layer=ADDITIVE),
     vector("additive-groups", SOME, layer=ADDITIVE | FOUR),
+    vector("additive-sinks", SOME, layer=ADDITIVE | {"sinks": True}),
     vector("additive-large-numbers", SOME, layer=ADDITIVE, scale=30.0),
     vector("additive-all-options", [4, 6], layer=ADDITIVE | OTHERS, **ALL_CALL),
 )

@@ -64,6 +64,7 @@ DECODES = (
     Decode("decode", PLAIN, (PADDED_RIGHT, *TOKENS), 11, dtypes=DTYPES),
     Decode("decode-groups-rotary", GROUPED, (PADDED_LEFT, *TOKENS), 11),
     Decode("decode-ring", PLAIN | {"window": (3, 0)}, (PADDED_RIGHT, *TOKENS, Portion(3), ONE)),
+    Decode("decode-sinks", GROUPED | {"sinks": True}, (PADDED_LEFT, *TOKENS), 11),
     # Of a draft of three tokens, the first sample keeps one, the second two.
     Decode("decode-draft", GROUPED, (PADDED_LEFT, ONE, Portion(3), Portion(1, crop=[7, 6]), ONE), 11),
 )

@@ -34,6 +34,8 @@ LARGE = tuple(
         Case("many pieces, lengths", HEADS, [509, 17]),
         Case("many pieces, mask, causal", HEADS, mask=(2, 1, 503, 509), causal=True),
         Case("many pieces, additive", HEADS | {"pooling": "additive"}, [211, 0]),
+        Case("many pieces, sinks", HEADS | {"num_key_value_heads": 3, "sinks": True}, [509, 17], causal=True),
+        Case("many pieces, sinks, window", WINDOW | {"sinks": True}, [509, 100], causal=True, offset=3),
         Case("many pieces, window", WINDOW, [509, 100], causal=True, offset=3),
         Case(
             "many pieces, bias, cap", HEADS | {"num_key_value_heads": 1, "softcap": 1.5}, causal=True,
@@ -89,6 +91,7 @@ def options(number: int) -> Case:
         "qk_norm": maybe(["rms", "layer"][number % 2]),
         "qk_norm_eps": 0.01,
         "temperature": [None, Temperature(0.4, 3, number // 5 % 2)][number % 5 == 2],
+        "sinks": number % 3 == 1,
     }
     placed: dict[str, Any] = {"offset": maybe([2, [1, -2]][number % 2], 0)}
     gates = maybe([(H,), (B, H)][number % 2])

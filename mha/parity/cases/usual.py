@@ -188,5 +188,12 @@ CASES = (
         quick=("float64",),
     ),
     Case("additive, all options", ADDITIVE | REST, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,)),
+    Case("sinks", GROUPED | {"sinks": True}, [3, 0], dtypes=DTYPES),
+    Case("sinks, scale 30", WIDTHS | {"sinks": True}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
+    Case(
+        "sinks, all options", ALL | {"sinks": True}, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,),
+        dtypes=DTYPES, quick=FULL,
+    ),
+    Case("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True, quick=FULL),
     Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053, quick=("float32",)),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from mha.parity.mistakes.of_weights import PROJECTIONS
-from mha.parity.pipeline import backward
+from mha.parity.pipeline import backward, pieces
 from mha.parity.pipeline.backward import Backward
 from mha.parity.pipeline.parts import ROLES
 from mha.parity.pipeline.pieces import Array
@@ -75,7 +75,8 @@ def unhidden(normalized: bool, back: Backward) -> Backward | None:
 
     def through_softmax(back: Backward, by_weights: Array) -> Array:
         scores = [X for name, X in back.steps.items() if name in ("scores", "capped", "biased")][-1]
-        counted = np.ones_like(back.visible) if normalized else back.visible
+        scores = pieces.beside_sinks(back.plan, scores)
+        counted = np.ones_like(back.counted) if normalized else back.counted
         largest = np.where(counted, scores, -np.inf).max(-1, keepdims=True, initial=np.finfo(scores.dtype).min)
         shares = np.exp(scores - largest)
         shares = shares / np.maximum(np.where(counted, shares, 0).sum(-1, keepdims=True), np.finfo(shares.dtype).tiny)
@@ -86,7 +87,7 @@ def unhidden(normalized: bool, back: Backward) -> Backward | None:
 
 def without_sum(back: Backward) -> Backward:
     """Leave out the sum over a row in the gradient of the softmax."""
-    return replace(back, through_softmax=lambda back, by_weights: back.weights * np.where(back.visible, by_weights, 0))
+    return replace(back, through_softmax=lambda back, by_weights: back.shares * np.where(back.counted, by_weights, 0))
 
 
 def rescaled(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
@@ -152,6 +153,7 @@ MEANS: dict[str, Callable[[Backward], float]] = {
     "over both": lambda back: 1 / (back.cotangent.shape[0] * back.cotangent.shape[1]),
 }
 KINDS = {"kernels": (".kernel",), "biases": (".bias",), "kernels and biases": (".kernel", ".bias")}
+PARAMETERS = ".kernel", ".bias", ".scale", "sinks"
 DROPPED = {"of attention weights": ("weights",), "of what is pooled": ("pooled",)}  # where the factor may be
 
 GRADIENT_MISTAKES = (
@@ -182,7 +184,7 @@ GRADIENT_MISTAKES = (
                     {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
                      for how, factor in MEANS.items()}),
     GradientMistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice",
-                    {"those of weights": partial(of_parameters, lambda back: 2.0, (".kernel", ".bias", ".scale")),
+                    {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
                      "all": partial(whole, lambda back: 2.0)}),
     GradientMistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum",
                     {how: partial(whole, factor) for how, factor in MEANS.items()}
@@ -191,6 +193,7 @@ GRADIENT_MISTAKES = (
                     {"the first of each group": partial(unsummed, False), "their mean": partial(unsummed, True)}),
     GradientMistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
                     {"not at all": partial(unturned, False), "turned again": partial(unturned, True)}),
+    GradientMistake("sinks get no gradient", "they are taken for constants", {"": stopped("sinks")}),
     GradientMistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by",
                     {"": fixed_norm}),
 )  # fmt: skip

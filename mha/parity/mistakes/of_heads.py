@@ -71,7 +71,9 @@ def other_heads(heads: int, plan: Plan) -> Plan | None:
     config = plan.config
     H, d, dv = config.num_heads, config.key_dim, config.value_dim
     plain = plan.groups == H == plan.heads and plan.norm is None and plan.frequencies is None
-    if not plain or heads == H or (H * d) % heads or (H * dv) % heads or plan.gates is not None:
+    if not plain or heads == H or (H * d) % heads or (H * dv) % heads:
+        return None
+    if plan.gates is not None or "sinks" in plan.weights:  # of so many heads
         return None
     if any(X is not None and X.shape[1] != 1 for X in (plan.mask, plan.score_bias)) or config.pooling != "dot":
         return None

@@ -8,7 +8,7 @@ import numpy as np
 from mha.config import numpy_dtype
 from mha.parity.mistakes.mistake import Change, Mistake
 from mha.parity.pipeline.parts import PARTS
-from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.pieces import Array, beside_sinks
 from mha.parity.pipeline.plan import Plan
 
 ALL_PARTS = tuple(PARTS)
@@ -51,10 +51,11 @@ def softmax_in(dtype: str, inside: bool) -> Change:
         def rough(plan: Plan, scores: Array, visible: Array) -> Array:
             if not inside:
                 return into(right(plan, into(scores), visible))
-            low = np.where(visible, into(scores), -np.inf)
+            low = beside_sinks(plan, np.where(visible, into(scores), -np.inf))
             shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
             sums = into(shares.sum(-1, keepdims=True))
-            return np.where(visible, into(shares / np.where(sums == 0, 1, sums)), 0).astype(scores.dtype)
+            shares = into(shares / np.where(sums == 0, 1, sums))[..., : scores.shape[3]]
+            return np.where(visible, shares, 0).astype(scores.dtype)
 
         return replace(plan, softmax=rough)
 

@@ -28,7 +28,7 @@ def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
         hidden = scores + scores.dtype.type(low) if added else low
-        return pieces.normalized(np.where(visible, scores, hidden).astype(scores.dtype), plan.axis)
+        return pieces.normalized(plan, np.where(visible, scores, hidden).astype(scores.dtype))
 
     return replace(plan, softmax=softmax)
 
@@ -54,7 +54,7 @@ def capped_when_hidden(plan: Plan) -> Plan | None:
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         bias = 0 if plan.score_bias is None else plan.of_pairs(plan.score_bias)
-        return pieces.normalized(np.where(visible, scores, low + bias).astype(scores.dtype), plan.axis)
+        return pieces.normalized(plan, np.where(visible, scores, low + bias).astype(scores.dtype))
 
     return replace(plan, softmax=softmax)
 
@@ -64,7 +64,7 @@ def with_one_more(late: bool, plan: Plan) -> Plan:
     right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        low = np.where(visible, scores, -np.inf)
+        low = pieces.beside_sinks(plan, np.where(visible, scores, -np.inf))
         largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
         sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
         more = 1 if late else np.exp(-largest)
@@ -82,7 +82,7 @@ def uniform_over(all_keys: bool, plan: Plan) -> Plan | None:
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         empty = ~visible.any(-1, keepdims=True)
         shares = right(plan, scores, visible)
-        instead = 1 / scores.shape[-1] if all_keys else pieces.normalized(scores, -1)
+        instead = 1 / scores.shape[-1] if all_keys else pieces.normalized(replace(plan, axis=3), scores)
         return np.where(empty, instead, shares).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
@@ -107,7 +107,7 @@ def renormalised_late(plan: Plan) -> Plan | None:
         return None
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.where(visible, pieces.normalized(scores, plan.axis), 0).astype(scores.dtype)
+        return np.where(visible, pieces.normalized(plan, scores), 0).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
@@ -123,7 +123,7 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
         for mask in masks:
             seen = plan.seen(mask & plan.hiding.keys())
             scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
-        return pieces.normalized(scores, plan.axis)
+        return pieces.normalized(plan, scores)
 
     return replace(plan, softmax=softmax)
 
@@ -140,7 +140,10 @@ def not_rescaled(size: int, sum_too: bool, plan: Plan) -> Plan:
         largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
         largest = np.maximum(largest, np.finfo(scores.dtype).min)
         shares = np.exp(low - np.repeat(largest, size, -1)[..., :K])
-        sums = (shares if sum_too else np.exp(low - largest[..., -1:])).sum(-1, keepdims=True)
+        counted = pieces.beside_sinks(plan, shares if sum_too else np.exp(low - largest[..., -1:]), 0)
+        if "sinks" in plan.weights:  # which are added to the sum last
+            counted[..., -1:] = np.exp(pieces.widen(plan.weights["sinks"])[:, None, None] - largest[..., -1:])
+        sums = counted.sum(-1, keepdims=True)
         return shares / np.where(sums == 0, 1, sums).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)

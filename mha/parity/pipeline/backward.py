@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from mha.parity.pipeline.parts import PARTS, ROLES, compute, tempered, turned
-from mha.parity.pipeline.pieces import Array, Steps, as_it_is, merge, split, widen
+from mha.parity.pipeline.pieces import Array, Steps, as_it_is, beside_sinks, merge, shares, split, widen
 from mha.parity.pipeline.plan import Plan
 
 
 def through_softmax(back: "Backward", by_weights: Array) -> Array:
-    """The gradient by what the softmax takes: 0 for hidden keys; by_weights (B, H, Q, K)."""
-    weights = back.weights
-    by_weights = np.where(back.visible, by_weights, 0)  # 0 * NaN is NaN
-    return weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))
+    """The gradient by what the softmax takes: 0 for hidden keys; by_weights (B, H, Q, K), or K + 1 with sinks."""
+    shares = back.shares
+    by_weights = np.where(back.counted, by_weights, 0)  # 0 * NaN is NaN
+    return shares * (by_weights - (shares * by_weights).sum(-1, keepdims=True))
 
 
 def through_cap(back: "Backward", by_capped: Array) -> Array:
@@ -95,6 +95,16 @@ class Backward:
         """Which query sees which key, (B, H, Q, K)."""
         return self.plan.visible()
 
+    @property
+    def shares(self) -> Array:
+        """What the softmax gives, (B, H, Q, K): the attention weights, and those of sinks as one more column."""
+        return shares(self.plan, self.results["scores"], self.visible)
+
+    @property
+    def counted(self) -> Array:
+        """What counts in the softmax, as `shares`."""
+        return beside_sinks(self.plan, self.visible, True)
+
     def normalized(self, role: str) -> tuple[Array, Array, Array]:
         """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by (B, H, T, 1), and the scale."""
         X = widen(self.steps[f"split_{role}"])
@@ -133,8 +143,8 @@ class Backward:
         by_pooled, found = self.once(Backward.through_output, by_output)
         by_pooled = self.passed("pooled", by_pooled)
         by_weights = self.passed("weights", self.once(Backward.through_pooling, by_pooled))
-        by_biased, by_scores = self.once(Backward.through_weights, by_weights)
-        found = dict(found)
+        by_biased, by_scores, by_sinks = self.once(Backward.through_weights, by_weights)
+        found = found | by_sinks
         if plan.score_bias is not None:
             axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
             found["score_bias"] = by_biased.sum(axes, keepdims=True)
@@ -173,10 +183,11 @@ class Backward:
         """The gradient by heads of values, (B, G, K, dv)."""
         return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
 
-    def through_weights(self, by_weights: Array) -> tuple[Array, Array]:
-        """The gradients by what the softmax takes, and by scores before the cap, (B, H, Q, K)."""
-        by_biased = self.through_softmax(self, by_weights)
-        return by_biased, self.through_cap(self, by_biased)
+    def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
+        """The gradients by scores that the softmax takes, by those before the cap, (B, H, Q, K), and by sinks."""
+        by_shares = self.through_softmax(self, beside_sinks(self.plan, by_weights, 0))
+        by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
+        return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
 
     def scaled(self, by_scores: Array) -> Array:
         """The gradient by dot products, (B, H, Q, K)."""

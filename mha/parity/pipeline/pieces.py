@@ -86,15 +86,33 @@ def turn(
 
 def softmax(plan: Any, scores: Array, visible: Array) -> Array:
     """Return the softmax over the visible keys; a row without keys is 0."""
+    return shares(plan, scores, visible)[..., : scores.shape[3]]
+
+
+def shares(plan: Any, scores: Array, visible: Array) -> Array:
+    """Return the softmax over the visible keys, (B, H, Q, K), and if there are sinks, their shares as the last."""
+    scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
     hidden = np.where(visible.any(plan.axis, keepdims=True), -np.inf, 0).astype(scores.dtype)
-    shares = normalized(np.where(visible, scores, hidden), plan.axis)
-    return np.where(visible, shares, 0).astype(scores.dtype)
+    return np.where(visible, plain(np.where(visible, scores, hidden), plan.axis), 0).astype(scores.dtype)
 
 
-def normalized(scores: Array, axis: int) -> Array:
+def normalized(plan: Any, scores: Array) -> Array:
+    """Return the softmax over all keys, and sinks."""
+    return plain(beside_sinks(plan, scores), plan.axis)[..., : scores.shape[3]]
+
+
+def plain(scores: Array, axis: int) -> Array:
     """Return the plain softmax over an axis."""
-    shares = np.exp(scores - scores.max(axis, keepdims=True, initial=np.finfo(scores.dtype).min))
-    return shares / shares.sum(axis, keepdims=True)
+    exponentials = np.exp(scores - scores.max(axis, keepdims=True, initial=np.finfo(scores.dtype).min))
+    return exponentials / exponentials.sum(axis, keepdims=True)
+
+
+def beside_sinks(plan: Any, X: Array, number: Any = None) -> Array:
+    """Return pairs (B, H, Q, K) with one more column, if there are sinks: of these, or of a number."""
+    if (sinks := plan.weights.get("sinks")) is None:
+        return X
+    column = widen(sinks)[:, None, None] if number is None else number
+    return np.concatenate([X, np.broadcast_to(column, (*X.shape[:3], 1)).astype(X.dtype)], 3)  # (B, H, Q, K + 1)
 
 
 def scores(plan: Any, q: Array, k: Array) -> Array:

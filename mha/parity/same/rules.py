@@ -104,10 +104,10 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
     """Return the magnitude to measure a gradient's rounding by, besides its own: 0 for most gradients.
 
     Attention weights stay the same if all scores of a query shift alike. What shifts them so has a gradient of nothing
-    but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys.
+    but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys. It
+    is so beside sinks, too, where large scores leave them no share.
     """
     shifts = name == "W_k.bias" or (name in OF_PAIRS and gradients[name].shape[-1] == 1)
-    shifts = shifts and "sinks" not in gradients  # which do not shift alike
     return max(map(largest, gradients.values())) if shifts else 0.0
 
 
