@@ -36,8 +36,9 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
         call = call._replace(positions=positions, key_positions=positions)
     q, k = layer.turn(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
     left = written(of, k, of.reshape(W_v, (B * G, 1, cache.values.shape[3])), call)
-    sinks = in_rows(of, layer.beside_sinks(call).sinks, (B, H, G, 1))  # (B, G, H/G, 1)
-    call = call._replace(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)
+    if config.sinks:
+        sinks = in_rows(of, layer.beside_sinks(call).sinks, (B, H, G, 1))  # (B, G, H/G, 1)
+        call = call._replace(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)
     pooled = layer.pool_token(of.reshape(q, (B, G, H // G, d)), left.keys, left.values, call)  # (B, G, H/G, dv)
     output = layer.W_o(of.reshape(pooled, (B, 1, H * left.values.shape[3])))  # (B, 1, D)
     cache.use_up(written=True)
