@@ -265,7 +265,7 @@ GROUPS = {
     }),
     "mistakes in gradients": (
         "mha/parity/search mha/parity/why mha/parity/mistakes mha/parity/pipeline", "gradient_mistakes", {
-        "the softmax of the pieces lacks its sum": (r" \(by_weights - \(weights \* by_weights\)\.sum\(.*\)\)\n",
+        "the softmax of the pieces lacks its sum": (r" \(by_weights - \(shares \* by_weights\)\.sum\(.*\)\)\n",
             " by_weights\n"),
         "a layer norm of the pieces keeps its mean": (r"by_heads = by_heads - by_normalized\.mean\(.*\)", "pass"),
         "heads of keys get the first gradient": (r"K, d\)\.sum\(2\)", "K, d)[:, :, 0]"),
