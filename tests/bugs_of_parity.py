@@ -295,7 +295,7 @@ GROUPS = {
         "a change begins with the layer's own window": (r"change\(\*plan\.window\)", "change(*plan.config.window)"),
         "a change begins with the right positions": (r"places\(plan, role, before\(.*?\)\)", "places(plan, role, X)"),
         "a change begins with the layer's own base": (r"plan\.base \*\* \(-2", "plan.config.rotary.base ** (-2"),
-        "a change begins with the right softmax": (r"pieces\.normalized\(scores, plan\.axis\), 0",
+        "a change begins with the right softmax": (r"pieces\.normalized\(plan, scores\), 0",
             "pieces.normalized(replace(plan, axis=3), scores), 0"),
         "the means of all heads are those of each": (r"norm_axes=\(1, 3\)", "norm_axes=(3,)"),
         "epsilon is in the root": (r"np\.sqrt\(squares\) \+ eps\)", "np.sqrt(squares + eps))"),
