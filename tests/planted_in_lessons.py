@@ -126,7 +126,8 @@ class Planting:
         """The weights with the mistake; a bias that it drops is zeros, and sinks that it drops are not there."""
         kept = {name: X for name, X in weights.items() if name != "sinks" or name in self.plan.weights}
         found = {name: self.plan.weights.get(name, np.zeros_like(X)) for name, X in kept.items()}
-        return {name: self.rough(X) if name.endswith("kernel") else X for name, X in found.items()}
+        found = {name: self.rough(X) if name.endswith("kernel") else X for name, X in found.items()}
+        return {name: np.ascontiguousarray(X) for name, X in found.items()}  # no framework takes a reversed view
 
     def inputs(self, inputs):
         """Queries, keys and values with the mistake."""
