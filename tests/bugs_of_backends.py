@@ -372,6 +372,19 @@ GROUPS = {
         "keys are tempered, too": {"all": (r"(            q = keep\(\"tempered_q\", .*)",
             r"\1\n            k = temper(k, *given[:2], config.num_key_value_heads)")},
     }),
+    "sinks": ("sinks blocks", {
+        "sinks are forgotten": {"all": (
+            r"visible_softmax\(scores, visible, sinks\)  #", "visible_softmax(scores, visible)  #")},
+        "nothing hides beside sinks": {"all": (r"\*with_sinks\(scores, visible, sinks\)",
+            "*with_sinks(scores, None, sinks)")},
+        "sinks of other heads": {"all": (r"(self\.sinks.*\(?1, -1, 1, 1\)+)\)  #", r"\1[:, ::-1])  #")},
+        "a lone token has the sinks of other heads": {"numpy mxnet": (
+            r"\(call\)\.sinks, \(B, H, G, 1\)", "(call).sinks[:, ::-1], (B, H, G, 1)")},
+        "the kernel forgets sinks": {"torch": (r"return not config\.sinks and attention", "return attention",
+            r"call\.sinks is not None or self", "self")},
+        "sinks get no gradient": {"numpy": (r"by_sinks = -total", "by_sinks = 0 * total"),
+            "mxnet": (r'items\(\) if name != "mask"', 'items() if name == "score_bias"')},
+    }),
     "magnitudes": ("rotations", {
         "sines are not magnified": {"numpy torch tensorflow mxnet": (
             r"rotary\.magnitude \* ((np|torch|tf)\.sin)", r"\1"),

@@ -17,7 +17,13 @@ OPTIONS = {
     "plain": {},
     "turned, in groups": {"num_key_value_heads": 2, "rotary": mha.Rotary(4), "bias": True},
     "a ring": {"window": (3, None)},
-    "a ring, normed and capped": {"window": (2, 1), "qk_norm": "rms", "softcap": 5.0, "rotary": mha.Rotary(6)},
+    "a ring, normed and capped": {
+        "window": (2, 1),
+        "qk_norm": "rms",
+        "softcap": 5.0,
+        "rotary": mha.Rotary(6),
+        "sinks": True,
+    },
     "additive": {"pooling": "additive"},
 }
 LEFT = [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, -1, -1, -1, -1]]

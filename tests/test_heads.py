@@ -20,7 +20,7 @@ LAYERS = {
     "additive": ({"pooling": "additive", "bias": True}, [5, 1]),
     "all options": (
         {"num_key_value_heads": 2, "rotary": mha.Rotary(base=100.0), "qk_norm": "rms", "window": (2, 3), "softcap": 4.0,
-         "scale": 0.7},
+         "scale": 0.7, "sinks": True},
         [5, 0],
     ),
 }  # fmt: skip
@@ -256,7 +256,7 @@ def cut(config, arrays, heads):
             made[weight] = np.delete(split, gone, -2).reshape(*split.shape[:-2], -1)  # (..., H*d)
     split = made["W_o.kernel"].reshape(config.num_heads, config.value_dim, -1)  # (H, dv, D)
     made["W_o.kernel"] = np.delete(split, heads, 0).reshape(-1, split.shape[-1])  # (H*dv, D)
-    return made
+    return made | ({"sinks": np.delete(made["sinks"], heads)} if config.sinks else {})
 
 
 @NAMES
