@@ -38,7 +38,10 @@ _PASSED = {
 _NEUTRAL = {
     "position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1, "rotary_pct": 1,
 }  # fmt: skip
-_NEUTRAL_OF = {"cohere2": {"position_embedding_type": "rope_gptj"}, "phi3": {"full_attn_mod": 1}}  # in place of these
+_NEUTRAL_OF: dict[str, dict[str, Any]] = {
+    "cohere2": {"position_embedding_type": "rope_gptj"},
+    "phi3": {"full_attn_mod": 1},
+}  # in place of these
 
 # The kinds of models of a scheme: the other names that they read, and their defaults.
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
