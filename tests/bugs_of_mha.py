@@ -56,6 +56,8 @@ GROUPS = {
         "layers of SmolLM3 that rotate have the window": (r"return not _turns_by", "return _turns_by"),
         "every layer of Cohere2 rotates": (r"return slides\n", "return True\n"),
         "Cohere2 rotates halves": (r"interleaved=kind in INTERLEAVED", "interleaved=False"),
+        "gpt-oss may have no sinks": (r'found\["sinks"\] = True', "pass"),
+        "sinks that are not there are zeros": ("!= has_sinks:", "!= has_sinks and False:"),
         "Phi-3's YaRN is YaRN": (r'if kind == "phi3" and .*:', "if False:"),
         "all of a head of Phi-4-mini turns": (r', "phi3": "partial_rotary_factor"}', "}"),
         "Phi-3 has no window": ('"ministral3", "phi3"  # the', '"ministral3"  # the'),

@@ -14,6 +14,8 @@ GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.06
 GEMMA3 = GEMMA | {"qk_norm": "rms", "qk_norm_eps": 1e-6, model_config.FOLDED: True}
 PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
+OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
+GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
 DEFAULTS = [
     ("llama", "llama", {}, PLAIN),
     ("llama", "mistral", {}, PLAIN | {"window": WINDOW}),
@@ -37,6 +39,8 @@ DEFAULTS = [
      PLAIN | {"num_key_value_heads": 4, "rotary": None, "window": (7, 0)}),
     ("llama", "cohere2", {"layer": 2}, PLAIN | {"rotary": mha.Rotary(8, interleaved=True), "window": WINDOW}),
     ("llama", "cohere2", {"layer": 3}, PLAIN | {"rotary": None}),
+    ("llama", "gpt_oss", {"layer": 2}, GPT_OSS | {"window": (127, 0)}),
+    ("llama", "gpt_oss", {"layer": 3}, GPT_OSS),
     ("phi3", "phi3", {}, PLAIN),
     ("phi3", "phi3", {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 4, "long_factor": [3.0] * 4}},
      PLAIN | {"rotary": mha.linear(8, rope_theta=1e4, factor=2.0)}),

@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import safetensors.numpy
 from commands import run
@@ -78,6 +79,30 @@ def test_commands_read_it_too(write, tmp_path):
     assert "rotary=Rotary(base=50000, interleaved), window=(4095, 0)" in " ".join(shown.stdout.split())
     assert run("convert", str(path), str(tmp_path / "out")).exit_code == 0
     assert mha.load(tmp_path / "out", "numpy").config == mha.load(path, "numpy").config
+
+
+@pytest.mark.parametrize(("number", "window"), [(0, (127, 0)), (1, None)])
+def test_a_gpt_oss_has_sinks(tmp_path, rng, number, window):
+    yarn = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    model = {"model_type": "gpt_oss", "rope_theta": 150000, "rope_scaling": yarn, "initial_context_length": 4096}
+    model |= {"layer_types": WINDOWED[::-1], "sliding_window": 128}
+    yarn["original_max_position_embeddings"] = 4096
+    named = {name.removeprefix(PREFIX): X for name, X in arrays(rng, bias=True).items()}
+    named |= {"o_proj.bias": rng.normal(size=D).astype("float32"), "sinks": rng.normal(size=H).astype("float32")}
+    prefix, path = f"model.layers.{number}.self_attn.", tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({prefix + name: X for name, X in named.items()}, path)
+    (tmp_path / "config.json").write_text(json.dumps(MODEL | model))
+    found = mha.load(path, "numpy")
+    rotary = mha.yarn(d, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
+    given = {"num_key_value_heads": G, "key_dim": d, "value_dim": d, "bias": True, "sinks": True, "rotary": rotary}
+    assert found.config == mha.MultiHeadAttention(D, H, **given, window=window, backend="numpy").config
+    assert np.array_equal(found.weights["sinks"], named["sinks"])
+    assert run("convert", str(path), str(tmp_path / "out")).exit_code == 0
+    assert mha.load(tmp_path / "out", "numpy").config == found.config
+    del named["sinks"]
+    safetensors.numpy.save_file({prefix + name: X for name, X in named.items()}, path)
+    with pytest.raises(ValueError, match="sinks is True, but the layer has no sinks"):
+        mha.load(path)
 
 
 def test_a_rotation_in_some_layers_needs_the_number_of_this_one(tmp_path, rng):

@@ -182,6 +182,27 @@ def test_groups_there_and_back(rng, scheme):
     assert_same_weights(back, weights)
 
 
+def test_sinks_there_and_back(rng):
+    config = Config(18, 6, num_key_value_heads=2, sinks=True)
+    weights = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes(config).items()}
+    arrays = schemes.from_canonical(config, weights, "llama")
+    assert np.array_equal(arrays["sinks"], weights["sinks"])
+    found, back = schemes.to_canonical(arrays, "llama")  # they show the number of heads
+    assert found == config
+    assert_same_weights(back, weights)
+    for name, X, text in (
+        ("q_proj.weight", arrays["q_proj.weight"], "sinks is False, but the layer has sinks"),
+        ("sinks", np.ones((6, 1), "float32"), r"sinks has shape \(6, 1\), expected 1 axes, H"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            schemes.to_canonical(arrays | {name: X}, "llama", options={"sinks": False})
+    with pytest.raises(ValueError, match="sinks has 6 heads, expected 3 as num_heads"):
+        schemes.to_canonical(arrays, "llama", num_heads=3)
+    del arrays["sinks"]
+    with pytest.raises(ValueError, match="sinks is True, but the layer has no sinks"):
+        schemes.to_canonical(arrays, "llama", num_heads=6, options={"sinks": True})
+
+
 # 2. Layers among many arrays
 
 

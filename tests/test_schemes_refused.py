@@ -141,6 +141,7 @@ def test_a_scheme_packs_equal_sizes_alone():
         ("bert", {"num_key_value_heads": 1}, "scheme 'bert' has no place for num_key_value_heads"),
         ("llama", {"rotary": mha.Rotary(), "window": (3, 0)}, "scheme 'llama' has no place for window, rotary"),
         ("llama", {"qk_norm": "rms"}, "scheme 'llama' has no place for qk_norm"),
+        ("opt", {"sinks": True}, "scheme 'opt' has no place for sinks"),
         ("flax", {"qk_norm": "rms"}, "scheme 'flax' has no place for qk_norm"),
         ("flax", {"qk_norm": "layer", "qk_norm_eps": 0.5}, "scheme 'flax' has no place for qk_norm_eps"),
         ("t5", {}, "scheme 't5' has scale=1.0, not None"),

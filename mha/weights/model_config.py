@@ -50,6 +50,9 @@ _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "h
 _GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
 _SMOLLM = {"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4}
 _SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None, "max_window_layers": None}
+_GPT_OSS: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "layer_types": None}
+_GPT_OSS |= {"rope_theta": 150000.0, "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
+_GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -61,6 +64,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
     "smollm3": _SMOLLM,
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+    "gpt_oss": _GPT_OSS,
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
 _VIT = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
@@ -212,6 +216,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found |= {"qk_norm": "rms", "qk_norm_eps": checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))}
     if kind == "gemma3_text":
         found[FOLDED] = True
+    if kind == "gpt_oss":
+        found["sinks"] = True
     if "query_pre_attn_scalar" in model:
         found["scale"] = checks.positive("query_pre_attn_scalar", model["query_pre_attn_scalar"]) ** -0.5
     if (cap := model.get("attn_logit_softcapping")) is not None:

@@ -21,7 +21,7 @@ class Place:
     """The array that holds a canonical weight.
 
     name: of the array, after the layer's prefix.
-    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm; "H" for sinks.
     part: None, or (i, n): the weight is part i of n that are packed along the outputs.
     by_group: True if they are packed group by group: query heads of a group, its head of keys, its head of values;
         False = one after another.
@@ -163,7 +163,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "llama": Scheme(
         "LLaMA, Mistral, Qwen, Gemma and others",
-        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi") | _norms("q_norm.weight", "k_norm.weight"),
+        _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi")
+        | _norms("q_norm.weight", "k_norm.weight")
+        | {"sinks": Place("sinks", "H")},
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         buffers=(r"rotary_emb\.inv_freq",),

@@ -182,6 +182,11 @@ def describe(
     if len(norms) == 1:
         (absent,) = set(NORMED) - set(norms)
         raise ValueError(f"the layer lacks {every[absent].name}, though it has {every[norms[0]].name}")
+    has_sinks = "sinks" in canonical
+    if sizes.setdefault("sinks", has_sinks) != has_sinks:
+        raise ValueError(
+            f"{said.name('sinks')} is {sizes['sinks']}, but the layer has {'' if has_sinks else 'no '}sinks"
+        )
     called = {weight: place.name for weight, place in places.items()}
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}
     return configured(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
@@ -217,6 +222,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     description, places = SCHEMES[scheme], dict(_places(scheme))
     held = {name for name, value in description.implied.items() if getattr(config, name) == value}
     held |= {"num_key_value_heads"} if description.grouped else set()
+    held |= {"sinks"} & places.keys()
     if options := [name for name in special(config) if name not in held]:
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(options)}")
     for name in description.implied.keys() - held - {"qk_norm"}:

@@ -22,6 +22,7 @@ MODELS = {
     "Phi3": GROUPED | {"rope_parameters": LONG, "original_max_position_embeddings": T, "pad_token_id": 0},
     "SmolLM3": GROUPED | WINDOWS | {"no_rope_layers": [1, 0], "use_sliding_window": True, "pad_token_id": 0},
     "Cohere2": GROUPED | WINDOWS,
+    "GptOss": GROUPED | WINDOWS | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32},
 }
 PLACE = "layers.1.self_attn"
 

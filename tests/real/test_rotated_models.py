@@ -32,6 +32,9 @@ ROTATIONS = {
 YARN = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4}
 PARTLY = {"rope_type": "proportional", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
+GPT_OSS = {
+    "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 10, "sliding_window": 4,
+}  # fmt: skip
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
     "hidden_size": 32,
@@ -95,9 +98,11 @@ MODELS = {
         {"no_rope_layers": [1, 0], "sliding_window": 4, "use_sliding_window": True},
     ),
     "Cohere2": ("Cohere2", {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "attention_bias": True}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss, window": ("GptOss", GPT_OSS | {"layer_types": WINDOW["layer_types"], "head_dim": 8}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
-PADDED_LEFT = "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
+PADDED_LEFT = "gpt-oss, window", "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
 # The place of a layer, and its scheme; others have LLaMA's.
 AT = {
     "GPTNeoX": ("layers.1.attention", "neox"),
@@ -119,7 +124,10 @@ def computed(name, folder, left=False):
     else:
         gradients = {}
         for parameter, gradient in arrays.items():
-            module, part = parameter.split(".")
+            module, _, part = parameter.partition(".")
+            if module == "sinks":
+                gradients[module] = gradient
+                continue
             ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
             gradients[ARRAYS[module] + ours] = gradient.T
     return folder / "model.safetensors", at, X, output, cotangent, gradients | {"inputs": by_inputs}
