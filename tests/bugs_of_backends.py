@@ -372,12 +372,14 @@ GROUPS = {
         "keys are tempered, too": {"all": (r"(            q = keep\(\"tempered_q\", .*)",
             r"\1\n            k = temper(k, *given[:2], config.num_key_value_heads)")},
     }),
-    "sinks": ("sinks blocks", {
+    "sinks": ("sinks options blocks", {
         "sinks are forgotten": {"all": (
             r"visible_softmax\(scores, visible, sinks\)  #", "visible_softmax(scores, visible)  #")},
         "nothing hides beside sinks": {"all": (r"\*with_sinks\(scores, visible, sinks\)",
             "*with_sinks(scores, None, sinks)")},
-        "sinks of other heads": {"all": (r"(self\.sinks.*\(?1, -1, 1, 1\)+)\)  #", r"\1[:, ::-1])  #")},
+        "sinks of other heads": {
+            "numpy tensorflow jax mxnet": (r"(self\.sinks.*\(?1, -1, 1, 1\)+)\)  #", r"\1[:, ::-1])  #"),
+            "torch": (r"sinks=self\.sinks\.", "sinks=self.sinks.flip(0).")},
         "a lone token has the sinks of other heads": {"numpy mxnet": (
             r"\(call\)\.sinks, \(B, H, G, 1\)", "(call).sinks[:, ::-1], (B, H, G, 1)")},
         "the kernel forgets sinks": {"torch": (r"return not config\.sinks and attention", "return attention",

@@ -25,7 +25,7 @@ def layer(backend, dtype="float64", **options):
     attention = mha.MultiHeadAttention(**sizes | options, dtype=dtype, seed=0, backend=backend)
     random = np.random.default_rng(1)
     attention.weights = {
-        name: random.normal(size=X.shape).astype(X.dtype) if name.endswith("scale") else X
+        name: random.normal(size=X.shape).astype(X.dtype) if name.endswith(("scale", "sinks")) else X
         for name, X in attention.weights.items()
     }
     return attention
