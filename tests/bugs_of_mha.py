@@ -60,7 +60,7 @@ GROUPS = {
         "sinks that are not there are zeros": ("!= has_sinks:", "!= has_sinks and False:"),
         "Phi-3's YaRN is YaRN": (r'if kind == "phi3" and .*:', "if False:"),
         "all of a head of Phi-4-mini turns": (r', "phi3": "partial_rotary_factor"}', "}"),
-        "Phi-3 has no window": ('"ministral3", "phi3"  # the', '"ministral3"  # the'),
+        "Phi-3 has no window": ('"ministral3", "phi3"  # all', '"ministral3"  # all'),
         "Phi-3's groups are as many as its heads": ("if description.grouped else num_heads",
             "if False else num_heads"),
         "the window is one wider": (r'(\["sliding_window"\]\)) - 1, 0\)', r"\1, 0)"),
@@ -110,7 +110,7 @@ GROUPS = {
         "large mappings of msgpack are not known": (r"\{0xDE: 3, 0xDF: 5\}", "{}"),
     }),
     "modules and stacks": ("mha/weights", "modules", {
-        "modules of ViT rotate": (r'and kind not in _VIT', "and True"),
+        "modules of ViT rotate": (r'and kind not in NOT_ROTATING', "and True"),
         "a module's number is not looked at": (r"if number is not None else prefix", "if False else prefix"),
         "a module's dropout is forgotten": (r"next\(\(model\[name\] for name in _DROPOUT.*", "0.0"),
         "a part's config is not found": (r"for part in source\.modules\(\)\)", "for part in [source])"),

@@ -17,6 +17,7 @@ from mha import checks
 from mha.names import SchemeName
 from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text, model_layers, model_rotation
+from mha.weights.model_kinds import KINDS, NEUTRAL_OF, NORMED, NOT_ROTATING
 from mha.weights.scheme_table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
@@ -38,61 +39,9 @@ _PASSED = {
 _NEUTRAL = {
     "position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1, "rotary_pct": 1,
 }  # fmt: skip
-_NEUTRAL_OF: dict[str, dict[str, Any]] = {
-    "cohere2": {"position_embedding_type": "rope_gptj"},
-    "phi3": {"full_attn_mod": 1},
-}  # in place of these
-
-# The kinds of models of a scheme: the other names that they read, and their defaults.
-_ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}
-_QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
-_GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
-_GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
-_SMOLLM = {"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4}
-_SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None, "max_window_layers": None}
-_GPT_OSS: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "layer_types": None}
-_GPT_OSS |= {"rope_theta": 150000.0, "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
-_GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
-_LLAMA: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 4096},
-    "ministral3": {"sliding_window": None, "num_key_value_heads": 8, "head_dim": 128},
-    "qwen2": _QWEN,
-    "qwen3": _QWEN | {"head_dim": 128},
-    "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
-    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
-    "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
-    "smollm3": _SMOLLM,
-    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
-    "gpt_oss": _GPT_OSS,
-}
-# As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
-_VIT = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
-_PACKED: dict[str, dict[str, Any]] = {
-    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
-    "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
-    "bloom": {"alibi": True},
-}
-_PHI3 = {"sliding_window": None, "partial_rotary_factor": 1.0}
-_PHI3 |= dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), 4096)
-# What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
-_T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
-_BIASED: dict[str, dict[str, Any]] = {
-    "t5": _T5 | {"num_heads": 8},
-    "mt5": _T5 | {"num_heads": 6},
-    "umt5": _T5 | {"num_heads": 6},
-    "switch_transformers": _T5 | {"num_heads": 12},
-}
-_NAMED_SO = _LLAMA | {kind: {} for kind in _VIT}
-KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
-    "llama": _NAMED_SO,
-    "neox": _PACKED,
-    "phi3": {"phi3": _PHI3},
-    "t5": _BIASED,
-}
+_ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}  # what every kind reads whose positions rotate
 # The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
-NORMED = "qwen3", "gemma3_text"  # the kinds with norms of queries and keys
 FOLDED = "fold_one"  # an option of a file: True if a norm with weight w multiplies by 1 + w
 LENGTH = "length"  # an option of the caller's: the number of tokens of a text, where a rotation goes by it
 
@@ -140,7 +89,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
             f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
             "the arrays to mha.from_native to say yourself what it computes"
         )
-    rotates = kinds and scheme != "t5" and kind not in _VIT
+    rotates = kinds and scheme != "t5" and kind not in NOT_ROTATING
     defaults = kinds.get(kind, {})
     _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
     model = defaults | model
@@ -176,7 +125,7 @@ def _params(model: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown(model: dict[str, Any], known: Set[str], kind: str = "") -> None:
     """Raise ValueError if a model of this kind has an option about attention that is not known here, and name it."""
-    neutral = _NEUTRAL | _NEUTRAL_OF.get(kind, {})
+    neutral = _NEUTRAL | NEUTRAL_OF.get(kind, {})
     for name, value in model.items():
         if _ABOUT.search(name) and name not in known and not _says_nothing(name, value, neutral):
             raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
@@ -205,7 +154,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     elif "num_key_value_heads" in model:
         groups = model["num_key_value_heads"]
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
-    slides = model_layers.slides(model, kind, prefix, _LLAMA.get(kind, {}))
+    slides = model_layers.slides(model, kind, prefix, KINDS["llama"].get(kind, {}))
     window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
     turns = model_layers.turns(model, kind, prefix, slides)
     rotary = model_rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None

@@ -9,9 +9,7 @@ from collections.abc import Container
 from typing import Any
 
 from mha import checks
-
-SLIDING = "mistral", "ministral3", "phi3"  # the kinds whose layers all have the window
-DEPENDENT = "gemma3_text", "cohere2"  # those whose rotation depends on whether a layer has a window
+from mha.weights.model_kinds import BY_WINDOW, SLIDING
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
@@ -26,7 +24,7 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
         return size is not None and kind in SLIDING
     if types and isinstance(types, list) and all(one == "full_attention" for one in types):
         return False
-    if not types and size is None and kind not in DEPENDENT:
+    if not types and size is None and kind not in BY_WINDOW:
         return False
     at = _number(prefix, "have a window")
     if types is None and kind == "smollm3":  # it has a max_window_layers, too, which counts for nothing

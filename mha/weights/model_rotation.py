@@ -12,6 +12,7 @@ from typing import Any
 from mha import checks
 from mha.positions import Rotary
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
+from mha.weights.model_kinds import INTERLEAVED, SHARES
 
 
 def _default(dim: int, *, rope_theta: float) -> Rotary:
@@ -44,8 +45,6 @@ TYPES: dict[str, Callable[..., Rotary]] = {
 }
 OF_MODEL = "original_max_position_embeddings", "max_position_embeddings"  # what is said beside the rotation counts
 OTHERS = "interleaved", "length"  # what no rotation in a file says
-SHARES = {"gpt_neox": "rotary_pct", "phi3": "partial_rotary_factor"}  # kinds of which a part may turn, and its name
-INTERLEAVED = ("cohere2",)
 
 
 def made(

@@ -1,0 +1,66 @@
+"""The kinds of models whose attention is known: the names in `config.json` that each reads, and their defaults.
+
+Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
+"""
+
+from typing import Any
+
+from mha.names import SchemeName
+
+_QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
+_GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
+_GEMMA |= {"query_pre_attn_scalar": 256, "layer_types": None}
+_SMOLLM = {"num_key_value_heads": 4, "rope_theta": 2e6, "no_rope_layers": None, "no_rope_layer_interval": 4}
+_SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": None, "max_window_layers": None}
+_GPT_OSS: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "layer_types": None}
+_GPT_OSS |= {"rope_theta": 150000.0, "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
+_GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
+_LLAMA: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096},
+    "ministral3": {"sliding_window": None, "num_key_value_heads": 8, "head_dim": 128},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN | {"head_dim": 128},
+    "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
+    "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "smollm3": _SMOLLM,
+    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+    "gpt_oss": _GPT_OSS,
+}
+# As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
+NOT_ROTATING = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
+_PACKED: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
+    "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
+    "bloom": {"alibi": True},
+}
+_PHI3 = {"sliding_window": None, "partial_rotary_factor": 1.0}
+_PHI3 |= dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), 4096)
+# What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
+_T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
+_BIASED: dict[str, dict[str, Any]] = {
+    "t5": _T5 | {"num_heads": 8},
+    "mt5": _T5 | {"num_heads": 6},
+    "umt5": _T5 | {"num_heads": 6},
+    "switch_transformers": _T5 | {"num_heads": 12},
+}
+_NAMED_SO = _LLAMA | {kind: {} for kind in NOT_ROTATING}
+KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
+    "llama": _NAMED_SO,
+    "neox": _PACKED,
+    "phi3": {"phi3": _PHI3},
+    "t5": _BIASED,
+}
+
+# What kinds do that no name says.
+NORMED = "qwen3", "gemma3_text"  # they have norms of queries and keys
+SLIDING = "mistral", "ministral3", "phi3"  # all of their layers have the window
+BY_WINDOW = "gemma3_text", "cohere2"  # their rotation depends on whether a layer has a window
+INTERLEAVED = ("cohere2",)  # the two components of a pair are neighbours
+SHARES = {"gpt_neox": "rotary_pct", "phi3": "partial_rotary_factor"}  # a part of a head may turn, by this name
+# What a name says in files of a kind, and says nothing by it.
+NEUTRAL_OF: dict[str, dict[str, Any]] = {
+    "cohere2": {"position_embedding_type": "rope_gptj"},
+    "phi3": {"full_attn_mod": 1},
+}
