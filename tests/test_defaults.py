@@ -14,6 +14,9 @@ GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.06
 GEMMA3 = GEMMA | {"qk_norm": "rms", "qk_norm_eps": 1e-6, model_config.FOLDED: True}
 PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
+QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": "rms", "qk_norm_eps": 1e-6}
+EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": "rms", "qk_norm_eps": 1e-5}
+GLM = PLAIN | {"num_key_value_heads": 2, "key_dim": 128, "rotary": mha.Rotary(64, interleaved=True)}
 OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
 GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
 DEFAULTS = [
@@ -41,6 +44,20 @@ DEFAULTS = [
     ("llama", "cohere2", {"layer": 3}, PLAIN | {"rotary": None}),
     ("llama", "gpt_oss", {"layer": 2}, GPT_OSS | {"window": (127, 0)}),
     ("llama", "gpt_oss", {"layer": 3}, GPT_OSS),
+    ("llama", "mixtral", {}, PLAIN | {"num_key_value_heads": 8, "rotary": mha.Rotary(8, 1e6)}),
+    ("llama", "ministral", {}, PLAIN | {"num_key_value_heads": 8, "window": WINDOW}),
+    ("llama", "starcoder2", {}, PLAIN | {"num_key_value_heads": 2}),
+    ("llama", "qwen3_moe", {}, QWEN_MOE),
+    ("llama", "qwen3_moe", {"use_sliding_window": True}, QWEN_MOE | {"window": WINDOW}),
+    ("llama", "exaone4", {"layer": 2}, EXAONE4 | {"window": WINDOW}),
+    ("llama", "exaone4", {"layer": 3}, EXAONE4 | {"rotary": None}),
+    ("llama", "exaone4", {"sliding_window": None, "layer": 3}, EXAONE4),
+    ("llama", "granite", {}, PLAIN | {"scale": 1.0}),
+    ("llama", "granitemoe", {"attention_multiplier": 0.25}, PLAIN | {"scale": 0.25}),
+    ("llama", "cohere", {}, PLAIN | {"rotary": mha.Rotary(8, 5e5, interleaved=True)}),
+    ("llama", "glm", {}, GLM),
+    ("llama", "glm4", {"partial_rotary_factor": 0.25}, GLM | {"rotary": mha.Rotary(32, interleaved=True)}),
+    ("llama", "olmo", {"clip_qkv": None}, PLAIN),
     ("phi3", "phi3", {}, PLAIN),
     ("phi3", "phi3", {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 4, "long_factor": [3.0] * 4}},
      PLAIN | {"rotary": mha.linear(8, rope_theta=1e4, factor=2.0)}),

@@ -12,6 +12,7 @@ from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, 
 import mha
 
 SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
+MINISTRAL = {"model_type": "ministral", "sliding_window": 8}
 COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
 
@@ -37,6 +38,8 @@ MODELS = {
     "SmolLM3, no rotation": (SMOLLM3 | {"sliding_window": 8, "use_sliding_window": False}, {"rotary": None}),
     "SmolLM3, no rotation, window": (SMOLLM3 | WINDOWS, {"rotary": None, "window": (7, 0)}),
     "SmolLM3, types": (SMOLLM3 | WINDOWS | {"layer_types": WINDOWED[::-1]}, {"rotary": None}),
+    "Ministral": (MINISTRAL | {"layer_types": WINDOWED}, {"rotary": mha.Rotary(), "window": (7, 0)}),
+    "Ministral, no window": (MINISTRAL | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary()}),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
     "Cohere2, no window": (COHERE2 | {"sliding_window_pattern": 2}, {"rotary": None}),
 }

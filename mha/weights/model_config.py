@@ -26,7 +26,7 @@ WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are r
 # Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
-    r"|floor_scale|mscale|gating|kv_shared|global_(head|key)"
+    r"|floor_scale|mscale|gating|kv_shared|clip_qkv|global_(head|key)"
 )
 _PASSED = {
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
@@ -169,6 +169,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found["sinks"] = True
     if "query_pre_attn_scalar" in model:
         found["scale"] = checks.positive("query_pre_attn_scalar", model["query_pre_attn_scalar"]) ** -0.5
+    if "attention_multiplier" in model:
+        found["scale"] = checks.positive("attention_multiplier", model["attention_multiplier"])
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)
     return found

@@ -15,6 +15,9 @@ _SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": 
 _GPT_OSS: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "layer_types": None}
 _GPT_OSS |= {"rope_theta": 150000.0, "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
 _GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
+_EXAONE4 = {"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None}
+_EXAONE4 |= {"rms_norm_eps": 1e-5}
+_GLM = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -27,6 +30,17 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "smollm3": _SMOLLM,
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
     "gpt_oss": _GPT_OSS,
+    "mixtral": {"sliding_window": None, "num_key_value_heads": 8, "rope_theta": 1e6},
+    "ministral": {"sliding_window": 4096, "num_key_value_heads": 8, "layer_types": None},
+    "starcoder2": {"sliding_window": None, "num_key_value_heads": 2},
+    "qwen3_moe": {name: value for name, value in _QWEN.items() if name != "layer_types"} | {"num_key_value_heads": 4},
+    "exaone4": _EXAONE4,
+    "granite": {"attention_multiplier": 1.0},
+    "granitemoe": {"attention_multiplier": 1.0},
+    "cohere": {"rope_theta": 5e5},
+    "glm": _GLM,
+    "glm4": _GLM,
+    "olmo": {},
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
 NOT_ROTATING = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
@@ -54,11 +68,13 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 }
 
 # What kinds do that no name says.
-NORMED = "qwen3", "gemma3_text"  # they have norms of queries and keys
-SLIDING = "mistral", "ministral3", "phi3"  # all of their layers have the window
+NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4"  # they have norms of queries and keys
+# All of their layers have the window, if nothing else is said.
+SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
 BY_WINDOW = "gemma3_text", "cohere2"  # their rotation depends on whether a layer has a window
-INTERLEAVED = ("cohere2",)  # the two components of a pair are neighbours
-SHARES = {"gpt_neox": "rotary_pct", "phi3": "partial_rotary_factor"}  # a part of a head may turn, by this name
+INTERLEAVED = "cohere", "cohere2", "glm", "glm4"  # the two components of a pair are neighbours
+# A part of a head may turn, by this name.
+SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "partial_rotary_factor")
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "cohere2": {"position_embedding_type": "rope_gptj"},

@@ -20,8 +20,10 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
+    if kind in SLIDING and not types:
+        return size is not None
     if "layer_types" not in reads:
-        return size is not None and kind in SLIDING
+        return False
     if types and isinstance(types, list) and all(one == "full_attention" for one in types):
         return False
     if not types and size is None and kind not in BY_WINDOW:
@@ -49,7 +51,7 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
 
     Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
     """
-    if kind == "cohere2":
+    if kind == "cohere2" or (kind == "exaone4" and model["sliding_window"] is not None):
         return slides
     if kind == "smollm3":
         return _turns_by_number(model, _number(prefix, "rotate no positions"))

@@ -32,9 +32,8 @@ ROTATIONS = {
 YARN = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.0, 1.5, 2.0, 4.0], "long_factor": [9.0] * 4}
 PARTLY = {"rope_type": "proportional", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
-GPT_OSS = {
-    "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32, "head_dim": 10, "sliding_window": 4,
-}  # fmt: skip
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32}
+GPT_OSS = EXPERTS | {"head_dim": 10, "sliding_window": 4}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
     "hidden_size": 32,
@@ -98,6 +97,23 @@ MODELS = {
         {"no_rope_layers": [1, 0], "sliding_window": 4, "use_sliding_window": True},
     ),
     "Cohere2": ("Cohere2", {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "attention_bias": True}),
+    "Mixtral": ("Mixtral", EXPERTS | {"sliding_window": 4}),
+    "Ministral": ("Ministral", {"sliding_window": 4, "head_dim": 8}),
+    "Ministral, no window": ("Ministral", {"layer_types": WINDOW["layer_types"][::-1], "head_dim": 8}),
+    "StarCoder2": ("Starcoder2", {"sliding_window": 4}),
+    "Qwen3, experts": (
+        "Qwen3Moe",
+        EXPERTS | {"moe_intermediate_size": 32, "sliding_window": 4, "use_sliding_window": True, "head_dim": 8},
+    ),
+    "EXAONE 4": ("Exaone4", {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "head_dim": 8}),
+    "EXAONE 4, no window": ("Exaone4", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
+    "EXAONE 4, no windows": ("Exaone4", {"layer_types": ["full_attention"] * 2, "sliding_window": None}),
+    "Granite": ("Granite", {"attention_multiplier": 0.7}),
+    "Granite, experts": ("GraniteMoe", EXPERTS | {"attention_multiplier": 0.7}),
+    "Cohere": ("Cohere", {"attention_bias": True}),
+    "GLM": ("Glm", {"head_dim": 8, "attention_bias": True}),
+    "GLM 4": ("Glm4", {"head_dim": 12, "attention_bias": False}),
+    "OLMo": ("Olmo", {"num_key_value_heads": 4}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss, window": ("GptOss", GPT_OSS | {"layer_types": WINDOW["layer_types"], "head_dim": 8}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
