@@ -56,7 +56,7 @@ GROUPS = {
         "layers of SmolLM3 that rotate have the window": (r"return not _turns_by", "return _turns_by"),
         "every layer of Cohere2 rotates": (r"return slides\n", "return True\n"),
         "Cohere2 rotates halves": (r"interleaved=kind in INTERLEAVED", "interleaved=False"),
-        "every layer of Ministral has the window": ("if kind in SLIDING and not types:", "if kind in SLIDING:"),
+        "every layer of Ministral has the window": (r"kind in SLIDING and not types\)", "kind in SLIDING)"),
         "gpt-oss may have no sinks": (r'found\["sinks"\] = True', "pass"),
         "sinks that are not there are zeros": ("!= has_sinks:", "!= has_sinks and False:"),
         "Phi-3's YaRN is YaRN": (r'if kind == "phi3" and .*:', "if False:"),

@@ -38,6 +38,10 @@ MODELS = {
     "SmolLM3, no rotation": (SMOLLM3 | {"sliding_window": 8, "use_sliding_window": False}, {"rotary": None}),
     "SmolLM3, no rotation, window": (SMOLLM3 | WINDOWS, {"rotary": None, "window": (7, 0)}),
     "SmolLM3, types": (SMOLLM3 | WINDOWS | {"layer_types": WINDOWED[::-1]}, {"rotary": None}),
+    "Mistral, types that count for nothing": (
+        {"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"] * 2},
+        {"rotary": mha.Rotary(), "window": (7, 0)},
+    ),
     "Ministral": (MINISTRAL | {"layer_types": WINDOWED}, {"rotary": mha.Rotary(), "window": (7, 0)}),
     "Ministral, no window": (MINISTRAL | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary()}),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),

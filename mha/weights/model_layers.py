@@ -20,10 +20,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
-    if kind in SLIDING and not types:
-        return size is not None
-    if "layer_types" not in reads:
-        return False
+    if "layer_types" not in reads or (kind in SLIDING and not types):
+        return size is not None and kind in SLIDING
     if types and isinstance(types, list) and all(one == "full_attention" for one in types):
         return False
     if not types and size is None and kind not in BY_WINDOW:
