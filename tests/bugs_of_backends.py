@@ -59,6 +59,11 @@ GROUPS = {
         "heads that share keys are mixed up for one query": {"torch": (
             r"q = q\.view\(batch_size, k\.shape\[1\], -1, q\.shape\[3\]\)",
             "q = q.view(batch_size, -1, k.shape[1], q.shape[3]).transpose(1, 2)")},
+        "a lone token inside a compiler goes one slot too far": {"torch": (
+            r"new >= 0, cache\.lengths % S", "new >= 0, (cache.lengths + 1) % S")},
+        "what a lone token inside a compiler pushes out is not lost": {"torch": (
+            r"torch\.maximum\(lost, pushed\)  # \(B,\)\n    wrong = \(found >= 0\) & \(found >= torch",
+            "lost\n    wrong = (found >= 0) & (found >= torch")},
         "padding takes a slot inside a compiler": {"torch": (
             r"torch\.where\(call\.key_positions\[:, :, None\] >= 0, new, .*\)", "new")},
         "what a window hides may be no number inside a compiler": {"torch": (

@@ -6,6 +6,7 @@ import pytest
 
 import mha
 from mha import dispatch
+from mha.call import Call
 from mha.config import numpy_dtype
 
 B, T, D, H = 2, 6, 24, 4
@@ -246,3 +247,31 @@ def test_compile_writes_in_place(backend):
     output.sum().backward()
     assert x.grad.abs().sum() > 0
     assert not keys.any()
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("window", [None, (2, None), (5, 1)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_slot_of_one_token_is_that_of_any_number(rng, window, masked):
+    """Seven samples whose tokens skip positions, go back, or are padding, in a ring of four slots."""
+    import torch
+
+    from mha.backends.torch.engine.layer import slot_of_one
+    from mha.backends.torch.slots import slots_after
+
+    B, S = 7, 4
+    attention = mha.MultiHeadAttention(4, 2, window=window, backend="torch")
+    cache = attention.cache(B, S)
+    for _ in range(17):
+        newest = cache.positions.amax(1)
+        new = newest + torch.tensor(rng.choice([1, 1, 1, 2, 4, 0], B))
+        new = torch.where(torch.tensor(rng.random(B) < 0.3), -1, new)[:, None]  # (B, 1)
+        call = Call(key_positions=new, window=window, mask=torch.ones(1, S, dtype=torch.bool) if masked else None)
+        _, slots, expected = slots_after(*cache.arrays()[2:], call)
+        there, found = slot_of_one(cache, call)
+        real = new[:, 0] >= 0
+        assert torch.equal(there[real], slots[:, S][real])
+        assert all(torch.equal(X, Y) for X, Y in zip(found, expected, strict=True))
+        assert [X.dtype for X in found] == [torch.int32] * 3
+        cache = cache.after(cache.keys, cache.values, *found)
+    assert (cache.lost >= 0).any()

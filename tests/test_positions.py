@@ -65,9 +65,6 @@ def test_queries_grow_warmer_with_their_positions(backend):
     steps = {name: mha.to_numpy(X) for name, X in steps.items()}
     scores = steps["tempered_q"] @ steps["split_k"].swapaxes(1, 2) / 2**0.5  # keys are as they were
     np.testing.assert_allclose(steps["scores"][:, 1:], scores[:, 1:], rtol=1e-12)  # the first query is padding
-    kinds = {"torch": "torch.nn.MultiheadAttention", "tensorflow": "keras.layers.MultiHeadAttention"}
-    with pytest.raises(ValueError, match="temperature"):
-        attention.to_native(kinds.get(backend, "flax.linen.MultiHeadDotProductAttention"))
 
 
 def test_positions_below_0_are_as_cold_as_the_first(backend):

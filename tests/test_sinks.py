@@ -88,12 +88,24 @@ def test_files_have_layout_3(tmp_path):
     assert np.array_equal(again.weights["sinks"], attention.weights["sinks"])
 
 
+# By backend, the layers that cannot have them.
+OTHERS = {
+    "torch": ["torch.nn.MultiheadAttention", "mha.d2l.torch"],
+    "tensorflow": ["keras.layers.MultiHeadAttention"],
+    "jax": ["flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"],
+    "mxnet": ["mha.d2l.mxnet"],
+}
+
+
 @pytest.mark.parametrize(
-    "kind", ["torch", "keras.layers.MultiHeadAttention", "flax.linen.MultiHeadAttention", "mha.d2l.torch"]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.backends(backend)) for backend, kinds in OTHERS.items() for kind in kinds],
 )
-def test_layers_of_others_have_none(kind):
-    with pytest.raises(ValueError, match="cannot be made of a layer with sinks=True, expected False"):
-        layer("numpy", "float32").to_native(kind)
+@pytest.mark.parametrize("options", [{"sinks": True}, {"temperature": mha.Temperature(0.1, 8)}])
+def test_layers_of_others_have_none(kind, options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"cannot be made of a layer with {name}="):
+        mha.MultiHeadAttention(D, H, backend="numpy", **options).to_native(kind)
 
 
 def test_layers_without_them_are_others():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mha.cache import LOST
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
@@ -16,7 +17,6 @@ from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longes
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
-from ..slots import slots_after
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, attn_mask, needs_pairs, only_ordered, pooling
 
@@ -234,10 +234,10 @@ def remembered_one(k, v, call):
 
     Returns keys (B*G, S, d) and values (B*G, S, dv) of the slots, the call of these, and the cache that is left.
     """
-    cache, (B, G, S, _) = call.cache, call.cache.keys.shape
-    _, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    cache, (B, G, _, _) = call.cache, call.cache.keys.shape
     if not cache.frozen:
-        rows, there = torch.arange(B, device=k.device), slots[:, S]  # (B,), (B,)
+        there, state = slot_of_one(cache, call)
+        rows = torch.arange(B, device=k.device)  # (B,)
         for X, new in ((cache.keys, k), (cache.values, v)):
             new = new.reshape(B, G, -1)  # (B, G, any)
             X[rows, :, there] = torch.where(call.key_positions[:, :, None] >= 0, new, X[rows, :, there])
@@ -248,3 +248,27 @@ def remembered_one(k, v, call):
         seen = visible_keys(token, k[:, 0], call).any((1, 2))[:, None, :, None]  # (B, 1, S, 1)
         k, v = torch.where(seen, k, 0), torch.where(seen, v, 0)  # (B, G, S, any)
     return k.flatten(0, 1), v.flatten(0, 1), by_mask(OPERATIONS, token, k[:, 0], call), cache
+
+
+def slot_of_one(cache, call):
+    """The slot (B,) of the one token of a call, and positions, lengths and lost after it, as `slots_after` gives them.
+
+    A compiler makes one loop of this, where it calls functions that sort and gather for any number of tokens.
+    """
+    positions, lost, new, S = cache.positions, cache.lost, call.key_positions[:, 0], cache.positions.shape[1]
+    real, there = new >= 0, cache.lengths % S  # (B,)
+    here = torch.arange(S, device=new.device) == there[:, None]  # (B, S)
+    pushed = torch.where(here & real[:, None], positions, -1).amax(1)  # (B,)
+    newest, first = positions.amax(1), torch.where(real, new, LOST)  # (B,)
+    left = LOST if call.window is None or call.window[0] is None else call.window[0]
+    found = torch.maximum(lost, pushed)  # (B,)
+    wrong = (found >= 0) & (found >= torch.maximum(newest, new) - left) | (lost >= 0) & (lost >= first - left)
+    wrong = wrong | (first <= newest)  # (B,)
+    if call.pairs():
+        wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
+    state = (
+        torch.where(here & real[:, None], new[:, None], positions),
+        cache.lengths + real,
+        torch.where(wrong, LOST, found),
+    )
+    return there, [X.to(torch.int32) for X in state]
