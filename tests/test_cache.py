@@ -15,7 +15,7 @@ B, T, D, H = 3, 11, 24, 4
 PORTIONS = {"one by one": (1,) * T, "a prompt first": (4, 3, 1, 1, 1, 1), "at once": (T,)}
 OPTIONS = {
     "plain": {},
-    "turned, in groups": {"num_key_value_heads": 2, "rotary": mha.Rotary(4), "bias": True},
+    "turned, in groups": {"num_key_value_heads": 2, "rotary": mha.Rotary(4), "bias": True, "scale": 0.7},
     "a ring": {"window": (3, None)},
     "a ring, normed and capped": {
         "window": (2, 1),
