@@ -15,13 +15,8 @@ _SMOLLM |= {"sliding_window": None, "use_sliding_window": False, "layer_types": 
 _GPT_OSS: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "layer_types": None}
 _GPT_OSS |= {"rope_theta": 150000.0, "rope_parameters": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
 _GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
-_EXAONE4: dict[str, Any] = {
-    "num_key_value_heads": 32,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 4,
-    "layer_types": None,
-}
-_EXAONE4 |= {"rms_norm_eps": 1e-5}
+_EXAONE4: dict[str, Any] = {"num_key_value_heads": 32, "sliding_window": 4096, "layer_types": None}
+_EXAONE4 |= {"sliding_window_pattern": 4, "rms_norm_eps": 1e-5}
 _GLM = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -125,12 +125,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def pool_token(self, q, k, v, call):
         """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         used, S = call.step.used, k.shape[2]
-        if used.start == 0 and used.stop < S < 2 * used.stop and self.config.pooling == "dot":
-            q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
-            return self.attention.pool_first(q, k, v, used, call)  # (B*G, H/G, dv): to slice is to copy here
-        if used != slice(0, S):
+        first = used.start == 0 and used.stop < S < 2 * used.stop and self.config.pooling == "dot"
+        if not first and used != slice(0, S):
             k, v = k[:, :, used], v[:, :, used]  # (B, G, used, any)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
+        if first:  # to slice is to copy here
+            return self.attention.pool_first(q, k, v, used, call)  # (B*G, H/G, dv)
         return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
 
 

@@ -76,14 +76,13 @@ def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
 
 def mixed_up(plan: Plan) -> Plan | None:
     """Slow down the fast pairs by what the slow ones should be slowed down by, and the other way round."""
-    if plan.frequencies is None:
+    plain = of_base(None, plan)
+    if plain is None:
         return None
-    n = len(plan.frequencies)
-    plain = plan.base ** (-np.arange(n) / n)
-    shares = plan.frequencies / plain
+    shares = plan.frequencies / plain.frequencies
     if np.ptp(shares) < 1e-6:
         return None
-    return replace(plan, frequencies=plain * (shares.max() + shares.min() - shares))
+    return replace(plan, frequencies=plain.frequencies * (shares.max() + shares.min() - shares))
 
 
 def magnified(roles: tuple[str, ...], plan: Plan) -> Plan | None:
