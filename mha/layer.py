@@ -213,6 +213,9 @@ class MultiHeadAttention:
             positions: None, or integers (Q,) or (B, Q), where each query is, instead of offset + i: for causal order,
                 window and rotation. A query below 0 is padding: it sees nothing.
             key_positions: None, or integers (K,) or (B, K), where each key is, instead of j; below 0 it is hidden.
+            segments: None, or integers (Q,) or (B, Q): a query sees the keys of its own segment; below 0 it is padding.
+                Not beside a cache. Where positions restart with each segment, positions and key_positions say so.
+            key_segments: None = those of the queries, or integers (K,) or (B, K): below 0 a key is hidden.
             cache: None, or an `mha.Cache` of this layer: queries see its slots and the call's own tokens, which go into
                 it. Keys and values are None beside a frozen one. What has keys' axis has one of slots then.
             training: whether to drop attention weights.

@@ -53,6 +53,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "head_gates": ((H,), (B, H)),
     "positions": ([4, 3, -1, 2, 0], [[-1, 0, 1, 2, 3], [3, 1, -1, 5, 4], [2, 2, 2, 9, 9]]),
     "key_positions": ([6, 5, 4, -1, 3, 2, 1], [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [5, 4, 3, 2, 1, 0, -1]]),
+    "segments": ([0, 0, 2, 2, -1], [[-1, 3, 3, 0, 0], [1, 0, 1, 0, 2], [7, 7, 7, 7, 7]]),
+    "key_segments": ([0, 0, 2, -1, 2, 0, 1], [[3, 3, 3, 0, -1, -1, 0], [0, 1, 0, 1, 0, 1, 1], [-1, 7, 7, 7, 5, 5, 7]]),
     "training": (True, False),
     "return_weights": (False,),  # every case is called with True too
 }
@@ -81,6 +83,17 @@ BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "positions": ({}, *PLACED),
     "key_positions": ({}, *PLACED),
+    "segments": (
+        {"key_segments": [0, 0, 2, -1, 2, 0, 7]},
+        {"key_segments": [0, 0, 2, 2, 2, 0, 3], "causal": True},
+        {
+            "key_segments": [3, 3, 2, 2, 0, 0, 0],
+            "positions": [0, 1, 0, 1, 2],
+            "key_positions": [0, 1, 0, 1, 0, 1, 2],
+            "rotary": mha.Rotary(),
+        },
+    ),
+    "key_segments": ({"segments": [3, 3, 0, 0, 7]}, {"segments": [3, 3, 0, 0, 7], "window": (1, None)}),
 }
 # These change no number here: nothing is dropped unless a layer with dropout trains.
 SILENT = {"dropout", "training", "return_weights", "dtype"}
@@ -133,8 +146,9 @@ class Alone:
                 floats = random.normal(size=shape).astype(numpy_dtype(self.dtype))
                 hidden = np.where(random.random(shape) < 0.2, -np.inf, floats).astype(floats.dtype)
                 made[name] = {"mask": floats < 0.5, "score_bias": hidden, "head_gates": floats}[name]
-        if "key_positions" in made:
-            made["key_positions"] = np.array(made["key_positions"])[..., :keys]
+        for name in ("key_positions", "key_segments"):
+            if name in made:
+                made[name] = np.array(made[name])[..., :keys]
         return made
 
     @functools.cached_property
@@ -185,7 +199,8 @@ def _of_one_array(case):
 
 
 THREE = [Alone("nothing", {}, {}), *_cases()]
-ONE = [
+ONE = [Alone("one array, segments", {}, {"segments": ARGUMENTS["segments"][1]}, one_array=True)]
+ONE += [
     dataclasses.replace(case, name=f"one array, {case.name}", one_array=True) for case in THREE if _of_one_array(case)
 ]
 CASES = {case.name: case for case in (*THREE, *ONE)}

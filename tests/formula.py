@@ -29,7 +29,7 @@ def attend(*arguments, **call):
 
 
 def both(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
-         head_gates=None, positions=None, key_positions=None):  # fmt: skip
+         head_gates=None, positions=None, key_positions=None, segments=None, key_segments=None):  # fmt: skip
     """The output (B, Q, D) and attention weights (B, H, Q, K); config: an `mha.config.Config`, weights: canonical."""
     B, Q, K, H, d, dv = len(queries), len(queries[0]), len(keys[0]), config.num_heads, config.key_dim, config.value_dim
     share = H // config.num_key_value_heads
@@ -58,6 +58,10 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
         hidden = valid_lens is not None and j >= np.broadcast_to(np.array(valid_lens).reshape(B, -1), (B, Q))[b, i]
         hidden |= mask is not None and not of_pair(mask, b, h, i, j)
         hidden |= (positions is not None and place < 0) or (key_positions is not None and key_place < 0)
+        if segments is not None:
+            own = np.broadcast_to(segments, (B, Q))[b, i]
+            other = np.broadcast_to(segments if key_segments is None else key_segments, (B, K))[b, j]
+            hidden |= own < 0 or other < 0 or own != other
         hidden |= causal and key_place > place
         hidden |= (left is not None and key_place < place - left) or (right is not None and key_place > place + right)
         if hidden:

@@ -12,7 +12,7 @@ class Port:
         self.d = self.config.key_dim
 
     def __call__(self, queries, keys, values, valid_lens=None, mask=None, causal=False, offset=0, score_bias=None,
-                 head_gates=None, positions=None, key_positions=None):  # fmt: skip
+                 head_gates=None, positions=None, key_positions=None, segments=None, key_segments=None):  # fmt: skip
         """The output (B, Q, D) and attention weights (B, H, Q, K)."""
         first = np.reshape(offset, (-1, 1)) + np.arange(queries.shape[1])  # (B or 1, Q)
         places = first if positions is None else np.atleast_2d(positions)  # (B or 1, Q)
@@ -27,12 +27,19 @@ class Port:
             seen = seen & (places[:, None, :, None] >= 0)
         if key_positions is not None:
             seen = seen & (others[:, None, None] >= 0)
+        if segments is not None:
+            key_segments = segments if key_segments is None else key_segments
+            seen = seen & self.packed(np.atleast_2d(segments), np.atleast_2d(key_segments))
         seen = self.mask(self.lengths(seen, valid_lens), mask)
         if score_bias is not None:
             seen = seen & ((score_bias if score_bias.ndim != 3 else score_bias[:, None]) > -np.inf)
         weights = self.softmax(scores, seen)
         pooled = self.gate(weights @ v, head_gates)
         return self.project("W_o", self.merge(pooled)), weights
+
+    def packed(self, own, others):
+        own, others = own[:, None, :, None], others[:, None, None]  # (B or 1, 1, Q, 1), (B or 1, 1, 1, K)
+        return (own == others) & (own >= 0)  # (B or 1, 1, Q, K)
 
     def project(self, name, X):
         return X @ self.weights[f"{name}.kernel"] + self.weights.get(f"{name}.bias", X.dtype.type(0))

@@ -101,7 +101,8 @@ def must_fit(queries, keys, call, values=None, num_heads=None):
     (B, Q, _), K = shape_of(queries), shape_of(keys)[1]
     full = {"B": B, "Q": Q, "K": K, "H": num_heads}
     given = [("keys", keys, "B", False)] + ([] if values is None else [("values", values, "BK", False)])
-    for name, X in call.arrays().items():
+    packed = {name: X for name, X in call.packed().items() if X is not None}
+    for name, X in (call.arrays() | packed).items():
         axes = next(axes for axes in ROWS[name].axes if len(axes) == len(X.shape))
         given.append((name, X, axes, ROWS[name].broadcasts))
     for name, X, axes, broadcasts in given:

@@ -21,7 +21,8 @@ def visible_keys(queries, keys, call):
     `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
     i is at position offset + i and key j at j, or where positions and key_positions say: causal hides the keys after a
     query, and window = (left, right) those further before or after it, None = no bound. A token that is said to be at a
-    position below 0 is padding: a key there is hidden, a query there sees nothing.
+    position below 0 is padding: a key there is hidden, a query there sees nothing. segments and key_segments hide the
+    keys of another segment than the query's, and those of one below 0, which is padding, too.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     left, right = call.window or (None, None)
@@ -43,6 +44,11 @@ def visible_keys(queries, keys, call):
         conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
     if call.key_positions is not None:
         conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
+    if call.segments is not None:
+        own, others = call.packed().values()
+        own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
+        others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
+        conditions += [own >= 0, own == others]  # (B or 1, 1, Q, 1), (B or 1, 1, Q, K)
     if left is not None:
         conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
@@ -51,7 +57,7 @@ def visible_keys(queries, keys, call):
 
 
 def places(X, given=None, offset=0):
-    """Positions (B or 1, T) of the rows of X (B, T, any): those that are given, integers (T,) or (B, T).
+    """Positions or segments (B or 1, T) of the rows of X (B, T, any): those that are given, integers (T,) or (B, T).
 
     None = one after another, the first at offset, an int or (B or 1, 1).
     """

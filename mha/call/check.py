@@ -11,8 +11,8 @@ import numpy as np
 from mha import checks, dispatch
 from mha.cache import check_owner, fit_values
 from mha.cache import fit as fit_cache
-from mha.call.declaration import ROWS, Call
-from mha.call.fitting import dense, fit_call, fit_inputs, of_dtype, shape_fits
+from mha.call.declaration import PACKED, ROWS, Call
+from mha.call.fitting import dense, fit_call, fit_inputs, fit_segments, of_dtype, shape_fits
 from mha.config import numpy_dtype
 
 
@@ -54,6 +54,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
             f"offset is {checks.brief(given.offset)} beside positions, expected one of the two: positions say where "
             "each query is; leave offset out"
         )
+    call = fit_segments(call, (queries.shape[1], num_keys))
     call = call._replace(window=config.window, causal=bool(call.causal))
     if call.cache is not None:
         call = call._replace(step=fit_values(call.cache, queries, call))
@@ -105,7 +106,10 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
     if isinstance(offset, np.ndarray):
         known["offset"] = offset
     placed = {name: near(name, X) for name, X in call.placed().items()}
-    own = call._replace(valid_lens=lengths, offset=offset, **placed).mapped(lambda X: native(arrays, place, X))
+    packed = {name: near(name, getattr(call, name)) for name in PACKED}
+    known |= {name: X for name, X in packed.items() if isinstance(X, np.ndarray)}
+    own = call._replace(valid_lens=lengths, offset=offset, **placed, **packed)
+    own = own.mapped(lambda X: native(arrays, place, X))
     return own._replace(known=known, extremes=bounds)
 
 
@@ -172,15 +176,15 @@ def column(offset: Any) -> Any:
 
 
 def near(name: str, positions: Any) -> Any:
-    """Check that no position is too far; return all below 0, which are padding, as -1, in 32 bits.
+    """Check that no position or segment is too far; return all below 0, which are padding, as -1, in 32 bits.
 
-    None, and positions whose values only a compiled program will know, are returned as they are.
+    None, and those whose values only a compiled program will know, are returned as they are.
     """
     if not isinstance(positions, np.ndarray):
         return positions
     _, furthest = checks.extremes(positions)
     if furthest > checks.FURTHEST:
-        raise ValueError(f"{name} holds {furthest}, expected no position beyond {checks.FURTHEST}")
+        raise ValueError(f"{name} holds {furthest}, expected none beyond {checks.FURTHEST}")
     return np.maximum(positions, -1 if positions.dtype.kind == "i" else 0).astype(np.int32)
 
 

@@ -91,6 +91,16 @@ KEY_POSITIONS = Row(
     "integers", ("K", "BK"), hides=True,
     expected="integers of shape (keys,) or (batch, keys)",
 )  # fmt: skip
+SEGMENTS = Row(
+    "integers: the segment of each query, which sees the keys of its own one; below 0 is padding, and sees nothing",
+    "integers", ("Q", "BQ"), hides=True,
+    expected="integers of shape (queries,) or (batch, queries)",
+)  # fmt: skip
+KEY_SEGMENTS = Row(
+    "integers: the segment of each key, None = as of the queries; below 0 is padding, and is seen by no query",
+    "integers", ("K", "BK"), hides=True,
+    expected="integers of shape (keys,) or (batch, keys)",
+)  # fmt: skip
 
 
 class Arguments(TypedDict, total=False):
@@ -103,6 +113,8 @@ class Arguments(TypedDict, total=False):
     head_gates: Annotated[Any, HEAD_GATES]
     positions: Annotated[Any, POSITIONS]
     key_positions: Annotated[Any, KEY_POSITIONS]
+    segments: Annotated[Any, SEGMENTS]
+    key_segments: Annotated[Any, KEY_SEGMENTS]
 
 
 ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
@@ -113,6 +125,7 @@ ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
 ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
+PACKED = "segments", "key_segments"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
 # layer's window and, where they count, its sinks (1, H, 1, 1), whether its steps are traced, the values of its integers
@@ -180,6 +193,15 @@ class Call(_Fields):
         """Whether positions are given, of queries or of keys."""
         return self.positions is not None or self.key_positions is not None
 
+    def by_tokens(self) -> bool:
+        """Whether positions or segments of queries or of keys are given."""
+        return any(getattr(self, name) is not None for name in (*PLACES, *PACKED))
+
+    def packed(self) -> dict[str, Any]:
+        """The segments of its queries and of its keys by name, None where there are none."""
+        of_keys = self.segments if self.key_segments is None else self.key_segments
+        return {"segments": self.segments, "key_segments": of_keys}
+
     def pairs(self) -> dict[str, Any]:
         """Its arrays with a number for each query and key, by name, those that are given."""
         found = {}
@@ -213,6 +235,8 @@ class Call(_Fields):
 
         Only slices are taken, which arrays of every framework know.
         """
+        if self.segments is not None and self.key_segments is None and (queries is not ALL or keys is not ALL):
+            return self._with_all_segments().part(samples, heads, queries, keys)
         cuts = {"B": samples, "H": heads, "Q": queries, "K": keys}
         firsts = [0 if cut.start is None else cut.start for cut in (queries, keys)]
         changed = {name: of_part(name, X, cuts, firsts) for name, X in self._numbers()}
@@ -220,6 +244,13 @@ class Call(_Fields):
             changed["known"] = {name: of_part(name, X, cuts, firsts) for name, X in self.known.items()}
             changed["extremes"] = extremes_of(changed["known"].get("valid_lens"))
         return self._replace(**changed)
+
+    def _with_all_segments(self) -> "Call":
+        """The call with segments of its keys, too, where they are those of its queries."""
+        known = self.known
+        if known and "segments" in known:
+            known = known | {"key_segments": known["segments"]}
+        return self._replace(known=known, **self.packed())
 
     def _numbers(self) -> Iterator[tuple[str, Any]]:
         """Its arrays by name, and the offset, which may be an int."""

@@ -51,6 +51,30 @@ def fit_call(arrays: Any, config: Any, place: Any, sizes: tuple[Any, Any, Any], 
         flag("training", call.training)
 
 
+def fit_segments(call: Call, sizes: tuple[Any, Any]) -> Call:
+    """The call, with segments of queries where those of keys are given alone; sizes: of queries and keys.
+
+    Raises ValueError if segments, or positions beside them, are given on one side alone where that does not do.
+    """
+    if call.segments is None and call.key_segments is None:
+        return call
+    if call.cache is not None:
+        raise ValueError("segments are given beside a cache, expected none: a cache has one sequence of each sample")
+    alone = call.segments is None or call.key_segments is None
+    if alone and not _fits(*sizes):
+        given, other = ("segments", "key_segments") if call.key_segments is None else ("key_segments", "segments")
+        raise ValueError(
+            f"{given} is given alone for {sizes[0]} queries and {sizes[1]} keys, expected both: write {other}= too"
+        )
+    for one, other in (("positions", "key_positions"), ("key_positions", "positions")):
+        if getattr(call, one) is not None and getattr(call, other) is None:
+            raise ValueError(
+                f"{one} is given beside segments without {other}, expected both or neither: write {other}= too, where "
+                "each token is in its own segment"
+            )
+    return call._replace(segments=call.key_segments, key_segments=None) if call.segments is None else call
+
+
 def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, full: dict[str, Any]) -> None:
     expected = row.expected.format(dtype=config.dtype)
     if "" in row.axes and is_whole(value):

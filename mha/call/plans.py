@@ -38,7 +38,7 @@ def kind_of(
     causal, offset, training, return_weights = call.causal, call.offset, call.training, call.return_weights
     if type(queries) not in types or type(offset) is not int or {type(causal), type(return_weights)} != {bool}:
         return None
-    if type(training) not in SWITCHES or call.by_positions():  # 1 is as True, as a key
+    if type(training) not in SWITCHES or call.by_tokens():  # 1 is as True, as a key
         return None
     kind = [*state, causal, offset if offset == 0 else 1, training, return_weights]
     kind += queries.shape, queries.dtype, getattr(queries, "device", None)

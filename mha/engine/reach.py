@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks
-from mha.call import PLACES, Call
+from mha.call import PACKED, PLACES, Call
 from mha.call.declaration import extremes_of
 from mha.engine.operations import Operations
 
@@ -122,11 +122,17 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with a mask for all that hides by positions, where these are given: they stay for the rotation alone."""
-    if not call.by_positions():
+    """The call with a mask for all that hides by positions, where these are given, and by segments.
+
+    Positions stay for the rotation alone.
+    """
+    if not call.by_positions() and call.segments is None:
         return call
-    order = Call(mask=call.mask, causal=call.causal, offset=call.offset, window=call.window, **call.placed())
-    return call._replace(mask=of.visible_keys(queries, keys, order), causal=False, window=None)
+    hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
+    if call.by_positions():
+        hiding = hiding._replace(causal=call.causal, offset=call.offset, window=call.window, **call.placed())
+        done |= {"causal": False, "window": None}
+    return call._replace(mask=of.visible_keys(queries, keys, hiding), **done)
 
 
 def turned(call: Call) -> Call:

@@ -51,10 +51,10 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
 
     Returns:
         The layer. A layer may be split by heads and then by sequence, over two dimensions of a mesh. Once it is split
-        by sequence, mask, score bias, lengths per query and positions have a row for each query of this rank; mask,
-        score bias and `key_positions` have a column for each key of the whole sequence; and `offset` is the position of
-        the first query of the whole sequence. A mask or bias with one row on every rank holds this row for all queries,
-        unless each rank has only one query.
+        by sequence, mask, score bias, lengths per query, positions and segments have a row for each query of this rank;
+        mask, score bias, `key_positions` and `key_segments` have a column for each key of the whole sequence; and
+        `offset` is the position of the first query of the whole sequence. A mask or bias with one row on every rank
+        holds this row for all queries, unless each rank has only one query.
 
     Raises:
         TypeError, ValueError: if the layer or the mesh is of another kind, if N does not divide the heads, or if ranks

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.call import OF_PAIRS, PLACES, ROWS
+from mha.call import OF_PAIRS, PACKED, PLACES, ROWS
 from mha.config import DTYPES, Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
@@ -124,8 +124,9 @@ def of_one_input(case: Case) -> Case:
         raise NotImplementedError("it takes one input, but these queries, keys and values have different widths")
     if K > LONG * Q:
         raise NotImplementedError("it takes one input, but this case has many keys and few queries")
-    places = None if case.key_positions is None else np.array(case.key_positions)[..., :Q].tolist()
-    return dataclasses.replace(case, num_keys=Q, key_positions=places, **_resized(case, "K", lambda size: min(size, Q)))
+    of_keys = {name: getattr(case, name) for name in ("key_positions", "key_segments")}
+    of_keys = {name: None if X is None else np.array(X)[..., :Q].tolist() for name, X in of_keys.items()}
+    return dataclasses.replace(case, num_keys=Q, **of_keys, **_resized(case, "K", lambda size: min(size, Q)))
 
 
 def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
@@ -172,7 +173,7 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     by_itself: True = an implementation that takes no `causal` hides what follows by itself.
     """
     call, placing = tried.call, ("offset", *PLACES)
-    missing = [name for name in ("valid_lens", "causal", *placing) if name in call and name not in takes]
+    missing = [name for name in ("valid_lens", "causal", *PACKED, *placing) if name in call and name not in takes]
     config, by_itself = tried.attention.config, by_itself and "causal" not in takes
     # No mask can replace positions that something else goes by, too.
     moves = not {*placing}.isdisjoint(missing) and (config.rotary is not None or config.window is not None or by_itself)

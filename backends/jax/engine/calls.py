@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mha import checks
-from mha.call import ARRAYS, PLACES, ROWS, Call, check
+from mha.call import ARRAYS, PACKED, PLACES, ROWS, Call, check
 from mha.call.check import column, limited, near
 
 from .. import arrays
@@ -112,7 +112,7 @@ def checked(given, num_keys):
     global _seen
     if "offset" in given:
         column(given["offset"])
-    for name in given.keys() & {*PLACES}:
+    for name in given.keys() & {*PLACES, *PACKED}:
         if (known := arrays.known(given[name])) is not None:  # else a compiler will know them
             given[name] = near(name, known)
     lengths = given.get("valid_lens")

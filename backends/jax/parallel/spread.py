@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
 from mha.cache import Cache
-from mha.call import OF_PAIRS, PLACES, axes_of, check, given_call
+from mha.call import OF_PAIRS, PACKED, PLACES, axes_of, check, given_call
 from mha.config import shapes
 from mha.engine.reach import by_mask, turned
 from mha.parallel.parts import SPLIT, part_of
@@ -116,7 +116,8 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
     call = by_mask(OPERATIONS, *inputs[:2], _whole(plain, arrays))
     plain = call.mapped(lambda X: None)
     (queries, keys, values), call = _filled(*inputs, call, mesh.shape.get(sequence, 1))
-    arrays = arrays | {"queries": queries, "keys": keys, "values": values} | call.arrays()
+    arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which are in the mask now
+    arrays |= {"queries": queries, "keys": keys, "values": values} | call.arrays()
     each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
     place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}

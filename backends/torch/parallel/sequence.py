@@ -51,7 +51,7 @@ class OfRows:
             raise ValueError(
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
             )
-        if call.by_positions():
+        if call.by_tokens():
             call = self.masked(queries, call)
         named = call.arrays().items()
         alike = {name: shared(X, self.mesh) for name, X in named if name not in self.rows.own}
@@ -59,12 +59,12 @@ class OfRows:
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def masked(self, queries, call):
-        """The call with a mask of the queries here for all that hides by positions."""
+        """The call with a mask of the queries here for all that hides by positions and by segments."""
         whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
-        mask = by_mask(OPERATIONS, queries, whole_keys, moved(call, self.rows.first_query)).mask  # (B or 1, ...)
+        done = by_mask(OPERATIONS, queries, whole_keys, moved(call, self.rows.first_query))
         self.rows = self.rows._replace(own=self.rows.own | {"mask"})
-        mask = mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
-        return call._replace(mask=mask, causal=False, window=None)
+        mask = done.mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
+        return done._replace(mask=mask, offset=call.offset, known=call.known)
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""

@@ -81,6 +81,16 @@ def cases_of(count: int) -> tuple[Case, ...]:
             positions=[[(5 * b + 3 * i) % 19 - 1 for i in range(Q)] for b in range(B)],
             key_positions=[(7 * j) % 23 - 1 for j in range(K)],
         ),
+        Case(
+            "segments", grouped, lengths, causal=True, offset=2, **sizes,
+            segments=[[(b + i) // 5 - 1 for i in range(Q)] for b in range(B)],
+            key_segments=[j // 5 for j in range(K)],
+        ),
+        Case(
+            "segments, positions", plain | turned, **sizes, causal=True,
+            segments=[i % 3 - 1 for i in range(Q)], positions=[i // 3 for i in range(Q)],
+            key_segments=[j % 3 - 1 for j in range(K)], key_positions=[j // 3 for j in range(K)], quick=(),
+        ),
         Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
         Case("sinks, lengths", grouped | {"sinks": True}, lengths, **sizes, dtypes=DTYPES),
         Case("additive, sinks, causal", plain | {"pooling": "additive", "sinks": True}, causal=True, **sizes, quick=()),

@@ -22,11 +22,19 @@ SMALL = (
         "scale 30, 2053 keys, causal", WIDTHS, causal=True, scale=30.0, batch=1, num_queries=211, num_keys=2053,
         dtypes=("float32",),
     ),
+    Case(
+        "additive, segments", ADDITIVE, num_queries=5, segments=[[1, 1, -1, 1, 0], [7, 7, 7, 3, 7]], head_gates=(7,),
+        score_bias=(2, 5, 5),
+    ),
+    Case("segments without keys", WIDTHS, segments=[3, -1, 0], key_segments=[1, -1, 3, 3, 1]),
     Case("half precision, unequal widths", WIDTHS, [[1, 4, 2], [0, 3, 9]], dtypes=("float16", "bfloat16")),
 )  # fmt: skip
 
 HEADS: dict[str, Any] = {"num_hiddens": 24, "num_heads": 6}
 WINDOW = HEADS | {"num_key_value_heads": 2, "window": (31, 0), "rotary": Rotary(4)}
+# Two samples of a few segments with padding between them, in one run each but for the last.
+PACKED = [[j // 101 if j % 101 < 97 else -1 for j in range(503)], [4 - j // 131 + j // 499 for j in range(503)]]
+PACKED_KEYS = [[*packed, *packed[-1:] * 6] for packed in PACKED]
 # With more scores than fit one piece, so that samples, heads, queries and keys are cut.
 LARGE = tuple(
     dataclasses.replace(case, batch=2, num_queries=503, num_keys=509, dtypes=("float32",))
@@ -36,6 +44,11 @@ LARGE = tuple(
         Case("many pieces, additive", HEADS | {"pooling": "additive"}, [211, 0]),
         Case("many pieces, sinks", HEADS | {"num_key_value_heads": 3, "sinks": True}, [509, 17], causal=True),
         Case("many pieces, sinks, window", WINDOW | {"sinks": True}, [509, 100], causal=True, offset=3),
+        Case("many pieces, segments", WINDOW | {"window": None}, segments=PACKED, key_segments=PACKED_KEYS),
+        Case(
+            "many pieces, segments, positions", WINDOW, causal=True, segments=PACKED, key_segments=PACKED_KEYS,
+            positions=[j % 101 for j in range(503)], key_positions=[j % 101 for j in range(509)],
+        ),
         Case("many pieces, window", WINDOW, [509, 100], causal=True, offset=3),
         Case(
             "many pieces, bias, cap", HEADS | {"num_key_value_heads": 1, "softcap": 1.5}, causal=True,
@@ -98,6 +111,8 @@ def options(number: int) -> Case:
     if number % 4 == 3:
         keys = random.integers(-1, 9, [(K,), (B, K)][number // 4 % 2])
         placed = {"positions": random.integers(-1, 9, (B, Q)).tolist(), "key_positions": keys.tolist()}
+    if number % 4 == 2:
+        placed |= {name: random.integers(-1, 3, (B, T)).tolist() for name, T in (("segments", Q), ("key_segments", K))}
     return Case(
         f"options {number}",
         {"num_hiddens": 11, "num_heads": H, "key_dim": d, "value_dim": 3} | layer,

@@ -29,11 +29,11 @@ class Case:
     """One layer and one call of it, with random numbers that are the same in every run.
 
     name: as the table shows it; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset, positions,
-    key_positions: of the call; mask, score_bias, head_gates: None, or the shapes of these random arrays of the call;
-    scale: standard deviation of queries, keys and values; batch, num_queries, num_keys: sizes B, Q and K; dtypes: those
-    to compare in, if the backend has them; quick: those of the quick suite; lesson: those in which the full suite
-    compares the lesson's own layer too, whose operations JAX compiles one by one; quick_lesson: whether the quick suite
-    does so.
+    key_positions, segments, key_segments: of the call; mask, score_bias, head_gates: None, or the shapes of these
+    random arrays of the call; scale: standard deviation of queries, keys and values; batch, num_queries, num_keys:
+    sizes B, Q and K; dtypes: those to compare in, if the backend has them; quick: those of the quick suite; lesson:
+    those in which the full suite compares the lesson's own layer too, whose operations JAX compiles one by one;
+    quick_lesson: whether the quick suite does so.
     """
 
     name: str
@@ -46,6 +46,8 @@ class Case:
     head_gates: tuple[int, ...] | None = None
     positions: list | None = None
     key_positions: list | None = None
+    segments: list | None = None
+    key_segments: list | None = None
     scale: float = 1.0
     batch: int = 2
     num_queries: int = 3
@@ -96,6 +98,10 @@ class Case:
             if self.valid_lens is not None:
                 length = self.valid_lens[b]
                 visible[b, :, i, length if isinstance(length, int) else length[i] :] = False
+            if self.segments:
+                own = _of_sample(self.segments, b, ())[i]
+                others = _of_sample(self.key_segments or self.segments, b, ())
+                visible[b, :, i] &= [own == other and own >= 0 for other in others]
             place = i + (self.offset if isinstance(self.offset, int) else self.offset[b])
             if self.positions or self.key_positions:
                 places = _of_sample(self.positions, b, [place] * self.num_queries)
@@ -124,7 +130,7 @@ class Case:
 
 
 def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequence[int]:
-    """The positions of a sample, of lists of all samples or one for all; otherwise: where none are given."""
+    """The positions or segments of a sample, of lists of all or one for all; otherwise: where none are given."""
     if positions is None:
         return otherwise
     return positions[b] if isinstance(positions[0], list) else positions
@@ -182,6 +188,18 @@ CASES = (
     ),
     Case("positions, window", WIDTHS | {"window": (2, 1)}, [4, 5], positions=[7, 2, 3], quick=FULL),
     Case("positions of keys", WIDTHS | {"window": (1, None)}, offset=2, key_positions=[6, 1, -1, 2, 3], quick=FULL),
+    Case(
+        "segments", WIDTHS, dtypes=DTYPES, segments=[[0, 0, 1], [2, -1, 4]],
+        key_segments=[[0, 1, 1, 0, -1], [-1, 4, 4, 2, 4]],
+    ),
+    Case(
+        "segments, positions that restart", GROUPED | {"rotary": Rotary(10), "window": (1, None)}, causal=True,
+        num_queries=5, segments=[3, 3, 3, 0, 0], positions=[0, 1, 2, 0, 1], key_positions=[0, 1, 2, 0, 1],
+    ),
+    Case(
+        "segments, lengths, mask, causal", GROUPED | {"sinks": True}, [4, 3], mask=(2, 1, 5, 5), causal=True,
+        num_queries=5, segments=[[1, 0, 1, 0, 0], [5, 5, -1, 5, 5]], quick=FULL,
+    ),
     Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
     Case(
         "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,

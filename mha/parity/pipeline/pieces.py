@@ -157,4 +157,6 @@ CONDITIONS: dict[str, Callable[[Any], Array]] = {
     "window": within,
     "positions": lambda plan: plan.positions[:, None, :, None] >= 0,
     "key_positions": lambda plan: plan.key_positions[:, None, None] >= 0,
+    "segments": lambda plan: plan.segments[:, None, :, None] == plan.key_segments[:, None, None],
+    "key_segments": lambda plan: plan.key_segments[:, None, None] >= 0,
 }

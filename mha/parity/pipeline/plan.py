@@ -31,7 +31,7 @@ from mha.parity.same.problem import Problem
 
 REMEMBERED = 2**28  # bytes, about
 # Fields of a plan that say which query sees which key, and nothing else.
-OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offsets"
+OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offsets", "segments", "key_segments"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Plan:
     queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates (B, H, 1,
     1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
     each, for the rotation; order_offsets and window_offsets: the same for the causal order and the window; positions
-    and key_positions: those that are given, (B or 1, T), or None; base: of the rotation; samples: those to compute;
-    rows: the queries to compute, from the scores on; a mistake that needs all of them sets it to all; features: of the
-    output, those to compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function
-    from the plan, the role and the right positions to those of the rotation; norm_first: whether the norm comes before
-    the rotation; normed: the roles that have one; magnitude: of the rotation, and magnified: the roles that it is
-    applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the right
-    positions of queries to those that it goes by; norm_axes: of (B, H, T, d), those over which the means of a norm
-    are taken.
+    and key_positions, segments and key_segments: those that are given, (B or 1, T), or None; base: of the rotation;
+    samples: those to compute; rows: the queries to compute, from the scores on; a mistake that needs all of them sets
+    it to all; features: of the output, those to compute; hiding: the conditions for a key to be seen, by name;
+    rotary_offsets: None, or a function from the plan, the role and the right positions to those of the rotation;
+    norm_first: whether the norm comes before the rotation; normed: the roles that have one; magnitude: of the rotation,
+    and magnified: the roles that it is applied to; temperature: of the layer, and tempered_places: None, or a function
+    from the plan and the right positions of queries to those that it goes by; norm_axes: of (B, H, T, d), those over
+    which the means of a norm are taken.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -73,6 +73,8 @@ class Plan:
     window_offsets: Array
     positions: Any
     key_positions: Any
+    segments: Any
+    key_segments: Any
     window: Any
     scale: float
     softcap: float | None
@@ -248,7 +250,8 @@ def of_hiding(call: Call) -> dict[str, Any]:
     """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
     lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
     mask = None if call.mask is None else four_axes(call.mask)
-    placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in call.placed().items()}
+    by_token = call.placed() | call.packed()
+    placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
     given = {
         "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
     } | placed  # fmt: skip
