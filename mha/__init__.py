@@ -28,6 +28,7 @@ from mha.arrays import (
 )
 from mha.cache import Cache
 from mha.layer import MultiHeadAttention
+from mha.norms import Norm
 from mha.positions import Rotary, Temperature, alibi, t5_buckets
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
 from mha.seeds import manual_seed
@@ -52,6 +53,7 @@ import_mxnet.enable()
 __all__ = [
     "Cache",
     "MultiHeadAttention",
+    "Norm",
     "Rotary",
     "Temperature",
     "alibi",

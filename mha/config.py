@@ -9,12 +9,12 @@ from typing import Any, get_args
 import numpy as np
 
 from mha import checks
-from mha.names import FloatName, NormName, PoolingName
+from mha.names import FloatName, PoolingName
+from mha.norms import Norm, norm
 from mha.positions import Rotary, Temperature
 
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
-NORMS: tuple[NormName, ...] = get_args(NormName)
 MODERN = (
     "num_key_value_heads",
     "scale",
@@ -22,7 +22,6 @@ MODERN = (
     "window",
     "rotary",
     "qk_norm",
-    "qk_norm_eps",
     "temperature",
     "sinks",
 )
@@ -46,8 +45,7 @@ class Config:
         softcap: number c of the cap c * tanh(scores / c); None = no cap.
         window: (left, right), the numbers of keys before and after its own position that a query may see; None = all.
         rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
-        qk_norm: norm of queries and keys over the width of a head, "rms" or "layer"; None = none.
-        qk_norm_eps: number that the norm adds to the mean square, or to the variance, before it takes the root.
+        qk_norm: norm of queries and keys, an `mha.Norm`, or its kind alone, "rms" or "layer"; None = none.
         temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
         sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
             nothing.
@@ -75,8 +73,7 @@ class Config:
     softcap: float | None = None
     window: tuple[int | None, int | None] | None = None
     rotary: Rotary | None = None
-    qk_norm: NormName | None = None
-    qk_norm_eps: float = 1e-6
+    qk_norm: Norm | None = None
     temperature: Temperature | None = None
     sinks: bool = False
     pooling: PoolingName = "dot"
@@ -118,8 +115,7 @@ class Config:
                 came = f"{reprlib.repr(self.rotary)} ({type(self.rotary).__name__})"
                 raise TypeError(f"rotary is {came}, expected an mha.Rotary, such as mha.Rotary(base=10000.0)")
             fill("rotary", self.rotary.within(self.key_dim))
-        fill("qk_norm", None if self.qk_norm is None else checks.choice("qk_norm", self.qk_norm, NORMS))
-        fill("qk_norm_eps", checks.positive("qk_norm_eps", self.qk_norm_eps))
+        fill("qk_norm", norm("qk_norm", self.qk_norm))
         if not isinstance(self.temperature, Temperature | None):
             came = f"{reprlib.repr(self.temperature)} ({type(self.temperature).__name__})"
             raise TypeError(f"temperature is {came}, expected an mha.Temperature, such as mha.Temperature(0.1, 8192)")
@@ -143,8 +139,15 @@ def special(config: Config) -> dict[str, Any]:
 
 
 def of_recorded(options: dict[str, Any]) -> Config:
-    """The configuration of options as `dataclasses.asdict` records one; raises as `Config` does."""
-    kinds = {"rotary": Rotary, "temperature": Temperature}
+    """The configuration of options as `dataclasses.asdict` records one; raises as `Config` does.
+
+    A norm may also be recorded as its kind, "qk_norm", and its number, "qk_norm_eps".
+    """
+    options = dict(options)
+    if (eps := options.pop("qk_norm_eps", None)) is not None:
+        recorded = Norm(options.get("qk_norm") or "rms", eps)
+        options["qk_norm"] = recorded if options.get("qk_norm") else None
+    kinds = {"rotary": Rotary, "qk_norm": Norm, "temperature": Temperature}
     made = {name: kind(**options[name]) for name, kind in kinds.items() if isinstance(options.get(name), dict)}
     return Config(**options | made)
 

@@ -11,6 +11,7 @@ from mha.cache import Cache, caching, slots
 from mha.call import Arguments, call_of, given, spelled
 from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
+from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights import native
 
@@ -38,8 +39,8 @@ class MultiHeadAttention:
         window: (left, right): query i sees key j only if it is at most `left` before and `right` after the query's
             position; either may be None = no bound; None = no window.
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
-        qk_norm: "rms" or "layer" (without a shift), the norm of each head's queries and keys; None = none.
-        qk_norm_eps: what is added to the mean square before its root.
+        qk_norm: an `mha.Norm`, the norm of each head's queries and keys, or its kind alone, "rms" or "layer"; None =
+            none.
         temperature: factor of queries that grows with their positions, an `mha.Temperature`.
         sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing, so that
             the weights of a query sum to less than 1.
@@ -83,8 +84,7 @@ class MultiHeadAttention:
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
         rotary: Rotary | None = None,
-        qk_norm: NormName | None = None,
-        qk_norm_eps: float = 1e-6,
+        qk_norm: Norm | NormName | None = None,
         temperature: Temperature | None = None,
         sinks: bool = False,
         pooling: PoolingName = "dot",
@@ -96,8 +96,7 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"qk_norm_eps": qk_norm_eps, "temperature": temperature, "sinks": sinks, "pooling": pooling}
-        options["dtype"] = checks.dtype_name(dtype)
+        options |= {"temperature": temperature, "sinks": sinks, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)

@@ -39,7 +39,7 @@ def from_native(
         layer: the number of the layer, from 0, in a mapping of a stack of layers, as `nn.scan` of Flax makes it: the
             first axis of each array goes through the layers; None = no stack.
         backend: None = MHA_BACKEND, else "numpy".
-        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, which no mapping shows. If
+        **options: scale, softcap, window, rotary and qk_norm of the layer, which no mapping shows. If
             models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation. Also
             key_dim and num_key_value_heads, which the arrays must fit, and fold_one: True if norms of queries and keys
             multiply by 1 + w, as Gemma's do. So it takes all that `mha.weights.model_config.options` returns. Of a
@@ -81,7 +81,7 @@ def load(
         scheme: the naming scheme of a checkpoint, one of `mha.weights.SCHEMES`; "auto" = found from the names.
         prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = found from the names.
         num_heads: number of heads, if no array has an axis for the heads and no `config.json` says it.
-        **options: scale, softcap, window, rotary, qk_norm and qk_norm_eps of the layer, if no `config.json` says
+        **options: scale, softcap, window, rotary and qk_norm of the layer, if no `config.json` says
             them. If models of the scheme may rotate positions, as LLaMA's do, rotary must then be given; None = none.
             Also key_dim, num_key_value_heads and fold_one, as for `mha.from_native`, and length: the number of tokens
             of a text, where the rotation that `config.json` says goes by it ("longrope", "dynamic"); None = no more

@@ -36,8 +36,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "softcap": (0.3,),
     "window": ((2, 1), (0, 0), (1, None), (None, 1)),
     "rotary": (mha.Rotary(), mha.Rotary(2, base=100.0, interleaved=True), mha.Rotary(magnitude=1.25)),
-    "qk_norm": ("rms", "layer"),
-    "qk_norm_eps": (0.5,),
+    "qk_norm": ("rms", "layer", mha.Norm("rms", 0.5)),
     "temperature": (mha.Temperature(0.4, 2), mha.Temperature(0.7, 1, 0)),
     "sinks": (True,),
     "pooling": ("additive",),
@@ -73,7 +72,6 @@ TOGETHER: tuple[dict[str, Any], ...] = (
 # What makes an option count that alone says nothing.
 PLACED: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (1, None)}, {"rotary": mha.Rotary()})
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
-    "qk_norm_eps": ({"qk_norm": "rms"},),
     "offset": (
         {"causal": True},
         {"window": (2, 1)},

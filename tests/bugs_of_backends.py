@@ -160,9 +160,9 @@ GROUPS = {
         "a part's own loss is forgotten": {"tensorflow": (r" and part\.activity_regularizer is None\n", "\n")},
         "a part of another precision counts as the layer's": {"tensorflow": (
             r" or part\.dtype_policy\.name != dtype\.name", "")},
-        "a norm of another class counts as the layer's": {"tensorflow": (r"type\(part\) is not HeadNorm or \(", "(")},
+        "a norm of another class counts as the layer's": {"tensorflow": (r"type\(part\) is not HeadNorm or ", "")},
         "a norm's epsilon counts as the configuration's": {"tensorflow": (
-            r"is not HeadNorm or \(part\.kind, part\.eps\) != .*:", "is not HeadNorm:")},
+            r"is not HeadNorm or part\.norm != .*:", "is not HeadNorm:")},
         "a dropout counts as the configuration's": {"tensorflow": (
             r"pooling\.dropout == pooling\.dropping\.rate == config\.dropout and ", "")},
         "a cap counts as the configuration's": {"tensorflow": (r" and pooling\.softcap == config\.softcap\)", ")")},
@@ -403,13 +403,13 @@ GROUPS = {
     "options": ("options", {
         "1 is added to the scale of a norm": {"all": (
             r"(widen\(self\.scale\)|widen\(tf.*\(self\.scale\)\)|wide / roots \* scale)", r"(1 + \1)")},
-        "RMS norm for layer norm": {"all": (r'if self\.kind == "layer":', "if False:")},
-        "another epsilon": {"all": (r"\+ self\.eps\)", "+ 1e-6)")},
+        "RMS norm for layer norm": {"all": (r'if self\.norm\.kind == "layer":', "if False:")},
+        "another epsilon": {"all": (r"\+ self\.norm\.eps\)", "+ 1e-6)")},
         "the gradient of a group is that of its first head": {"numpy": (r"X\.shape\[2\]\)\.sum\(1\)",
             "X.shape[2])[:, 0]")},
         "the gradient of a norm forgets its root": {"numpy": (r"by_X = by_normalized - normalized \* .*",
             "by_X = by_normalized")},
-        "the gradient of a layer norm forgets its mean": {"numpy": (r'if norm\.kind == "layer":', "if False:")},
+        "the gradient of a layer norm forgets its mean": {"numpy": (r'if norm\.norm\.kind == "layer":', "if False:")},
         "gradients are not turned back": {"numpy": (r"rotate\(by_k, -places", "rotate(by_k, places")},
         "the gradient of a cap is 1": {"numpy": (r"\(1 - \(capped / softcap\) \*\* 2\)", "1")},
     }),

@@ -133,7 +133,7 @@ GROUPS = {
         "a gate of Keras is passed over": (r'"num_key_value_heads"\}', '"use_gate"}'),
         "outputs of grouped queries have any width": (r'"num_hiddens": config\.query_size, ', ""),
         "norms of Flax are forgotten": (r'config\.qk_norm is not None, \"dtype\"', 'False, "dtype"'),
-        "any epsilon is made": (', "qk_norm_eps": EPSILON', ', "qk_norm_eps": config.qk_norm_eps'),
+        "any epsilon is made": (r'Norm\("layer", EPSILON\)', 'Norm("layer", config.qk_norm.eps)'),
         "any norm is taken": (r"type\(norm\) is not nnx\.LayerNorm or ", ""),
         "the norm of keys has another epsilon": (r" or norm\.epsilon != .*:", ":"),
     }),
@@ -289,7 +289,7 @@ GROUPS = {
         "a file of a layer with another scale is taken": (r'field\.name != "dropout"',
             'field.name not in ("dropout", "scale")'),
         "a file of a layer with another norm is taken": (r'field\.name != "dropout"',
-            'not field.name.startswith(("dropout", "qk_norm_"))'),
+            'not field.name.startswith(("dropout", "qk_norm"))'),
         "dropout of a file counts": (r' and field\.name != "dropout"', ""),
     }),
     "the rest of mha": ("mha mha/weights", "checks initial_weights mxnet_import seeds readable", {

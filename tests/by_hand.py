@@ -323,9 +323,9 @@ def last_turned(self, X, cos, sin, interleaved):
 
 def norm_of_width(self, role, X, heads, places):
     """A norm before the heads are split; the scale is the same for every head."""
-    if self.config.qk_norm == "layer":
+    if self.config.qk_norm.kind == "layer":
         X = X - X.mean(-1, keepdims=True)
-    X = X / np.sqrt((X**2).mean(-1, keepdims=True) + self.config.qk_norm_eps)  # (B, T, H*d)
+    X = X / np.sqrt((X**2).mean(-1, keepdims=True) + self.config.qk_norm.eps)  # (B, T, H*d)
     return self.turn(role, self.split(X * np.tile(self.weights[f"{role}_norm.scale"], heads), heads), places)
 
 

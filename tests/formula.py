@@ -17,10 +17,10 @@ def turned(x, position, rotary):
     return x
 
 
-def normed(x, kind, scale, eps):
+def normed(x, norm, scale):
     """One vector (d,) after its norm."""
-    x = x - sum(x) / len(x) if kind == "layer" else x
-    return x / math.sqrt(sum(x * x) / len(x) + eps) * scale
+    x = x - sum(x) / len(x) if norm.kind == "layer" else x
+    return x / math.sqrt(sum(x * x) / len(x) + norm.eps) * scale
 
 
 def attend(*arguments, **call):
@@ -42,7 +42,7 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
     def prepared(name, b, row, head, position):
         x = {"q": queries, "k": keys}[name][b, row]
         x = project(f"W_{name}", x)[head * d : (head + 1) * d]
-        x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"], config.qk_norm_eps) if config.qk_norm else x
+        x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"]) if config.qk_norm else x
         x = turned(x, position, config.rotary) if config.rotary else x
         kind = config.temperature if name == "q" else None
         return x if kind is None else x * (1 + kind.scale * math.log(1 + (max(position, 0) + kind.shift) // kind.floor))

@@ -65,7 +65,7 @@ CALLS = (
     Call(SQUARE, {"causal": True}),
     Call(SQUARE, {"valid_lens": [4, 5, 6]}, nan=True),
     Call(MODERN, {"score_bias": True, "head_gates": True, "offset": 2}),
-    Call(MODERN | {"qk_norm": "layer", "qk_norm_eps": 0.02, "rotary": ROTARY}, {"offset": [30, 2, 3]}),
+    Call(MODERN | {"qk_norm": mha.Norm("layer", 0.02), "rotary": ROTARY}, {"offset": [30, 2, 3]}),
     Call(MODERN | {"rotary": ROTARY, "window": (1, None)}, {"offset": 1}),
     Call(SQUARE | {"rotary": mha.Rotary(4, frequencies=(1.0, 0.002))}, {"offset": [300, 2, 3]}),
     Call(SQUARE | {"rotary": mha.Rotary(base=20.0)}, {"offset": [291, 2, 3]}),

@@ -15,6 +15,7 @@ import seams
 from mha import arrays, dispatch
 from mha.call import keep
 from mha.layer import restore
+from mha.norms import Norm
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
@@ -34,7 +35,7 @@ TURNING = {
 # Of a plan's fields, those that can be planted, and where they are.
 PLACES = {
     "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
-    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm_eps`",
+    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm`",
     "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "order_offsets": "`mask`", "window_offsets": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`",
@@ -105,9 +106,10 @@ class Planting:
     def config(self, config):
         """The options of the layer with the mistake."""
         plan, H = self.plan, config.num_heads
-        given = {"scale": plan.scale, "softcap": plan.softcap, "qk_norm": plan.norm, "qk_norm_eps": plan.eps}
-        given["temperature"] = plan.temperature
-        given = {name: X for name, X in given.items() if PLACES_OF[name] in self.names}
+        given = {"scale": plan.scale, "softcap": plan.softcap, "temperature": plan.temperature}
+        given = {name: X for name, X in given.items() if name in self.names}
+        if self.names & {"norm", "eps"} and plan.norm:
+            given["qk_norm"] = Norm(plan.norm, plan.eps)
         if self.names & {"frequencies", "interleaved"} and plan.frequencies is not None:
             frequencies = tuple(plan.frequencies.tolist())
             given["rotary"] = Rotary(interleaved=plan.interleaved, frequencies=frequencies, magnitude=plan.magnitude)
@@ -269,12 +271,3 @@ class Planting:
                 places = self.own(plan.tempered_places(plan, right).astype(right.dtype))
             q = keep("tempered_q", lesson.temper(q, places, config.temperature, config.num_heads))
         return q, heads["k"]
-
-
-PLACES_OF = {
-    "scale": "scale",
-    "softcap": "softcap",
-    "qk_norm": "norm",
-    "qk_norm_eps": "eps",
-    "temperature": "temperature",
-}

@@ -62,12 +62,12 @@ class Port:
     def norm(self, role, X):
         if self.config.qk_norm is None:
             return X
-        if self.config.qk_norm == "layer":
+        if self.config.qk_norm.kind == "layer":
             X = X - X.mean(-1, keepdims=True)
         return X / self.root((X * X).mean(-1, keepdims=True)) * self.weights[f"{role}_norm.scale"]
 
     def root(self, X):
-        return np.sqrt(X + X.dtype.type(self.config.qk_norm_eps))
+        return np.sqrt(X + X.dtype.type(self.config.qk_norm.eps))
 
     def frequencies(self, rotary):
         return np.array(rotary.angles())

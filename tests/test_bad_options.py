@@ -70,7 +70,6 @@ BAD_OPTIONS = BAD_BOOK_OPTIONS | {
     "additive temperature": (
         {"pooling": "additive", "temperature": mha.Temperature(0.1, 8)}, ValueError, "temperature is given, expected",
     ),
-    "no epsilon": ({"qk_norm_eps": 0.0}, ValueError, "qk_norm_eps is 0.0, expected a finite number above 0"),
     "additive scale": ({"pooling": "additive", "scale": 1.0}, ValueError, "scale is given, expected None with pooling"),
     "additive rotary": ({"pooling": "additive", "rotary": mha.Rotary()}, ValueError, "rotary is given, expected None "),
     "additive norm": ({"pooling": "additive", "qk_norm": "rms"}, ValueError, "qk_norm is given, expected None with po"),

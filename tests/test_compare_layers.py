@@ -108,19 +108,19 @@ def test_scales_without_their_one():
         ("window", (300, 0), (301, 0)),
         ("window", (2, 1), (2, None)),
         ("window", None, (300, None)),
-        ("qk_norm_eps", 1e-6, 1e-5),
+        ("qk_norm", "rms", mha.Norm("rms", 1e-5)),
         ("rotary", mha.Rotary(base=1e4), mha.Rotary(base=10001)),
         ("softcap", 30.0, None),
         ("scale", 0.5, 0.25),
     ],
 )
 def test_options_that_differ_are_said_and_seen(option, value, other):
-    first, second = made(qk_norm="rms", **{option: value}), made(qk_norm="rms", **{option: other})
+    first, second = (made(**{"qk_norm": "rms", option: given}) for given in (value, other))
     report = parity.compare_layers(first, second)
     assert [name for name, _, _ in report.options] == [option]
     assert not report
     assert all(row.same for row in report.rows)
-    assert parity.compare_layers(first, made(qk_norm="rms", **{option: value}))
+    assert parity.compare_layers(first, made(**{"qk_norm": "rms", option: value}))
 
 
 def test_another_layer_has_no_kernel_that_is_the_same():

@@ -11,11 +11,11 @@ from mha.weights.safetensors_writer import to_bytes
 
 # The defaults of transformers' configurations: a config.json may leave out what is as they say.
 GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.0625}
-GEMMA3 = GEMMA | {"qk_norm": "rms", "qk_norm_eps": 1e-6, model_config.FOLDED: True}
+GEMMA3 = GEMMA | {"qk_norm": mha.Norm("rms", 1e-6), model_config.FOLDED: True}
 PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
-QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": "rms", "qk_norm_eps": 1e-6}
-EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": "rms", "qk_norm_eps": 1e-5}
+QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}
+EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": mha.Norm("rms", 1e-5)}
 GLM = PLAIN | {"num_key_value_heads": 2, "key_dim": 128, "rotary": mha.Rotary(64, interleaved=True)}
 OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
 GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
@@ -25,7 +25,7 @@ DEFAULTS = [
     ("llama", "qwen2", {}, PLAIN),
     ("llama", "qwen2", {"use_sliding_window": True, "layer": 27}, PLAIN),
     ("llama", "qwen2", {"use_sliding_window": True, "layer": 28}, PLAIN | {"window": WINDOW}),
-    ("llama", "qwen3", {}, PLAIN | {"key_dim": 128, "rotary": mha.Rotary(128), "qk_norm": "rms", "qk_norm_eps": 1e-6}),
+    ("llama", "qwen3", {}, PLAIN | {"key_dim": 128, "rotary": mha.Rotary(128), "qk_norm": mha.Norm("rms", 1e-6)}),
     ("llama", "gemma", {"num_attention_heads": ...},
      {"num_heads": 16, "num_key_value_heads": 16, "key_dim": 256, "rotary": mha.Rotary(256), "window": None}),
     ("llama", "gemma2", {"num_attention_heads": ..., "layer": 2},

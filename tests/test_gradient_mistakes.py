@@ -60,7 +60,7 @@ class Port:
         X = projected.reshape(*X.shape[:2], heads, -1).transpose(1, 2)  # (B, H, T, d)
         if role == "v":
             return self.at("v", X)
-        roots = (X.square().mean(-1, keepdim=True) + self.config.qk_norm_eps).sqrt()
+        roots = (X.square().mean(-1, keepdim=True) + self.config.qk_norm.eps).sqrt()
         X = X / self.at("roots", roots) * self.weights[f"{role}_norm.scale"]
         return self.at(role, self.at("turned", self.turned(X), X, self.turned))
 

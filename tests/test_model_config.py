@@ -54,7 +54,7 @@ def write(tmp_path, rng):
 
 WINDOWED = ["full_attention", "sliding_attention"]
 FOURTHS = mha.Rotary(base=1e6, frequencies=tuple(angle / 4 for angle in mha.Rotary(d, 1e6).angles()))
-NORMS = {"qk_norm": "rms", "qk_norm_eps": 1e-5}
+NORMS = {"qk_norm": mha.Norm("rms", 1e-5)}
 PLAIN = {"num_heads": H, "num_key_value_heads": G, "key_dim": d, "rotary": mha.Rotary()}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 # What a model says, what its arrays have besides, and the options of the layer.
@@ -84,7 +84,7 @@ MODELS = {
     "Qwen2, null": ({"model_type": "qwen2", "use_sliding_window": None}, {"bias": True}, {}),
     "Qwen2, window": ({"model_type": "qwen2", "max_window_layers": 1} | WINDOWS, {"bias": True}, {"window": (7, 0)}),
     "Qwen2, window later": ({"model_type": "qwen2", "max_window_layers": 2} | WINDOWS, {"bias": True}, {}),
-    "Qwen3": ({"model_type": "qwen3"}, {"normed": True}, {"qk_norm": "rms", "qk_norm_eps": 1e-5}),
+    "Qwen3": ({"model_type": "qwen3"}, {"normed": True}, {"qk_norm": mha.Norm("rms", 1e-5)}),
     "Gemma": ({"model_type": "gemma", "rope_theta": 300.0}, {}, {"rotary": mha.Rotary(base=300.0)}),
     "Gemma 2": (
         {"model_type": "gemma2", "sliding_window": 8, "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0},
@@ -120,12 +120,12 @@ MODELS = {
     "Qwen3, window": (
         {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]} | WINDOWS,
         {"normed": True},
-        {"qk_norm": "rms", "qk_norm_eps": 1e-5, "window": (7, 0)},
+        {"qk_norm": mha.Norm("rms", 1e-5), "window": (7, 0)},
     ),
     "Qwen3, window before": (
         {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"]} | WINDOWS,
         {"normed": True},
-        {"qk_norm": "rms", "qk_norm_eps": 1e-5},
+        {"qk_norm": mha.Norm("rms", 1e-5)},
     ),
 }
 
@@ -240,7 +240,7 @@ REFUSED = {
     "a window of 0": ({"model_type": "mistral", "sliding_window": 0}, {}, "sliding_window is 0, expected at least 1"),
     "other groups": (LLAMA | {"num_key_value_heads": 4}, {}, "make num_key_value_heads = 2 with 4 heads, expected 4"),
     "other width": (LLAMA | {"head_dim": 8}, {}, "make key_dim = 6 with 4 heads, expected 8"),
-    "norms that are not there": ({"model_type": "qwen3"}, {}, "qk_norm is 'rms', but the layer has no weights of"),
+    "norms that are not there": ({"model_type": "qwen3"}, {}, "but the layer has no weights of norms of queries"),
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_a_module_says_what_its_file_says(tmp_path, rng):
     module = Module(arrays, Config(**config), layer_idx=2)
     found = mha.from_native(module, backend="numpy")
     assert vars(found.config) == vars(expected.config) | {"dropout": 0.25}
-    assert (found.config.window, found.config.scale, found.config.qk_norm_eps) == ((7, 0), 0.25, 1e-5)
+    assert (found.config.window, found.config.scale, found.config.qk_norm) == ((7, 0), 0.25, mha.Norm("rms", 1e-5))
     assert_same_weights(found.weights, expected.weights)
     assert np.array_equal(found.weights["q_norm.scale"], 1 + arrays["q_norm.weight"])
     assert mha.from_native(Module(arrays, Config(**config), layer_idx=1)).config.window is None

@@ -194,8 +194,8 @@ IMPOSSIBLE = {
     "flax.linen.MultiHeadAttention": WIDTH[1:],
     "flax.nnx.MultiHeadAttention": [
         *WIDTH[1:],
-        ({"qk_norm": "rms"}, "qk_norm='rms', expected 'layer'"),
-        ({"qk_norm": "layer", "qk_norm_eps": 0.5}, "qk_norm_eps=0.5, expected 1e-06"),
+        ({"qk_norm": "rms"}, r"qk_norm=Norm\(kind='rms', eps=1e-06"),
+        ({"qk_norm": mha.Norm("layer", 0.5)}, r"eps=0.5.*, expected Norm\(kind='layer', eps=1e-06"),
         ({"value_size": 11}, "value_size=11, expected 12"),
     ],
     **{f"mha.d2l.{name}.MultiHeadAttention": [*WIDTH, *ODD, *WIDE] for name in ("torch", "tensorflow", "jax", "mxnet")},

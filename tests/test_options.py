@@ -15,8 +15,8 @@ from mha.parity.cases import rare
 
 B, Q, K, H, G, d = 2, 5, 7, 6, 2, 4
 ALL = {
-    "num_key_value_heads": G, "scale": 0.7, "softcap": 1.5, "window": (3, None), "qk_norm": "layer",
-    "qk_norm_eps": 0.01, "rotary": mha.Rotary(2, base=100.0, interleaved=True),
+    "num_key_value_heads": G, "scale": 0.7, "softcap": 1.5, "window": (3, None), "qk_norm": mha.Norm("layer", 0.01),
+    "rotary": mha.Rotary(2, base=100.0, interleaved=True),
 }  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_older_readers_read_layers_without_these_options(tmp_path):
         assert told(tmp_path / "one.safetensors")[0] == "2", name
 
 
-GROUPED, NORMED = "num_key_value_heads", ("qk_norm", "qk_norm_eps")
+GROUPED, NORMED = "num_key_value_heads", ("qk_norm",)
 HAVE = {
     "torch.nn.MultiheadAttention": (),
     "keras.layers.MultiHeadAttention": (),

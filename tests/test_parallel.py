@@ -95,7 +95,7 @@ DIFFERENCES = {
     ("numpy", "jax"): 513,
     ("numpy", "mxnet"): 520,
     ("torch", "tensorflow"): 355,
-    ("torch", "jax"): 325,
+    ("torch", "jax"): 330,
     ("torch", "mxnet"): 363,
     ("tensorflow", "jax"): 412,
     ("tensorflow", "mxnet"): 471,

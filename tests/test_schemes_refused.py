@@ -143,7 +143,7 @@ def test_a_scheme_packs_equal_sizes_alone():
         ("llama", {"qk_norm": "rms"}, "scheme 'llama' has no place for qk_norm"),
         ("opt", {"sinks": True}, "scheme 'opt' has no place for sinks"),
         ("flax", {"qk_norm": "rms"}, "scheme 'flax' has no place for qk_norm"),
-        ("flax", {"qk_norm": "layer", "qk_norm_eps": 0.5}, "scheme 'flax' has no place for qk_norm_eps"),
+        ("flax", {"qk_norm": mha.Norm("layer", 0.5)}, "scheme 'flax' has no place for qk_norm"),
         ("t5", {}, "scheme 't5' has scale=1.0, not None"),
         ("t5", {"scale": 0.5}, "scheme 't5' has no place for scale"),
         ("t5", {"scale": 1.0, "bias": True}, r"scheme 't5' has no place for W_q\.bias, W_k\.bias"),

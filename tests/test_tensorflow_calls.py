@@ -174,7 +174,7 @@ def scaled(attention):
 
 
 def normed(attention):
-    attention.layer.q_norm.eps = 3.0
+    attention.layer.q_norm.norm = mha.Norm("rms", 3.0)
 
 
 def normed_by_another(attention):
@@ -184,7 +184,7 @@ def normed_by_another(attention):
         def call(self, X):
             return 2 * super().call(X)
 
-    attention.layer.k_norm = Doubled(norm.kind, 4, norm.eps, "float64")
+    attention.layer.k_norm = Doubled(norm.norm, 4, "float64")
 
 
 def pooled(attention):

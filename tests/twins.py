@@ -31,7 +31,7 @@ from mha.parity.mistakes import of_heads, of_norms, of_rotations, of_softmax, of
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 GROUPS = PLAIN | {"num_hiddens": 48, "num_heads": 6, "num_key_value_heads": 2}
-MODERN = GROUPS | {"scale": 0.7, "softcap": 1.5, "qk_norm": "rms", "qk_norm_eps": 3e-3, "rotary": mha.Rotary(6, 50.0)}
+MODERN = GROUPS | {"scale": 0.7, "softcap": 1.5, "qk_norm": mha.Norm("rms", 3e-3), "rotary": mha.Rotary(6, 50.0)}
 OWN = PLAIN | {"rotary": mha.Rotary(6, 50.0, frequencies=(1.0, 0.3, 0.02))}
 BIAS = np.random.default_rng(6).normal(size=(1, 6, 5, 7))
 GATES = np.random.default_rng(7).normal(size=(3, 4))
@@ -46,7 +46,7 @@ window = Case(PLAIN | {"window": (3, 1)}, {"offset": 1})
 groups = Case(GROUPS)
 gates = Case(PLAIN, {"head_gates": GATES})
 modern = Case(MODERN, {"offset": 2, "score_bias": BIAS})
-layered = Case(MODERN | {"qk_norm": "layer"}, {"offset": 2})
+layered = Case(MODERN | {"qk_norm": mha.Norm("layer", 3e-3)}, {"offset": 2})
 tempered = Case(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
 magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
 own = Case(OWN, {"offset": 2})
@@ -372,8 +372,8 @@ def normed(*roles):
 add("1 + w is forgotten", modern, scales(lambda name, X, weights: np.array([w - 1 for w in X])))
 add("1 is added to the scale of a norm", modern, scales(lambda name, X, weights: np.array([w + 1 for w in X])))
 add("the scale of a norm is forgotten", modern, scales(lambda name, X, weights: X / X))
-add("RMS norm for layer norm", layered, option(qk_norm="rms"))
-add("layer norm for RMS norm", modern, option(qk_norm="layer"))
+add("RMS norm for layer norm", layered, option(qk_norm=mha.Norm("rms", 3e-3)))
+add("layer norm for RMS norm", modern, option(qk_norm=mha.Norm("layer", 3e-3)))
 add("the norm comes after the rotation", modern, port(prepare=by_hand.norm_last))
 add("the norms are forgotten", modern, option(qk_norm=None))
 add("keys have no norm", modern, normed("q"))
@@ -382,7 +382,7 @@ add("the norm of queries for that of keys", modern, **{
     "for both": of_other("q", "q"), "swapped": of_other("k", "q"),
     "that of keys for both": of_other("k", "k")})  # fmt: skip
 for eps in of_norms.EPSILONS:
-    add("another epsilon", modern, **{f"{eps:g}": option(qk_norm_eps=eps)})
+    add("another epsilon", modern, **{f"{eps:g}": option(qk_norm=mha.Norm("rms", eps))})
 add("epsilon is outside the root", modern, port(root=lambda self, X: X**0.5 + 3e-3))
 add("the norm is over all heads", modern, port(prepare=by_hand.norm_of_width))
 

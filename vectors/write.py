@@ -171,7 +171,7 @@ VECTORS = (
     vector("layer-norm", layer={"qk_norm": "layer"}),
     vector("sinks", SOME, layer={"sinks": True}, dtypes=("float32", "bfloat16")),
     vector("sinks-groups-cap", [0, 5], layer=FOUR | {"sinks": True, "softcap": 1.5}),
-    vector("norm-epsilon", layer={"qk_norm": "rms", "qk_norm_eps": 0.5}, scale=1e-2),
+    vector("norm-epsilon", layer={"qk_norm": mha.Norm("rms", 0.5)}, scale=1e-2),
     # Options together.
     vector("groups-rotary", SOME, layer=FOUR | ROTARY),
     vector("groups-rotary-one-query", layer=FOUR | ROTARY, causal=True, offset=[6, 4], num_queries=1),

@@ -13,6 +13,8 @@ import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
 
+from mha.norms import Norm
+
 from .hiding import widen
 
 
@@ -58,9 +60,8 @@ def gate(pooled, head_gates, num_heads):
 class HeadNorm(nn.Module):
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
 
-    kind: str
+    norm: Norm
     width: int
-    eps: float
     dtype: str
 
     def setup(self):
@@ -69,9 +70,9 @@ class HeadNorm(nn.Module):
     def __call__(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
         wide = widen(X)
-        if self.kind == "layer":
+        if self.norm.kind == "layer":
             wide = wide - wide.mean(-1, keepdims=True)  # (B*H, T, d)
-        roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.eps)  # (B*H, T, 1)
+        roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
         return (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
 
 

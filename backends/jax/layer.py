@@ -41,8 +41,8 @@ class MultiHeadAttention(nn.Module):
         self.W_o = dense(H * dv, config.num_hiddens, config.bias, config.dtype)
         self.attention = self.pooling(config)
         if config.qk_norm:
-            self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
-            self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+            self.q_norm = HeadNorm(config.qk_norm, d, config.dtype)
+            self.k_norm = HeadNorm(config.qk_norm, d, config.dtype)
         if config.sinks:
             dtype = jax.dtypes.canonicalize_dtype(config.dtype)  # `setup` also runs where JAX knows no float64
             self.sinks = self.param("sinks", nn.initializers.zeros, (H,), dtype)

@@ -61,9 +61,9 @@ def gate(pooled, head_gates, num_heads):
 class HeadNorm(nn.Block):
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
 
-    def __init__(self, kind, width, eps, dtype):
+    def __init__(self, norm, width, dtype):
         super().__init__()
-        self.kind, self.eps = kind, eps
+        self.norm = norm
         self.scale = filled(self, "scale", (width,), dtype, "ones")
 
     def forward(self, X):
@@ -71,9 +71,9 @@ class HeadNorm(nn.Block):
         wide, scale, d = widen(X), over_axes(widen(data(self.scale)), X.size), X.shape[-1]
         if X.size == 0:
             return X * scale  # MXNet 1.9 takes no sum of an empty array
-        if self.kind == "layer":
+        if self.norm.kind == "layer":
             wide = wide - wide.sum(-1, keepdims=True) / d  # (B*H, T, d); `mean` is of float32 in MXNet 2.0
-        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.eps)  # (B*H, T, 1)
+        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.norm.eps)  # (B*H, T, 1)
         return (wide / roots * scale).astype(X.dtype)  # (B*H, T, d)
 
 

@@ -193,7 +193,7 @@ def through_norm(norm, name, X, by_output):
     by_scale = (widen(by_output) * normalized).sum((0, 1))  # (d,)
     by_normalized = widen(by_output) * widen(norm.scale)  # (B*H, T, d)
     by_X = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
-    if norm.kind == "layer":
+    if norm.norm.kind == "layer":
         by_X = by_X - by_normalized.mean(-1, keepdims=True)
     return (by_X / roots).astype(X.dtype), {f"{name}.scale": by_scale}
 

@@ -54,8 +54,8 @@ def gate(pooled, head_gates, num_heads):
 class HeadNorm:
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
 
-    def __init__(self, kind, width, eps, dtype):
-        self.kind, self.eps = kind, eps
+    def __init__(self, norm, width, dtype):
+        self.norm = norm
         self.scale = np.ones((width,), dtype)
 
     def __call__(self, X):
@@ -65,9 +65,9 @@ class HeadNorm:
     def normalize(self, X):
         """X (B*H, T, d) normalised, in float32 at least, and the roots (B*H, T, 1) by which it was divided."""
         X = widen(X)
-        if self.kind == "layer":
+        if self.norm.kind == "layer":
             X = X - X.mean(-1, keepdims=True)  # (B*H, T, d)
-        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)  # (B*H, T, 1)
+        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
         return X / roots, roots
 
 

@@ -57,18 +57,18 @@ def gate(pooled, head_gates, num_heads):
 class HeadNorm(keras.layers.Layer):
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
 
-    def __init__(self, kind, width, eps, dtype):
+    def __init__(self, norm, width, dtype):
         super().__init__(dtype=dtype, autocast=False)
-        self.kind, self.eps = kind, eps
+        self.norm = norm
         self.scale = self.add_weight(name="scale", shape=(width,), initializer="ones")
         self.built = True  # its weight is there
 
     def call(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
         wide = widen(X)
-        if self.kind == "layer":
+        if self.norm.kind == "layer":
             wide = wide - tf.reduce_mean(wide, -1, keepdims=True)  # (B*H, T, d)
-        roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.eps)  # (B*H, T, 1)
+        roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
         return tf.cast(wide / roots * widen(tf.convert_to_tensor(self.scale)), X.dtype)  # (B*H, T, d)
 
 

@@ -45,8 +45,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.attention = self.pooling(config)
         self.attention.built = True  # its parts are
         if config.qk_norm:
-            self.q_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
-            self.k_norm = HeadNorm(config.qk_norm, d, config.qk_norm_eps, config.dtype)
+            self.q_norm = HeadNorm(config.qk_norm, d, config.dtype)
+            self.k_norm = HeadNorm(config.qk_norm, d, config.dtype)
         if config.sinks:
             self.sinks = self.add_weight(name="sinks", shape=(H,), initializer="zeros")
         self.supports_masking = True  # or Keras warns that `mask` gets lost: it takes every `mask` for its own kind

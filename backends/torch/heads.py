@@ -55,17 +55,17 @@ def gate(pooled, head_gates, num_heads):
 class HeadNorm(nn.Module):
     """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
 
-    def __init__(self, kind, width, eps, dtype):
+    def __init__(self, norm, width, dtype):
         super().__init__()
-        self.kind, self.eps = kind, eps
+        self.norm = norm
         self.scale = nn.Parameter(torch.ones(width, dtype=getattr(torch, dtype)))
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
         wide = widen(X)
-        if self.kind == "layer":
+        if self.norm.kind == "layer":
             wide = wide - wide.mean(-1, keepdim=True)  # (B*H, T, d)
-        roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.eps)  # (B*H, T, 1)
+        roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.norm.eps)  # (B*H, T, 1)
         return (wide / roots * widen(self.scale)).to(X.dtype)  # (B*H, T, d)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from mha import checks
 from mha.config import MODERN, Config, of_recorded, shapes, special
+from mha.norms import Norm
 from mha.weights import files, json_text
 from mha.weights.readers import SafetensorsFile, Source
 
@@ -90,10 +91,12 @@ def _config(metadata: Mapping[str, str]) -> Config:
 def config_text(config: Config) -> str:
     """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them.
 
-    Options of layout 3 are in it where they are used.
+    Options of layout 3 are in it where they are used; a norm is recorded as its kind and its number.
     """
     used = special(config)
     recorded = {name: X for name, X in asdict(config).items() if name not in LATER or name in used}
+    norm = config.qk_norm
+    recorded |= {"qk_norm": norm and norm.kind, "qk_norm_eps": norm.eps if norm else Norm.eps}
     if config.rotary:
         recorded["rotary"]["frequencies"] = config.rotary.angles()
         if config.rotary.magnitude == 1:

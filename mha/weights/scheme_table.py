@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mha.names import SchemeName
+from mha.norms import Norm
 from mha.weights.sizes import PROJECTIONS
 
 
@@ -131,7 +132,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         _each(("query", "key", "value", "out"), "kernel", "iHd") | _norms("query_ln.scale", "key_ln.scale"),
         buffers=(r"rngs\..*",),  # the random numbers of dropout
         grouped=True,
-        implied={"qk_norm": "layer"},
+        implied={"qk_norm": Norm("layer")},
     ),
     "bert": Scheme(
         "BERT, RoBERTa, ELECTRA",

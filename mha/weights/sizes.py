@@ -88,7 +88,7 @@ def _check_norms(
         elif kind is None:
             raise said.LackingError(
                 "qk_norm",
-                '"rms" or "layer"',
+                'an mha.Norm, "rms" or "layer"',
                 f"{names[weight]} is the weight of a norm, and its name does not show which; pass "
                 f"{said.setting(qk_norm=said.Code('...'))} as the model computes it",
             )

@@ -123,7 +123,7 @@ def test_the_reference_has_arguments_and_types(opened):
     page = opened("reference/layer.html")
     article = page.locator("article")
     expect(article.get_by_role("heading", name="mha.MultiHeadAttention", exact=False).first).to_be_visible()
-    for name in ("num_key_value_heads", "qk_norm_eps", "valid_lens", "return_weights"):
+    for name in ("num_key_value_heads", "qk_norm", "valid_lens", "return_weights"):
         expect(article).to_contain_text(name)
 
 

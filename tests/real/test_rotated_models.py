@@ -174,8 +174,8 @@ def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name, 
         {"rotary": mha.Rotary(interleaved=True)},
         {"window": (4, 0)},
         {"window": None},
-        {"qk_norm_eps": 1e-6},
-        {"qk_norm": "layer"},
+        {"qk_norm": "rms"},
+        {"qk_norm": mha.Norm("layer", 1e-2)},
     ],
 )
 def test_another_option_is_noticed(folder, change):

@@ -130,7 +130,7 @@ class NormOfAllHeads(Port):
 
 class EpsilonOutside(Port):
     def root(self, X):
-        return np.sqrt(X) + X.dtype.type(self.config.qk_norm_eps)
+        return np.sqrt(X) + X.dtype.type(self.config.qk_norm.eps)
 
 
 class NormedLast(Port):
@@ -167,7 +167,7 @@ class CacheOfHalves(Port):
 
 ANGLES = 500000.0 ** (-np.arange(4) / 4)
 LLAMA3 = LLAMA | {"rotary": mha.Rotary(8, 500000.0, frequencies=list(ANGLES / [1, 1, 2.5, 8]))}
-NORMED = GROUPED | {"qk_norm": "rms", "qk_norm_eps": 0.01}
+NORMED = GROUPED | {"qk_norm": mha.Norm("rms", 0.01)}
 BOTH = "rotary components of W_q and W_k are in another order"
 
 WRONG_IN_HEADS = [

@@ -17,6 +17,7 @@ from flax.nnx.nn import dtypes
 from mha import checks
 from mha.config import Config
 from mha.names import SchemeName
+from mha.norms import Norm
 from mha.weights import native, schemes
 
 from ..arrays import context, tensor
@@ -43,7 +44,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     if kind == NNX:
         needed |= {"value_size": config.key_size, "num_key_value_heads": config.num_key_value_heads}
     if config.qk_norm:
-        needed |= {"qk_norm": "layer", "qk_norm_eps": EPSILON}
+        needed |= {"qk_norm": Norm("layer", EPSILON)}
     native.require(kind, config, needed | {"pooling": "dot"})
     arrays = schemes.from_canonical(config, weights, "flax")
     with context(config.dtype):
@@ -154,7 +155,7 @@ def _norm(layer: Any) -> dict[str, Any]:
         norm = getattr(layer, name)
         if type(norm) is not nnx.LayerNorm or norm.epsilon != layer.query_ln.epsilon:
             native.refuse(NNX, {name: norm})
-    return {"qk_norm": "layer", "qk_norm_eps": layer.query_ln.epsilon}
+    return {"qk_norm": Norm("layer", layer.query_ln.epsilon)}
 
 
 def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:

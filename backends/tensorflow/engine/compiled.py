@@ -80,7 +80,7 @@ def variables(layer):
         if not plain or part.lora_enabled or part.dtype_policy.name != dtype.name:
             return None
     for part in norms:
-        if type(part) is not HeadNorm or (part.kind, part.eps) != (config.qk_norm, config.qk_norm_eps):
+        if type(part) is not HeadNorm or part.norm != config.qk_norm:
             return None
     if not (pooling.dropout == pooling.dropping.rate == config.dropout and pooling.softcap == config.softcap):
         return None

@@ -20,6 +20,7 @@ from mha import dispatch
 from mha.call import ROWS, axes_of
 from mha.config import DTYPES
 from mha.names import BackendName, FloatName, SuiteName
+from mha.norms import Norm
 from mha.parity.cases.suite import Check, Result
 from mha.parity.cases.usual import WIDTHS, Case
 from mha.parity.same.problem import problem
@@ -58,7 +59,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
     plain = WIDTHS | {"num_heads": H}
     grouped = WIDTHS | {"num_heads": 2 * G, "num_key_value_heads": G}
     rest = {"softcap": 1.5, "window": (9, 3)}
-    turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": "layer", "qk_norm_eps": 0.01}
+    turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("layer", 0.01)}
     lengths = [7 * b % (K + 3) for b in range(B)]  # 0 is one of them, and some are above K
     of_queries = [[(3 * b + 5 * i) % (K + 1) for i in range(Q)] for b in range(B)]
     offsets = [b % 7 - 2 for b in range(B)]

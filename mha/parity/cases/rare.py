@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mha.norms import Norm
 from mha.parity.cases.usual import ADDITIVE, WIDTHS, Case
 from mha.positions import Rotary, Temperature
 
@@ -101,8 +102,7 @@ def options(number: int) -> Case:
         "rotary": maybe(
             Rotary([2, 4][number % 2], 100.0, bool(random.random() < 0.5), magnitude=[1.0, 1.25][number // 2 % 2])
         ),
-        "qk_norm": maybe(["rms", "layer"][number % 2]),
-        "qk_norm_eps": 0.01,
+        "qk_norm": maybe([Norm("rms", 0.01), Norm("layer", 0.01)][number % 2]),
         "temperature": [None, Temperature(0.4, 3, number // 5 % 2)][number % 5 == 2],
         "sinks": number % 3 == 1,
     }

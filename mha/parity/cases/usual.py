@@ -10,6 +10,7 @@ from mha.call import ROWS
 from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
+from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 
 WHOLE = "integers", "switch"  # kinds of arguments, whose values a case has
@@ -21,7 +22,7 @@ WIDTHS: dict[str, Any] = {
 ADDITIVE = WIDTHS | {"pooling": "additive"}
 GROUPED = WIDTHS | {"num_heads": 6, "num_key_value_heads": 2}
 REST = {"num_heads": 6, "num_key_value_heads": 3, "softcap": 1.5, "window": (3, 1)}
-ALL = WIDTHS | REST | {"scale": 0.7, "rotary": Rotary(10), "qk_norm": "layer", "qk_norm_eps": 0.01}
+ALL = WIDTHS | REST | {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("layer", 0.01)}
 
 
 @dataclasses.dataclass(frozen=True)

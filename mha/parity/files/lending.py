@@ -64,8 +64,6 @@ def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: O
             error = attempt(file, layer, {one: X for one, X in used.items() if one != name})
             refuse((side, other_side) if name in borrowed else (side,), error)
         options[name] = fitting(value, layer)
-        if name == "qk_norm":
-            options["qk_norm_eps"] = lending.config.qk_norm_eps
     if file.silent(layer) and attention.config.key_dim == lending.config.key_dim:
         for name in SILENT:
             says = name in borrowed or not lender.silent(lent_layer) or name in schemes.SCHEMES[lent_layer[0]].implied
