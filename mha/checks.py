@@ -112,6 +112,13 @@ def window(value: Any) -> tuple[int | None, int | None] | None:
     return None if left is right is None else (left, right)
 
 
+def chunk(value: object) -> int:
+    """The number of positions of a layer's chunks."""
+    if (positions := size("chunk", value)) > FURTHEST:
+        raise ValueError(f"chunk is {_text(positions)}, expected at most {FURTHEST} positions")
+    return positions
+
+
 def seed(value: object) -> int:
     """A whole number of at least 0, which NumPy's generators take as a seed."""
     whole = _whole(value)

@@ -20,6 +20,7 @@ MODERN = (
     "scale",
     "softcap",
     "window",
+    "chunk",
     "rotary",
     "qk_norm",
     "temperature",
@@ -44,6 +45,7 @@ class Config:
         scale: factor of the dot products; None = 1 / sqrt(key_dim).
         softcap: number c of the cap c * tanh(scores / c); None = no cap.
         window: (left, right), the numbers of keys before and after its own position that a query may see; None = all.
+        chunk: number of positions of a chunk, from 0 on: a query sees only the keys of its own; None = no chunks.
         rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
         qk_norm: norm of queries and keys, an `mha.Norm`, or its kind alone, "rms" or "layer"; None = none.
         temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
@@ -72,6 +74,7 @@ class Config:
     scale: float | None = None
     softcap: float | None = None
     window: tuple[int | None, int | None] | None = None
+    chunk: int | None = None
     rotary: Rotary | None = None
     qk_norm: Norm | None = None
     temperature: Temperature | None = None
@@ -110,6 +113,7 @@ class Config:
             value = getattr(self, name)
             fill(name, None if value is None else checks.positive(name, value))
         fill("window", checks.window(self.window))
+        fill("chunk", None if self.chunk is None else checks.chunk(self.chunk))
         if self.rotary is not None:
             if not isinstance(self.rotary, Rotary):
                 came = f"{reprlib.repr(self.rotary)} ({type(self.rotary).__name__})"

@@ -26,8 +26,7 @@ class MultiHeadAttention:
     and Gluon register none of its weights, so that they are neither trained nor saved, and Flax raises.
 
     Args:
-        num_hiddens: width D of the output.
-        num_heads: number of heads H.
+        num_hiddens, num_heads: width D of the output; number of heads H.
         dropout: probability, in [0, 1), that training drops an attention weight.
         bias: whether the four projections add a bias.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
@@ -38,6 +37,7 @@ class MultiHeadAttention:
         softcap: c of the cap c * tanh(score / c); None = no cap.
         window: (left, right): query i sees key j only if it is at most `left` before and `right` after the query's
             position; either may be None = no bound; None = no window.
+        chunk: number n of positions: a query sees only keys of its own chunk, 0 to n - 1, n to 2 n - 1, ...
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
         qk_norm: an `mha.Norm`, the norm of each head's queries and keys, or its kind alone, "rms" or "layer"; None =
             none.
@@ -83,6 +83,7 @@ class MultiHeadAttention:
         scale: float | None = None,
         softcap: float | None = None,
         window: tuple[int | None, int | None] | None = None,
+        chunk: int | None = None,
         rotary: Rotary | None = None,
         qk_norm: Norm | NormName | None = None,
         temperature: Temperature | None = None,
@@ -95,8 +96,9 @@ class MultiHeadAttention:
     ) -> None:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
-        options: Any = {"scale": scale, "softcap": softcap, "window": window, "rotary": rotary, "qk_norm": qk_norm}
-        options |= {"temperature": temperature, "sinks": sinks, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
+        options: Any = {"scale": scale, "softcap": softcap, "window": window, "chunk": chunk, "rotary": rotary}
+        options |= {"qk_norm": qk_norm, "temperature": temperature, "sinks": sinks, "pooling": pooling}
+        options["dtype"] = checks.dtype_name(dtype)
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
@@ -250,10 +252,10 @@ class MultiHeadAttention:
 
         Args:
             batch_size: number of samples B.
-            size: number of slots S, how many tokens it holds; None = left + 1 with a window (left, right).
+            size: number of slots S, how many tokens it holds; None = left + 1 of a window (left, right), or the chunk.
 
         Raises:
-            TypeError, ValueError: if a size is no positive int, or if no window says one.
+            TypeError, ValueError: if a size is no positive int, or if neither window nor chunk says one.
         """
         return Cache.of_layer(self, slots.empty(slots.kept_by(self.layer), batch_size, size))
 

@@ -35,6 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "scale": (0.7,),
     "softcap": (0.3,),
     "window": ((2, 1), (0, 0), (1, None), (None, 1)),
+    "chunk": (3, 1),
     "rotary": (mha.Rotary(), mha.Rotary(2, base=100.0, interleaved=True), mha.Rotary(magnitude=1.25)),
     "qk_norm": ("rms", "layer", mha.Norm("rms", 0.5)),
     "temperature": (mha.Temperature(0.4, 2), mha.Temperature(0.7, 1, 0)),
@@ -66,17 +67,20 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     {"valid_lens": [4, 4, 4], "mask": (B, 1, 1, K)},
     {"valid_lens": [K, 3, 5], "score_bias": (B, 1, 1, K)},
     {"valid_lens": [K, 3, 5], "window": (1, None)},
+    {"causal": True, "chunk": 3},
+    {"window": (2, 1), "chunk": 4},
     {"mask": (B, 1, 1, K), "score_bias": (1, H, 1, K)},
     {"bias": True, "valid_lens": [0, 9, 2]},  # what nobody sees is projected to the bias
 )
 # What makes an option count that alone says nothing.
-PLACED: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (1, None)}, {"rotary": mha.Rotary()})
+PLACED: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (1, None)}, {"chunk": 3}, {"rotary": mha.Rotary()})
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
     "offset": (
         {"causal": True},
         {"window": (2, 1)},
         {"window": (1, None)},
         {"window": (None, 0)},
+        {"chunk": 3},
         {"rotary": mha.Rotary()},
     ),
     "positions": ({}, *PLACED),

@@ -143,8 +143,11 @@ GROUPS = {
         "a ring may be smaller than its window": (r"pushed >= end - 1 - left\)", "pushed >= end + 1 - left)"),
         "a cache is never full": (r"if len\(step\.wrong\):", "if False:"),
         "the slots of a window begin one too late": (
-            r"slice\(max\(0, first - left\), max", "slice(max(0, first - left + 1), max"),
-        "a larger ring is all seen": (r"if Q == 1 and left \+ 1 == S:", "if Q == 1:"),
+            r"begin = max\(0, first - left\)", "begin = max(0, first - left + 1)"),
+        "a larger ring is all seen": (r"if Q == 1 and left \+ 1 == S and", "if Q == 1 and"),
+        "a ring of chunks is all seen": (r"left \+ 1 == S and not chunk:", "left + 1 == S:"),
+        "a lone token sees the chunk before": (r"max\(begin, first - first % chunk\) if Q == 1 else ", ""),
+        "slots of chunks begin anywhere": (r"begin - begin % chunk", "begin"),
         "what is hidden is seen": (r"return seen, bool\(.*", "return seen, False"),
         "a slot of a ring has the position of its number": (r"n - 1 - \(n - 1 - slot\) % S", "slot"),
         "all samples have what the first one has": (

@@ -88,7 +88,7 @@ GROUPS = {
         "mistakes of decoding come last": (r"\(\*OF_DECODING, \*CATALOGUE\)", "(*CATALOGUE, *OF_DECODING)"),
         "a frozen cache grows": (r" and \(places_of\(plan\)\[1\] >= 0\)\.any\(\) else None", " else None"),
         "positions move in the rotation alone": (
-            r'\("offsets", "order_offsets", "window_offsets"\)\}', '("offsets",)}'),
+            r"change for name in OFFSETS\}", 'change for name in ("offsets",)}'),
         "positions move and are not kept so": (r"np\.concatenate\(\[before, shifted\[0\]\], 1\)", "plan.key_positions"),
         "slots of positions that move stay": (r"return into\(change, made\) if slots else made", "return made"),
         "what is overwritten is seen": (r"return held\((replace\(plan, columns=columns\))\)", r"return \1"),
@@ -216,7 +216,7 @@ GROUPS = {
         "all numbers say the order": (r"if any\(len\(family\) > 1 for family in families\) or ", "if "),
         "every move is a swap": (r" if \(move\.named, move\.weights\) in named\]", "]"),
         "a swap is said twice": (r" if pair\[::-1\] not in pairs\[:at\]", ""),
-        "a window is not lent": (r'"rotary", "window", "scale"', '"rotary", "scale"'),
+        "a window is not lent": (r'"rotary", "window", "chunk"', '"rotary", "chunk"'),
         "a file that says no window is lent one": (r"return not weights\.is_own\(source\) and not", "return not"),
         "heads come from the options alone": (r'\{"num_heads": heads\[0\]\} \| known', "known"),
         "what B lacks is said of A": (r"if name in borrowed else \(side,\)", "if name in borrowed else (other_side,)"),

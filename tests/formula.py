@@ -64,6 +64,7 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
             hidden |= own < 0 or other < 0 or own != other
         hidden |= causal and key_place > place
         hidden |= (left is not None and key_place < place - left) or (right is not None and key_place > place + right)
+        hidden |= bool(config.chunk) and math.floor(key_place / config.chunk) != math.floor(place / config.chunk)
         if hidden:
             return -math.inf
         q, k = prepared("q", b, i, h, place), prepared("k", b, j, h // share, key_place)

@@ -20,6 +20,7 @@ import bugs_by_seam
 import bugs_of_backends
 import bugs_of_devices
 import bugs_of_mha
+import bugs_of_options
 import bugs_of_parity
 import bugs_of_showing
 import pytest
@@ -92,7 +93,7 @@ def bugs_of(backend: str) -> list[Bug]:
     for mistakes, tests in bugs_by_seam.GROUPS:
         seams = [(name, seam) for name, (seam, _) in mistakes.items() if name not in elsewhere]
         found += [Bug(backend, name, rooms, (), paths(tests), seam) for name, seam in seams]
-    for tests, group in bugs_of_backends.GROUPS.values():
+    for tests, group in (bugs_of_backends.GROUPS | bugs_of_options.GROUPS).values():
         for name, by_backend in group.items():
             own = [flat for names, flat in by_backend.items() if names == "all" or backend in names.split()]
             found += [Bug(backend, name, rooms, pairs(flat), paths(tests)) for flat in own]

@@ -38,7 +38,8 @@ PLACES = {
     "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm`",
     "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
-    "order_offsets": "`mask`", "window_offsets": "`mask`", "rotary_offsets": "`turn`", "norm_first": "`turn`",
+    "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
+    "rotary_offsets": "`turn`", "norm_first": "`turn`",
     "normed": "`turn`", "norm_axes": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
@@ -119,7 +120,7 @@ class Planting:
         if self.names & {"bend", "cap"}:
             given["softcap"] = None
         if self.names & {*OF_HIDING}:
-            given["window"] = None
+            given["window"] = given["chunk"] = None
         if "sinks" not in plan.weights:
             given["sinks"] = False
         return dataclasses.replace(config, **given)

@@ -111,8 +111,10 @@ class Port:
         return scores if bias is None else scores + (bias[:, None] if bias.ndim == 3 else bias)
 
     def seen(self, i, j, causal):
-        """Whether the query at position i sees the key at j: by the causal order and the window."""
+        """Whether the query at position i sees the key at j: by the causal order, the chunks and the window."""
         seen = (j <= i) | (not causal)
+        if self.config.chunk:
+            seen = seen & (np.floor(i / self.config.chunk) == np.floor(j / self.config.chunk))
         left, right = self.window
         if left is not None:
             seen = seen & (i - j <= left)

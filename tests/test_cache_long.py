@@ -17,6 +17,8 @@ OPTIONS = {
     "a ring": {"window": (6, 0), "rotary": mha.Rotary(6), "bias": True},
     "a larger ring": {"window": (6, 1), "num_key_value_heads": 1},
     "additive": {"pooling": "additive", "window": (6, None)},
+    "chunks": {"chunk": 7, "rotary": mha.Rotary(4)},
+    "chunks, window": {"chunk": 6, "window": (4, 0), "num_key_value_heads": 2},
 }
 
 
@@ -72,7 +74,7 @@ def test_prompts_of_different_lengths_with_every_option(backend, options, readab
     """One prompt is padded in the middle; what each sample gives is what it gives alone, without padding."""
     attention = layer(backend, "float64", readable=readable, **OPTIONS[options])
     X = np.random.default_rng(2).normal(size=(B, 17, D))
-    size = None if "window" in OPTIONS[options] and options != "a larger ring" else 18
+    size = None if {"window", "chunk"} & OPTIONS[options].keys() and options != "a larger ring" else 18
     cache, placed = attention.cache(B, size), np.array([[0, 1, 2, 3, 4], [0, -1, 1, -1, 2]])
     prompt = X[:, :5].copy()
     prompt[1, [0, 2, 4]], prompt[1, [1, 3]] = X[1, :3], np.nan

@@ -9,11 +9,11 @@ import pytest
 from mha.parity.cases import decodes, devices, rare, usual
 
 TABLES = {
-    "usual": (usual.CASES, "4e3c5b7a3a40"),
-    "rare": (rare.RARE, "9b1c4646da96"),
-    "decodes": (decodes.DECODES, "2a22472614c8"),
-    "four devices": (devices.cases_of(4), "c1076cee3e76"),
-    "five devices": (devices.cases_of(5), "606277ce7bca"),
+    "usual": (usual.CASES, "f9d0d46ab423"),
+    "rare": (rare.RARE, "da54eefd45de"),
+    "decodes": (decodes.DECODES, "9a35d5c1003d"),
+    "four devices": (devices.cases_of(4), "1e8f463752fc"),
+    "five devices": (devices.cases_of(5), "026a2ef88b62"),
 }
 
 

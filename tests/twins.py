@@ -56,7 +56,7 @@ far = Case(MODERN, {"offset": [9000, 4200, 700]})
 many = Case(PLAIN, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
 masks = Case(PLAIN | {"window": (2, 0)}, {"valid_lens": LENGTHS, "causal": True})
 PLACES = {"positions": [[4, 2, 3, 0, 1], [1, 1, 2, 2, 6], [3, 4, 5, 6, 9]], "key_positions": [3, 1, 0, 5, 4, 2, 6]}
-placed = Case(PLAIN, {"causal": True} | PLACES)
+chunks = Case(PLAIN | {"chunk": 3}, {"offset": 1})
 in_window = Case(PLAIN | {"window": (1, 1)}, PLACES)
 rotated = Case(PLAIN | {"rotary": mha.Rotary(6, 50.0)}, PLACES)
 hidden = Case(PLAIN, {"key_positions": [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, -7], [1, 2, 3, 4, 5, 6, 7]]})
@@ -240,8 +240,13 @@ for name, other in {
 add("the window is ignored on one side", window, **{
     "to the left": option(window=(None, 1)), "to the right": option(window=(3, None))})  # fmt: skip
 add("the window begins again at every offset", window, argument(offset=0))
-add("causal order goes by rows", placed, argument(positions=None, key_positions=None))
+add("causal order goes by rows", Case(PLAIN, {"causal": True} | PLACES), argument(positions=None, key_positions=None))
 add("the window goes by rows", in_window, argument(positions=None, key_positions=None))
+for name, other in {"s are ignored": None, " is one longer": 4, " is one shorter": 2}.items():
+    add(f"the chunk{name}", chunks, option(chunk=other))
+add("the chunk is counted from the query", chunks, option(chunk=None, window=(2, 2)))
+add("the chunks begin again at every offset", chunks, argument(offset=0))
+add("the chunks go by rows", Case(chunks.options, PLACES), argument(positions=None, key_positions=None))
 add("padding at positions below 0 is seen", hidden, argument(key_positions=None))
 
 # The softmax

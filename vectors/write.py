@@ -131,6 +131,7 @@ VECTORS = (
     vector("cap", layer={"softcap": 1.5}, dtypes=("float32", "float16")),
     vector("cap-of-large-scores", layer={"softcap": 20.0}, scale=30.0),
     vector("window", layer={"window": (2, 1)}),
+    vector("chunks", layer={"chunk": 3}, causal=True, offset=1),
     vector("window-to-the-left", layer={"window": (2, None)}),
     vector("window-to-the-right", layer={"window": (None, 1)}),
     vector("window-of-one", layer={"window": (0, 0)}, num_queries=7),

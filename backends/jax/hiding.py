@@ -21,9 +21,10 @@ def visible_keys(queries, keys, call):
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. Of the call, a checked
     `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
     i is at position offset + i and key j at j, or where positions and key_positions say: causal hides the keys after a
-    query, and window = (left, right) those further before or after it, None = no bound. A token that is said to be at a
-    position below 0 is padding: a key there is hidden, a query there sees nothing. segments and key_segments hide the
-    keys of another segment than the query's, and those of one below 0, which is padding, too.
+    query, window = (left, right) those further before or after it, None = no bound, and chunk = n those of other runs
+    of n positions, counted from 0. A token that is said to be at a position below 0 is padding: a key there is hidden,
+    a query there sees nothing. segments and key_segments hide the keys of another
+    segment than the query's, and those of one below 0, which is padding, too.
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     left, right = call.window or (None, None)
@@ -38,7 +39,7 @@ def visible_keys(queries, keys, call):
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    if left is not None or right is not None or call.by_positions():
+    if call.by_positions() or not left is right is call.chunk is None:
         each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
         each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
     if call.positions is not None:
@@ -54,6 +55,8 @@ def visible_keys(queries, keys, call):
         conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
         conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
+    if call.chunk is not None:
+        conditions.append(each_query - each_query % call.chunk == each_key - each_key % call.chunk)  # (B or 1, 1, Q, K)
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
 

@@ -71,7 +71,7 @@ class MultiHeadAttention(keras.layers.Layer):
         if call.cache is None:
             must_fit(queries, keys, call, values, self.config.num_heads)
         offset = call.offset if isinstance(call.offset, int) else tf.reshape(call.offset, (-1, 1))  # (B or 1, 1)
-        return self.attend(queries, keys, values, call._replace(offset=offset, window=self.config.window))
+        return self.attend(queries, keys, values, call.of_layer(self.config)._replace(offset=offset))
 
     def attend(self, queries, keys, values, call):
         """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""

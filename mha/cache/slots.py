@@ -32,18 +32,24 @@ def dtypes(config: Config) -> dict[str, str]:
     return dict.fromkeys(ARRAYS, "int32") | dict.fromkeys(ARRAYS[:2], config.dtype)
 
 
-def left_of(config: Config) -> int | None:
-    """How far before itself a query sees in the layer's window; None = as far as one likes."""
-    return None if config.window is None else config.window[0]
+def left_of(limits: Any, anywhere: int | None = None) -> int | None:
+    """How far before itself a query sees at most; limits: a configuration or a call, whose window and chunk count.
+
+    anywhere: what is returned where neither says it.
+    """
+    left = anywhere if limits.window is None or limits.window[0] is None else limits.window[0]
+    if limits.chunk is None:
+        return left
+    return limits.chunk - 1 if left is None else min(left, limits.chunk - 1)
 
 
 def empty(config: Config, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
-    """The arrays of an empty cache, by name; size: slots, None = as many as a query sees in the layer's window."""
+    """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk."""
     left = left_of(config)
     if size is None and left is None:
         raise ValueError(
-            "size is None, expected how many tokens the cache shall hold: only a layer with a window to the left "
-            "knows that by itself"
+            "size is None, expected how many tokens the cache shall hold: only a layer with a window to the left, "
+            "or with chunks, knows that by itself"
         )
     S = left + 1 if size is None and left is not None else checks.size("size", size)
     B, kinds = checks.size("batch_size", batch_size), dtypes(config)

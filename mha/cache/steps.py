@@ -65,15 +65,18 @@ def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
 def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
     """The step of a call whose samples have had so many tokens, one after another, and get as many new ones."""
     (_, S), Q = book.sizes, queries.shape[1]
-    left, end = reach(cache), first + Q
+    left, chunk, end = reach(cache), cache.config.chunk, first + Q
     after, pushed = Book(book.sizes, end), end - S - 1  # the furthest position without a slot by then, or below 0
     early = pushed >= 0 and pushed >= first - left
     if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots(call)):
         return Step(after, range(book.sizes[0]), early)
     if end <= S:
-        used = slice(max(0, first - left), max(1, end))
+        begin = max(0, first - left)
+        if chunk:  # chunks of the slots that are used have to begin where chunks of positions do
+            begin = max(begin, first - first % chunk) if Q == 1 else begin - begin % chunk
+        used = slice(begin, max(1, end))
         return Step(after, first=first, used=used, in_order=Q > 1)
-    if Q == 1 and left + 1 == S:  # as most rings are
+    if Q == 1 and left + 1 == S and not chunk:  # as most rings are
         return Step(after, first=first, used=slice(0, S))
     seen, hidden = _seen(queries, after, slice(0, S), call._replace(positions=np.arange(first, end)[None]))
     return Step(after, (), early, first, used=slice(0, S), seen=seen, hidden=hidden)
@@ -113,7 +116,7 @@ def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray 
 
 
 def reach(cache: Any) -> int:
-    """How far before itself a query sees: beyond every position where no window says it."""
+    """How far before itself a query sees: beyond every position where neither window nor chunk says it."""
     left = left_of(cache.config)
     return LOST if left is None else left
 

@@ -27,12 +27,13 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
 
     Returns:
         The call with arrays of the backend, lengths of at most K, an offset that is an int or a column (B or 1, 1), the
-        layer's window, and the known values of lengths and offsets. What only a compiler will know stays unchecked.
+        layer's window and chunk, and the known values of lengths and offsets. What only a compiler will know stays
+        unchecked.
 
     Raises:
         TypeError, ValueError: if an argument does not fit.
     """
-    plans: Any = getattr(layer, "plans", None)
+    plans: Any = None if layer.config.chunk else getattr(layer, "plans", None)  # a plan has no mask for chunks
     kind = None
     if plans is not None:
         kind = layer.kind(queries, keys, values, call)
@@ -55,7 +56,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
             "each query is; leave offset out"
         )
     call = fit_segments(call, (queries.shape[1], num_keys))
-    call = call._replace(window=config.window, causal=bool(call.causal))
+    call = call.of_layer(config)._replace(causal=bool(call.causal))
     if call.cache is not None:
         call = call._replace(step=fit_values(call.cache, queries, call))
     call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)

@@ -128,9 +128,9 @@ PLACES = "positions", "key_positions"
 PACKED = "segments", "key_segments"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
-# layer's window and, where they count, its sinks (1, H, 1, 1), whether its steps are traced, the values of its integers
-# as NumPy arrays, the smallest and the largest of its lengths, whether the lesson computes it, what an engine has
-# decided otherwise, what it does to its cache, and where the slots of that are among its keys.
+# layer's window, its chunk and, where they count, its sinks (1, H, 1, 1), whether its steps are traced, the values of
+# its integers as NumPy arrays, the smallest and the largest of its lengths, whether the lesson computes it, what an
+# engine has decided otherwise, what it does to its cache, and where the slots of that are among its keys.
 ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "cache": None,
     "training": None,
@@ -139,6 +139,7 @@ ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
 GIVEN = slice(len(ARGUMENTS))  # of a call's fields, those that its user gives
 _DEFAULTS = ARGUMENTS | {
     "window": None,
+    "chunk": None,
     "sinks": None,
     "traced": False,
     "known": None,
@@ -162,6 +163,10 @@ class Call(_Fields):
     """
 
     __slots__ = ()
+
+    def of_layer(self, config: Any) -> "Call":
+        """The call to a layer with this configuration, whose window and chunk hide keys, too."""
+        return self._replace(window=config.window, chunk=config.chunk)
 
     def arguments(self) -> dict[str, Any]:
         """Its arguments by name, as the frameworks' own layers take them: of a checked offset, a row or a number."""
@@ -194,8 +199,8 @@ class Call(_Fields):
         return self.positions is not None or self.key_positions is not None
 
     def by_tokens(self) -> bool:
-        """Whether positions or segments of queries or of keys are given."""
-        return any(getattr(self, name) is not None for name in (*PLACES, *PACKED))
+        """Whether positions or segments of queries or of keys are given, or there are chunks."""
+        return any(getattr(self, name) is not None for name in (*PLACES, *PACKED, "chunk"))
 
     def packed(self) -> dict[str, Any]:
         """The segments of its queries and of its keys by name, None where there are none."""
@@ -226,8 +231,10 @@ class Call(_Fields):
 
     def hides(self) -> bool:
         """Whether something may hide a key from a query."""
-        return self.window is not None or any(
-            row.hides and getattr(self, name) is not row.default for name, row in ROWS.items()
+        return (
+            self.window is not None
+            or self.chunk is not None
+            or any(row.hides and getattr(self, name) is not row.default for name, row in ROWS.items())
         )
 
     def part(self, samples: slice = ALL, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> "Call":

@@ -11,7 +11,7 @@ import numpy as np
 from mha.cache import Cache
 from mha.call import Call, whole_heads
 from mha.engine.operations import Operations
-from mha.engine.reach import in_rows
+from mha.engine.reach import by_mask, in_rows
 
 
 def in_place(queries: Any, call: Call) -> bool:
@@ -85,16 +85,17 @@ def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Ca
     if step.in_order:
         changed["offset"] = step.first - step.used.start
     else:
-        changed |= {"causal": False, "window": None}
+        changed |= {"causal": False, "window": None, "chunk": None}
     if step.seen is not None:
         seen = of.tensor(step.seen, k)  # (B or 1, 1, Q, used)
         changed["mask"] = of.four_axes(pairs["mask"]) * seen if "mask" in pairs else seen
     call = call._replace(**changed)
+    Q = step.book.tokens - step.first if step.positions is None else step.positions.shape[1]
     if pairs or step.hidden:  # what nobody sees may be no number
-        Q = step.book.tokens - step.first if step.positions is None else step.positions.shape[1]
         visible = of.visible_keys(of.zeros((1, Q, 0), k), k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
         seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
         k, v = (of.where(seen, X, of.zeros((), X)) for X in (k, v))  # (B, G, used, any)
+    call = by_mask(of, of.zeros((1, Q, 0), k), k[:, 0], call) if call.chunk else call
     return of.merged(k), of.merged(v), call, cache  # (B*G, used, any)
 
 

@@ -122,16 +122,17 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with a mask for all that hides by positions, where these are given, and by segments.
+    """The call with a mask for all that hides by positions, where these are given, by segments, and by chunks.
 
     Positions stay for the rotation alone.
     """
-    if not call.by_positions() and call.segments is None:
+    if not call.by_tokens():
         return call
     hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
-    if call.by_positions():
-        hiding = hiding._replace(causal=call.causal, offset=call.offset, window=call.window, **call.placed())
-        done |= {"causal": False, "window": None}
+    if call.by_positions() or call.chunk:
+        placed = call.placed() | {"window": call.window, "chunk": call.chunk}
+        hiding = hiding._replace(causal=call.causal, offset=call.offset, **placed)
+        done |= {"causal": False, "window": None, "chunk": None}
     return call._replace(mask=of.visible_keys(queries, keys, hiding), **done)
 
 

@@ -84,7 +84,7 @@ def chosen(
 
 
 def long_sequences(options: Mapping[str, Any]) -> list[Case]:
-    """The cases that show the window of a layer and its rotation: one sample, longer than the window."""
+    """The cases that show the window of a layer, its chunks and its rotation: one sample, longer than those."""
     config = Config(**options)
     if not (T := long_enough(config, TURNED)):
         return []
@@ -109,7 +109,7 @@ def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
 def fitted(case: Case, options: Mapping[str, Any]) -> Case:
     """The same call for a layer with other options."""
     shapes = _resized(case, "H", lambda size: options["num_heads"])
-    positions = case.causal or options["window"] or options["rotary"]
+    positions = case.causal or any(options[name] for name in ("window", "chunk", "rotary"))
     offset = case.offset if positions else 0  # without positions, an offset changes nothing
     return dataclasses.replace(case, options=dict(options), offset=offset, **shapes)
 
@@ -176,7 +176,7 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     missing = [name for name in ("valid_lens", "causal", *PACKED, *placing) if name in call and name not in takes]
     config, by_itself = tried.attention.config, by_itself and "causal" not in takes
     # No mask can replace positions that something else goes by, too.
-    moves = not {*placing}.isdisjoint(missing) and (config.rotary is not None or config.window is not None or by_itself)
+    moves = not {*placing}.isdisjoint(missing) and bool(config.rotary or config.window or config.chunk or by_itself)
     other_shape = "mask" in call and "valid_lens" not in takes
     if "mask" not in takes or moves or not (missing or other_shape):
         return tried

@@ -39,7 +39,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 def decodings(options: Mapping[str, Any] | None) -> list[Case]:
     """The cases of a decoder, each with a full prompt and with a ragged one, which is padded on the right.
 
-    options: of the layer, whose prompt is longer than its window, as far as memory reaches; None = layers of the suite.
+    options: of the layer, whose prompt is longer than window and chunk, if memory reaches; None = layers of the suite.
     """
     found = []
     for name, layer in LAYERS.items() if options is None else [("decoding", dict(options))]:

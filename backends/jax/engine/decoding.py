@@ -77,7 +77,7 @@ def pooled(pooling, q, k, v, num_heads, call):
 
     if call.pairs() or call.training or Q > T - Q:
         return of_all()
-    own = turned(call)._replace(valid_lens=None, columns=None)
+    own = by_mask(OPERATIONS, q, k[1], turned(call)._replace(valid_lens=None, columns=None))
     if tracing.first:  # a branch would not use all processors
         return pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q))
     fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()

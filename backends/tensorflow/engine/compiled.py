@@ -147,7 +147,7 @@ def _function(function, layer, variables, weights, arrays, call, facts, exact, k
     with _lock:
         if kind not in _functions:
             fixed = Call(causal=call.causal, training=call.training, return_weights=call.return_weights)
-            fixed = fixed._replace(window=layer.config.window, known={})
+            fixed = fixed.of_layer(layer.config)._replace(known={})
             _functions[kind] = _compile(function, layer, variables, weights, specs, fixed, facts, known)
         _functions.move_to_end(kind)
         compiled = _functions[kind]

@@ -64,7 +64,7 @@ def decoded(layer, own, queries, keys, values, call):
     in_order = step.in_order and Q > 1
     facts = (
         ("real", step.first is not None or bool((positions >= 0).all())),
-        ("hidden", step.first is None or layer.config.window is not None or bool(call.pairs())),
+        ("hidden", step.first is None or bool(call.window or call.chunk or call.pairs())),
         ("in_order", in_order),
     )
     call = call._replace(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mha.cache import LOST
+from mha.cache import LOST, left_of
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
@@ -244,7 +244,7 @@ def remembered_one(k, v, call):
         cache = cache.after(cache.keys, cache.values, *state)
     k, v, token = cache.keys, cache.values, call.positions[:, :, None]  # (B, G, S, any), (B, 1, 1)
     call = call._replace(key_positions=cache.positions, offset=0)
-    if call.pairs() or call.window:  # what nobody sees may be no number
+    if call.pairs() or call.window or call.chunk:  # what nobody sees may be no number
         seen = visible_keys(token, k[:, 0], call).any((1, 2))[:, None, :, None]  # (B, 1, S, 1)
         k, v = torch.where(seen, k, 0), torch.where(seen, v, 0)  # (B, G, S, any)
     return k.flatten(0, 1), v.flatten(0, 1), by_mask(OPERATIONS, token, k[:, 0], call), cache
@@ -260,7 +260,7 @@ def slot_of_one(cache, call):
     here = torch.arange(S, device=new.device) == there[:, None]  # (B, S)
     pushed = torch.where(here & real[:, None], positions, -1).amax(1)  # (B,)
     newest, first = positions.amax(1), torch.where(real, new, LOST)  # (B,)
-    left = LOST if call.window is None or call.window[0] is None else call.window[0]
+    left = left_of(call, LOST)
     found = torch.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= torch.maximum(newest, new) - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= newest)  # (B,)

@@ -31,7 +31,7 @@ class Decode:
     """One layer, and calls of it with one cache.
 
     name: as files have it; options: of `mha.MultiHeadAttention`; portions: the calls; size: of the cache, None = as the
-    window says; batch: B; dtypes: those that files are published in.
+    window or the chunk says; batch: B; dtypes: those that files are published in.
     """
 
     name: str
@@ -64,6 +64,7 @@ DECODES = (
     Decode("decode", PLAIN, (PADDED_RIGHT, *TOKENS), 11, dtypes=DTYPES),
     Decode("decode-groups-rotary", GROUPED, (PADDED_LEFT, *TOKENS), 11),
     Decode("decode-ring", PLAIN | {"window": (3, 0)}, (PADDED_RIGHT, *TOKENS, Portion(3), ONE)),
+    Decode("decode-chunks", GROUPED | {"chunk": 4}, (PADDED_LEFT, *TOKENS, Portion(3), ONE)),
     Decode("decode-sinks", GROUPED | {"sinks": True}, (PADDED_LEFT, *TOKENS), 11),
     # Of a draft of three tokens, the first sample keeps one, the second two.
     Decode("decode-draft", GROUPED, (PADDED_LEFT, ONE, Portion(3), Portion(1, crop=[7, 6]), ONE), 11),

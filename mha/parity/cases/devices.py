@@ -77,6 +77,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
         Case("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes, quick=()),
         Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),
+        Case("chunks, offsets", grouped | {"chunk": 5}, lengths, offset=offsets, **sizes),
         Case(
             "positions", grouped | rest | turned, lengths, causal=True, **sizes,
             positions=[[(5 * b + 3 * i) % 19 - 1 for i in range(Q)] for b in range(B)],

@@ -50,6 +50,7 @@ LARGE = tuple(
             "many pieces, segments, positions", WINDOW, causal=True, segments=PACKED, key_segments=PACKED_KEYS,
             positions=[j % 101 for j in range(503)], key_positions=[j % 101 for j in range(509)],
         ),
+        Case("many pieces, chunks", HEADS | {"num_key_value_heads": 3, "chunk": 97}, [509, 17], causal=True, offset=5),
         Case("many pieces, window", WINDOW, [509, 100], causal=True, offset=3),
         Case(
             "many pieces, bias, cap", HEADS | {"num_key_value_heads": 1, "softcap": 1.5}, causal=True,
@@ -99,6 +100,7 @@ def options(number: int) -> Case:
         "scale": maybe(0.7),
         "softcap": maybe(1.5),
         "window": maybe([(2, 1), (3, None), (None, 2), (0, 0)][number // 4 % 4]),
+        "chunk": [None, 3][number % 7 == 4],
         "rotary": maybe(
             Rotary([2, 4][number % 2], 100.0, bool(random.random() < 0.5), magnitude=[1.0, 1.25][number // 2 % 2])
         ),

@@ -1,6 +1,7 @@
 """The usual cases: layers and calls with random numbers that are the same in every run."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ class Case:
     def visible(self) -> np.ndarray:
         """Return which query sees which key, (B, H, Q, K), by slices: no backend does it so."""
         visible = np.ones((self.batch, self.options["num_heads"], self.num_queries, self.num_keys), bool)
-        left, right = self.options.get("window") or (None, None)
+        (left, right), chunk = self.options.get("window") or (None, None), self.options.get("chunk")
         for b, i in np.ndindex(self.batch, self.num_queries):
             if self.valid_lens is not None:
                 length = self.valid_lens[b]
@@ -115,6 +116,9 @@ class Case:
                 visible[b, :, i, max(0, place + right + 1) :] = False
             if left is not None:
                 visible[b, :, i, : max(0, place - left)] = False
+            if chunk is not None:
+                first = place // chunk * chunk
+                visible[b, :, i, : max(0, first)] = visible[b, :, i, max(0, first + chunk) :] = False
         call = self.call("float64")
         hidden = call["score_bias"] == -np.inf if self.score_bias else np.zeros((1, 1), bool)
         for pairs in (call["mask"], ~hidden):
@@ -127,7 +131,8 @@ class Case:
         left, right = self.options.get("window") or (None, None)
         padding = (self.positions and query < 0) or (self.key_positions and key < 0)
         near = (left is None or query - left <= key) and (right is None or key <= query + right)
-        return near and not padding and (key <= query or not self.causal)
+        chunk = self.options.get("chunk") or math.inf
+        return near and not padding and (key <= query or not self.causal) and query // chunk == key // chunk
 
 
 def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequence[int]:
@@ -165,6 +170,8 @@ CASES = (
     Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True, quick=FULL),
     Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
     Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),
+    Case("chunks, offsets", WIDTHS | {"chunk": 3}, [4, 5], offset=[-2, 2]),
+    Case("chunks, causal, window", WIDTHS | {"chunk": 3, "window": (1, None)}, causal=True, offset=1, quick=FULL),
     Case("score bias", WIDTHS, [4, 3], score_bias=(2, 3, 5), offset=1, causal=True),
     Case(
         "gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES,
@@ -188,6 +195,7 @@ CASES = (
         key_positions=[[-1, -1, 3, 2, 4], [-1, 0, 1, 2, 3]],
     ),
     Case("positions, window", WIDTHS | {"window": (2, 1)}, [4, 5], positions=[7, 2, 3], quick=FULL),
+    Case("positions, chunks", WIDTHS | {"chunk": 4}, positions=[7, 2, 3], key_positions=[6, 1, -1, 2, 3], quick=FULL),
     Case("positions of keys", WIDTHS | {"window": (1, None)}, offset=2, key_positions=[6, 1, -1, 2, 3], quick=FULL),
     Case(
         "segments", WIDTHS, dtypes=DTYPES, segments=[[0, 0, 1], [2, -1, 4]],

@@ -16,7 +16,7 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
     output: theirs, (B, Q, D). It is tried where nothing hides keys, and all queries count.
     """
     sizes, call = asked.sizes, asked.call
-    if sizes.B == 1 or sizes.Q != sizes.K or call.given() or call.causal or call.window or not asked.counted_rows.all():
+    if sizes.B == 1 or sizes.Q != sizes.K or call.given() or call.hides() or not asked.counted_rows.all():
         return None
     queries, keys, values = (X.swapaxes(0, 1) for X in (asked.queries, asked.keys, asked.values))  # (T, B, any)
     found = problem(asked.layer, queries, keys, values, {"causal": False}).outputs()

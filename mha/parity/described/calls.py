@@ -149,7 +149,7 @@ def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
     """
     asked = near.asked
     call, sizes = asked.call._replace(**base.arguments), asked.sizes
-    moves = call.causal or call.window is not None or asked.config.rotary is not None
+    moves = call.causal or call.window or call.chunk or asked.config.rotary
     if not moves or call.positions is not None or (most is not None and (most < 1 or np.any(call.offset))):
         return None
     last = sizes.K - sizes.Q

@@ -72,7 +72,7 @@ def make_decode(
         attention: the layer, on any backend.
         steps: the arguments of each call by name: "queries", "keys" and "values", NumPy arrays in the layer's dtype;
             if they are given, "valid_lens" and "positions"; and "crop", (B,), where the cache is cropped before it.
-        size: number of slots; None = as the layer's window says.
+        size: number of slots; None = as the layer's window or chunk says.
         causal: whether no query sees a later token.
 
     Raises TypeError and ValueError as the calls do, and ValueError as `make` does.

@@ -16,7 +16,7 @@ Side = tuple[File, Layer]
 Options = dict[str, Any]
 Loaded = tuple[MultiHeadAttention, Options]  # with the options that the file does not say
 STAND_INS: Options = {"rotary": None, "qk_norm": "rms"}  # of options that change no weight, until the other's are known
-SILENT = ("rotary", "window", "scale", "softcap")  # options that a file without a configuration may not say
+SILENT = ("rotary", "window", "chunk", "scale", "softcap")  # options that a file without a configuration may not say
 
 
 def both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:

@@ -13,7 +13,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Change, Mistake, hiding
 from mha.parity.mistakes.of_rotations import turned_by
 from mha.parity.pipeline.pieces import CONDITIONS, Array, rotate, split
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import OFFSETS, Plan
 
 ALIKE = 0.02  # a bias goes by distances, if it is as near to that as this share of the largest
 FACTORS = (2, 4, 8)  # by which a longer sequence stretches the rotation
@@ -51,7 +51,7 @@ def moved(by: Callable[[Plan], Any], slots: bool, plan: Plan) -> Plan | None:
         return None
     before, new = places_of(plan)
     shifted = [np.where(places >= 0, places + change, places) for places in (new, plan.positions)]
-    offsets = {name: getattr(plan, name) + change for name in ("offsets", "order_offsets", "window_offsets")}
+    offsets = {name: getattr(plan, name) + change for name in OFFSETS}
     made = replace(plan, key_positions=np.concatenate([before, shifted[0]], 1), positions=shifted[1], **offsets)
     return into(change, made) if slots else made
 
@@ -106,9 +106,9 @@ def padding_too(stays: bool, plan: Plan) -> Plan | None:
     columns = np.broadcast_to(np.arange(S), (B, S)).copy()
     np.put_along_axis(columns, slots, np.broadcast_to(S + np.arange(K), (B, K)), 1)
     places = np.where(real & stays, new, rows)  # (B, K)
-    begun = places - np.arange(K)
+    begun: dict[str, Any] = dict.fromkeys(OFFSETS, places - np.arange(K))
     made = replace(plan, key_positions=np.concatenate([before, places], 1), positions=places, columns=columns)
-    return replace(made, offsets=begun, order_offsets=begun, window_offsets=begun)
+    return replace(made, **begun)
 
 
 def left_behind(count: int, plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""Known mistakes in what hides keys: lengths, mask, causal order, window."""
+"""Known mistakes in what hides keys: lengths, mask, causal order, window, chunks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, hiding, one
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import OFFSETS, Plan
 
 
 def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:
@@ -55,8 +55,8 @@ def by_rows(name: str, plan: Plan) -> Plan | None:
     right = plan.hiding[name]
 
     def condition(plan: Plan) -> Array:
-        first = np.full((1, 1), 0 if plan.kept_k is None else plan.kept_k.shape[2])  # slots come before all tokens
-        return right(replace(plan, order_offsets=first, window_offsets=first, key_positions=None))
+        first: Any = np.full((1, 1), 0 if plan.kept_k is None else plan.kept_k.shape[2])  # slots come before all tokens
+        return right(replace(plan, **dict.fromkeys(OFFSETS[1:], first), key_positions=None))
 
     return hiding(name, condition, plan)
 
@@ -82,6 +82,16 @@ def resized(to_left: int, to_right: int, left: int | None, right: int | None) ->
 def more(side: int | None, by: int) -> int | None:
     """Make a side of a window longer by so many; None stays None."""
     return None if side is None else max(0, side + by)
+
+
+def chunked(change: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
+    """Take other chunks."""
+    return replace(plan, **change(plan)) if "chunk" in plan.hiding else None
+
+
+def apart(plan: Plan) -> Array:
+    """Return whether keys are less than a chunk away from the query, on either side."""
+    return np.abs(plan.key_places - plan.query_places(plan.chunk_offsets)) < plan.chunk
 
 
 OF_HIDING = (
@@ -140,4 +150,20 @@ OF_WINDOWS = (
                 if "window" in plan.hiding else None)),
     Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
             one(partial(by_rows, "window"))),
+)  # fmt: skip
+
+
+OF_CHUNKS = (
+    Mistake("the chunks are ignored", "queries see keys of other chunks", ("weights",),
+            one(partial(hiding, "chunk", None))),
+    Mistake("the chunk is one longer", "one position more in each", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk": plan.chunk + 1}))),
+    Mistake("the chunk is one shorter", "one position fewer in each", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
+    Mistake("the chunk is counted from the query", "keys less than a chunk away are seen, as in a window", ("weights",),
+            one(partial(hiding, "chunk", apart))),
+    Mistake("the chunks begin again at every offset", "the offset is left out of the chunks", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
+    Mistake("the chunks go by rows", "the positions that are given are left out of the chunks", ("weights",),
+            one(partial(by_rows, "chunk"))),
 )  # fmt: skip

@@ -155,6 +155,7 @@ CONDITIONS: dict[str, Callable[[Any], Array]] = {
     "bias": lambda plan: plan.score_bias != -np.inf,
     "order": lambda plan: plan.key_places <= plan.query_places(plan.order_offsets),
     "window": within,
+    "chunk": lambda plan: plan.key_places // plan.chunk == plan.query_places(plan.chunk_offsets) // plan.chunk,
     "positions": lambda plan: plan.positions[:, None, :, None] >= 0,
     "key_positions": lambda plan: plan.key_positions[:, None, None] >= 0,
     "segments": lambda plan: plan.segments[:, None, :, None] == plan.key_segments[:, None, None],

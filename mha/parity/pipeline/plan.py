@@ -30,8 +30,12 @@ from mha.parity.same.decoding import Decoding
 from mha.parity.same.problem import Problem
 
 REMEMBERED = 2**28  # bytes, about
+OFFSETS = "offsets", "order_offsets", "window_offsets", "chunk_offsets"
 # Fields of a plan that say which query sees which key, and nothing else.
-OF_HIDING = "hiding", "lengths", "mask", "window", "order_offsets", "window_offsets", "segments", "key_segments"
+OF_HIDING = (
+    "hiding", "lengths", "mask", "window", "chunk", "order_offsets", "window_offsets", "chunk_offsets", "segments",
+    "key_segments",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +44,15 @@ class Plan:
 
     queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates (B, H, 1,
     1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
-    each, for the rotation; order_offsets and window_offsets: the same for the causal order and the window; positions
-    and key_positions, segments and key_segments: those that are given, (B or 1, T), or None; base: of the rotation;
-    samples: those to compute; rows: the queries to compute, from the scores on; a mistake that needs all of them sets
-    it to all; features: of the output, those to compute; hiding: the conditions for a key to be seen, by name;
-    rotary_offsets: None, or a function from the plan, the role and the right positions to those of the rotation;
-    norm_first: whether the norm comes before the rotation; normed: the roles that have one; magnitude: of the rotation,
-    and magnified: the roles that it is applied to; temperature: of the layer, and tempered_places: None, or a function
-    from the plan and the right positions of queries to those that it goes by; norm_axes: of (B, H, T, d), those over
-    which the means of a norm are taken.
+    each, for the rotation; order_offsets, window_offsets and chunk_offsets: the same for the causal order, the window
+    and the chunks; positions and key_positions, segments and key_segments: those that are given, (B or 1, T), or None;
+    base: of the rotation; samples: those to compute; rows: the queries to compute, from the scores on; a mistake that
+    needs all of them sets it to all; features: of the output, those to compute; hiding: the conditions for a key to be
+    seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to those of the
+    rotation; norm_first: whether the norm comes before the rotation; normed: the roles that have one; magnitude: of the
+    rotation, and magnified: the roles that it is applied to; temperature: of the layer, and tempered_places: None, or a
+    function from the plan and the right positions of queries to those that it goes by; norm_axes: of (B, H, T, d),
+    those over which the means of a norm are taken.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -71,11 +75,13 @@ class Plan:
     offsets: Array
     order_offsets: Array
     window_offsets: Array
+    chunk_offsets: Array
     positions: Any
     key_positions: Any
     segments: Any
     key_segments: Any
     window: Any
+    chunk: Any
     scale: float
     softcap: float | None
     norm: str | None
@@ -255,12 +261,13 @@ def of_hiding(call: Call) -> dict[str, Any]:
     placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
     given = {
         "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
+        "chunk": call.chunk,
     } | placed  # fmt: skip
     hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
     offset, positions = np.asarray(call.offset).reshape(-1, 1), placed["positions"]
     offset = offset if positions is None else positions - np.arange(positions.shape[1])  # (B or 1, 1 or Q)
-    offsets = dict.fromkeys(("offsets", "order_offsets", "window_offsets"), offset)
-    return {"lengths": lengths, "mask": mask, "window": call.window, "hiding": hiding} | offsets | placed
+    found = {"lengths": lengths, "mask": mask, "window": call.window, "chunk": call.chunk, "hiding": hiding}
+    return found | dict.fromkeys(OFFSETS, offset) | placed
 
 
 def same(one: Plan, other: Plan) -> bool:

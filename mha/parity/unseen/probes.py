@@ -61,12 +61,17 @@ def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Input
 
 
 def long_enough(config: Config, turned: int) -> int:
-    """The tokens that show the window of a layer, and its rotation if so many show that; 0 if it has neither.
+    """The tokens that show the window of a layer, its chunks, and its rotation if so many show that; 0 without these.
 
-    A bound of the window that takes more memory than there may be does not count.
+    What takes more memory than there may be does not count.
     """
-    wanted = [bound + 3 for bound in config.window or () if bound is not None] + [turned] * bool(config.rotary)
+    wanted = [bound + 3 for bound in bounds(config)] + [turned] * bool(config.rotary)
     return max((T for T in wanted if memory(config, T) <= MEMORY), default=0)
+
+
+def bounds(config: Config) -> list[int]:
+    """How far a query sees at most: the sides of the window, and the chunk."""
+    return [bound for bound in (*(config.window or ()), config.chunk) if bound is not None]
 
 
 def memory(config: Config, T: float) -> float:
@@ -219,7 +224,7 @@ def beyond_table(asked: Problem) -> Problem | None:
 
 def goes_by_offset(asked: Problem) -> bool:
     """Whether anything in a call goes by its offset."""
-    by_positions = asked.call.causal or asked.config.window or asked.config.rotary
+    by_positions = asked.call.causal or bounds(asked.config) or asked.config.rotary
     return bool(by_positions) and asked.call.positions is None
 
 
@@ -230,9 +235,10 @@ def longer(T: int, more: int, asked: Problem) -> Problem:
 
 
 def past_window(T: int, asked: Problem) -> Problem:
-    """A call of T tokens, of a layer with a small window: what shows there shows beyond a large window, too."""
-    left, right = (bound if bound is None else min(bound, SMALL) for bound in asked.config.window or (None, None))
-    layer = restore(replace(asked.config, window=(left, right)), asked.layer.weights, "numpy")
+    """A call of T tokens, of a layer with a small window and chunk: what shows there shows beyond large ones, too."""
+    config = asked.config
+    left, right, chunk = (X and min(X, SMALL) for X in (*(config.window or (None, None)), config.chunk))
+    layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy")
     return longer(T, 0, asked_with(asked, layer=layer))
 
 
@@ -248,15 +254,15 @@ def all_together(asked: Problem) -> Problem:
 
 
 def longest(asked: Problem) -> Problem:
-    """A call of many tokens, longer than the window."""
-    return past_window(FAR, asked) if asked.config.window else longer(FAR, 3, asked)
+    """A call of many tokens, longer than the window and the chunk."""
+    return past_window(FAR, asked) if bounds(asked.config) else longer(FAR, 3, asked)
 
 
 def probes(config: Config) -> Iterator[Probe]:
     """Give the changes of a call from the plainest on, the last with all of them."""
-    bounds = [bound for bound in config.window or () if bound is not None]
-    for T in (11, TURNED, FAR) if bounds else ():
-        yield Probe(f"at least {max(bounds) + 2} tokens", partial(past_window, T), "window")
+    far = max(bounds(config), default=0) + 2
+    for T in (11, TURNED, FAR) if bounds(config) else ():
+        yield Probe(f"at least {far} tokens", partial(past_window, T), "window")
     for dtype in ("float32", "float64"):
         yield Probe(dtype, partial(in_wider, dtype))
     yield Probe("other norms", partial(other_weights, "_norm.scale"))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from mha.cache import left_of
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
@@ -207,8 +208,8 @@ def outputs(
 
 
 def call_of(a: Config, b: Config, dtype: FloatName) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Draw inputs that fit both layers, and offsets at which every window hides some keys."""
-    lefts = {config.window[0] for config in (a, b) if config.window and config.window[0] is not None}
+    """Draw inputs that fit both layers, and offsets at which every window, and every chunk, hides some keys."""
+    lefts = {left for config in (a, b) if (left := left_of(config)) is not None}
     offsets = [0, *sorted(max(0, left - KEYS // 2) for left in lefts)]
     random, kind = np.random.default_rng(0), numpy_dtype(dtype)
     rows = {"query_size": QUERIES, "key_size": KEYS, "value_size": KEYS}
