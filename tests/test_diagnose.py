@@ -271,14 +271,14 @@ def test_what_was_not_tried_for_want_of_time_is_counted(monkeypatch):
     everything = parity.diagnose(layer, theirs, *inputs, **arguments).tried
     assert everything > 600
     ticks = itertools.count()
-    monkeypatch.setattr(parity.search.effort.time, "thread_time", lambda: next(ticks) / 60)
+    monkeypatch.setattr(parity.search.effort.time, "thread_time", lambda: next(ticks) / 90)
     note = parity.diagnose(layer, theirs, *inputs, **arguments).note
     found = re.search(
         r"none of (\d+) tries .* numbers; (\d+) pairs of mistakes were not tried, there was no time;", note
     )
     tried, missed = map(int, found.groups())
     assert tried + missed == everything
-    assert 50 < tried < 6 * 60
+    assert 50 < tried < 6 * 90
     monkeypatch.setattr(parity.search.effort, "SECONDS", 0)
     note = parity.diagnose(layer, theirs, *inputs, **arguments).note
     assert f" {len(FORMS)} forms of mistakes were not tried, there was no time;" in note
