@@ -15,12 +15,19 @@ ALIKE: dict[str, dict[str, str]] = {
     "mha/cli/options.py": {
         "_written: described.param_decls or () -> described.param_decls": "typer makes a tuple, if only of nothing",
     },
+    "mha/engine/cutting.py": {
+        "heads: 1 -> 2 (3)": "a piece has other sizes, and the same numbers",
+        "block: 1 -> 2": "a block of a window has one query fewer at most, and the same numbers",
+    },
     "mha/parity/described/around.py": {
         "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
     "mha/parity/mistakes/bench.py": {
         "Bench.part: plan.rows == self.rows or part in WHOLE -> plan.rows == self.rows": "what needs all queries only "
         "computes some once more",
+    },
+    "mha/parity/same/problem.py": {
+        "Problem.alone: made.known.update(self.known) -> pass": "what is known is computed again, and only costs time",
     },
     "mha/parity/same/relations.py": {
         "changes: abs(factor - 1) > 0.02 -> abs(factor - 1) >= 0.02": "1.02 - 1 and 1 - 0.98 round to more than 0.02",

@@ -208,6 +208,16 @@ def test_nan_is_a_result_with_its_place(layer, inputs):
     assert report.first.place.where == "samples 1 of 2; queries 3 of 5"
 
 
+def test_infinity_where_it_is_expected_is_the_same():
+    layer = mha.MultiHeadAttention(D, 1, key_dim=4, value_dim=1, value_size=1, dtype="float64", seed=0, backend="numpy")
+    X, V = (np.random.default_rng(0).normal(size=(2, 5, width)) for width in (D, 1))
+    V[0, 0] = np.inf
+    output = layer(X, X, V)
+    assert np.isinf(output[0]).all()
+    output[1, 2, 3] += 1
+    assert parity.compare(layer, output, X, X, V).first.place.index == (1, 2, 3)
+
+
 def test_in_self_attention_the_step_says_whether_its_rows_are_queries_or_keys(inputs):
     X = inputs[0]
     attention = mha.MultiHeadAttention(D, H, rotary=mha.Rotary(), qk_norm="rms", seed=0, backend="numpy")

@@ -169,7 +169,7 @@ def test_positions_that_a_crop_left_are_named():
 
 
 def test_a_bias_by_slots_is_named():
-    slopes = 2.0 ** -np.arange(1, H + 1)
+    slopes = 0.7 ** np.arange(1, H + 1)  # of a bias that is not linear to the last bit
     attention, cache = begun({"window": (3, None)}, EVEN, None, 6)
     x = tokens(1, 2)
     bias = (-slopes[:, None, None] * (6 - np.array([4, 5, 6, 3]))).astype(float)  # of the slots after the call

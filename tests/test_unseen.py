@@ -10,6 +10,7 @@ from mha import parity
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of, same
+from mha.parity.same.problem import problem
 from mha.parity.unseen import views
 
 LLAMA = {
@@ -218,6 +219,18 @@ def test_a_large_call_is_looked_at_in_a_few_rows_and_in_time(monkeypatch):
         both.append({(one.mistake, one.how) for one in report.unseen})
         assert report.sight.untried == 0
     assert both[0] == both[1] != set()
+
+
+def test_what_needs_all_queries_is_left_for_a_view_of_them():
+    layer = mha.MultiHeadAttention(24, 4, seed=0, backend="numpy")
+    X = np.random.default_rng(0).normal(size=(2, 19, 24)).astype("float32")
+    asked = problem(layer, X, X, X, {"causal": False})
+    few, every = views.View(asked, ["output"], [0], slice(3, 19)), views.View(asked, ["output"])
+    [form] = (
+        one for one in FORMS if (one.mistake.name, one.how) == ("the softmax is over another axis", "over queries")
+    )
+    assert few.ratio(form) is None
+    assert every.ratio(form) > 1
 
 
 def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
