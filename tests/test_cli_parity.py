@@ -65,6 +65,7 @@ def test_parity_passes_and_writes_files(tmp_path, backend):
     page = files["html"].read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert page.count("<tr>") == 1 + len(report["results"])
+    assert page.count(f"<h2>{backend}</h2>") == 1
     assert sorted(tmp_path.iterdir()) == sorted(files.values())
 
 
