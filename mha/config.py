@@ -23,6 +23,7 @@ MODERN = (
     "chunk",
     "rotary",
     "qk_norm",
+    "value_norm",
     "temperature",
     "sinks",
 )
@@ -48,6 +49,7 @@ class Config:
         chunk: number of positions of a chunk, from 0 on: a query sees only the keys of its own; None = no chunks.
         rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
         qk_norm: norm of queries and keys, an `mha.Norm`, or its kind alone, "rms" or "layer"; None = none.
+        value_norm: norm of values, likewise, right after they are split into heads.
         temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
         sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
             nothing.
@@ -77,6 +79,7 @@ class Config:
     chunk: int | None = None
     rotary: Rotary | None = None
     qk_norm: Norm | None = None
+    value_norm: Norm | None = None
     temperature: Temperature | None = None
     sinks: bool = False
     pooling: PoolingName = "dot"
@@ -119,7 +122,10 @@ class Config:
                 came = f"{reprlib.repr(self.rotary)} ({type(self.rotary).__name__})"
                 raise TypeError(f"rotary is {came}, expected an mha.Rotary, such as mha.Rotary(base=10000.0)")
             fill("rotary", self.rotary.within(self.key_dim))
-        fill("qk_norm", norm("qk_norm", self.qk_norm))
+        for name in ("qk_norm", "value_norm"):
+            fill(name, norm(name, getattr(self, name)))
+        if self.value_norm and self.value_norm.after:
+            raise ValueError("value_norm has after=True, expected False: values do not turn")
         if not isinstance(self.temperature, Temperature | None):
             came = f"{reprlib.repr(self.temperature)} ({type(self.temperature).__name__})"
             raise TypeError(f"temperature is {came}, expected an mha.Temperature, such as mha.Temperature(0.1, 8192)")
@@ -151,7 +157,7 @@ def of_recorded(options: dict[str, Any]) -> Config:
     if (eps := options.pop("qk_norm_eps", None)) is not None:
         recorded = Norm(options.get("qk_norm") or "rms", eps)
         options["qk_norm"] = recorded if options.get("qk_norm") else None
-    kinds = {"rotary": Rotary, "qk_norm": Norm, "temperature": Temperature}
+    kinds = {"rotary": Rotary, "qk_norm": Norm, "value_norm": Norm, "temperature": Temperature}
     made = {name: kind(**options[name]) for name, kind in kinds.items() if isinstance(options.get(name), dict)}
     return Config(**options | made)
 
@@ -185,7 +191,9 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     if config.pooling == "additive":
         named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
     if config.qk_norm:
-        named |= {"q_norm.scale": (d,), "k_norm.scale": (d,)}
+        named |= {"q_norm.scale": (config.qk_norm.size(H, d),), "k_norm.scale": (config.qk_norm.size(G, d),)}
+    if config.value_norm:
+        named["v_norm.scale"] = (config.value_norm.size(G, dv),)
     if config.sinks:
         named["sinks"] = (H,)
     for name, shape in named.items():

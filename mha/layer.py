@@ -39,8 +39,7 @@ class MultiHeadAttention:
             position; either may be None = no bound; None = no window.
         chunk: number n of positions: a query sees only keys of its own chunk, 0 to n - 1, n to 2 n - 1, ...
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
-        qk_norm: an `mha.Norm`, the norm of each head's queries and keys, or its kind alone, "rms" or "layer"; None =
-            none.
+        qk_norm, value_norm: an `mha.Norm` of queries and keys, and of values; or its kind alone, "rms" or "layer".
         temperature: factor of queries that grows with their positions, an `mha.Temperature`.
         sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing, so that
             the weights of a query sum to less than 1.
@@ -86,6 +85,7 @@ class MultiHeadAttention:
         chunk: int | None = None,
         rotary: Rotary | None = None,
         qk_norm: Norm | NormName | None = None,
+        value_norm: Norm | NormName | None = None,
         temperature: Temperature | None = None,
         sinks: bool = False,
         pooling: PoolingName = "dot",
@@ -97,8 +97,8 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "chunk": chunk, "rotary": rotary}
-        options |= {"qk_norm": qk_norm, "temperature": temperature, "sinks": sinks, "pooling": pooling}
-        options["dtype"] = checks.dtype_name(dtype)
+        options |= {"qk_norm": qk_norm, "value_norm": value_norm, "temperature": temperature}
+        options |= {"sinks": sinks, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)

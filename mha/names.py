@@ -7,6 +7,7 @@ import numpy as np
 BackendName = Literal["numpy", "torch", "tensorflow", "jax", "mxnet"]
 PoolingName = Literal["dot", "additive"]
 NormName = Literal["rms", "layer"]
+OverName = Literal["head", "all"]  # what a norm is over
 LanguageName = Literal["en", "zh", "ja", "id", "vi"]
 FloatName = Literal["float32", "float64", "float16", "bfloat16"]
 SuiteName = Literal["quick", "full"]

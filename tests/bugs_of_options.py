@@ -36,6 +36,11 @@ GROUPS = {
         "sinks get no gradient": {"numpy": (r"by_sinks = -total", "by_sinks = 0 * total"),
             "mxnet": (r'items\(\) if name != "mask"', 'items() if name == "score_bias"')},
     }),
+    "norms": ("norms", {
+        "the norm comes before the rotation in any case": {"all": (
+            r"if config\.qk_norm and not config\.qk_norm\.after:\n(.*)\n", r"if config.qk_norm:\n\1\n")},
+        "values have no norm": {"all": (r'v = keep\("norm_v", self\.v_norm\(v\)\)', 'keep("norm_v", self.v_norm(v))')},
+    }),
     "chunks": ("alone parity case_decodes cache_long", {
         "chunks are counted from the query": {"all": (
             r"each_query - each_query % call\.chunk == each_key - each_key % call\.chunk",

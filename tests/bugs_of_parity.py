@@ -297,7 +297,7 @@ GROUPS = {
         "a change begins with the layer's own base": (r"plan\.base \*\* \(-2", "plan.config.rotary.base ** (-2"),
         "a change begins with the right softmax": (r"pieces\.normalized\(plan, scores\), 0",
             "pieces.normalized(replace(plan, axis=3), scores), 0"),
-        "the means of all heads are those of each": (r"norm_axes=\(1, 3\)", "norm_axes=(3,)"),
+        "the means of all heads are those of each": (r"axes = \(1, 3\) if", "axes = 3 if"),
         "epsilon is in the root": (r"np\.sqrt\(squares\) \+ eps\)", "np.sqrt(squares + eps))"),
         "an accumulator is rescaled": (r"np\.repeat\(largest, size, -1\)\[\.\.\., :K\]", "largest[..., -1:]"),
         "a table ends one later": (r"np\.minimum\(places, size - 1\)", "np.minimum(places, size)"),

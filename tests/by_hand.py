@@ -11,6 +11,7 @@ import numpy as np
 from ports import Port
 
 import mha
+from mha.config import shapes
 from mha.layer import restore
 
 LOWEST = np.finfo("float64").min
@@ -48,9 +49,8 @@ def option(**options):
     def twin(layer, inputs, call):
         config = layer.config
         changed = {name: X(config) if callable(X) else X for name, X in options.items()}
-        weights = {name: X for name, X in layer.weights.items() if changed.get("qk_norm", "") or "norm" not in name}
-        weights = layer.weights if "qk_norm" not in changed else weights
-        return restore(dataclasses.replace(config, **changed), weights, "numpy")(*inputs, **call)
+        config, weights = dataclasses.replace(config, **changed), layer.weights
+        return restore(config, {name: weights[name] for name in shapes(config)}, "numpy")(*inputs, **call)
 
     return twin
 
@@ -327,6 +327,23 @@ def norm_of_width(self, role, X, heads, places):
         X = X - X.mean(-1, keepdims=True)
     X = X / np.sqrt((X**2).mean(-1, keepdims=True) + self.config.qk_norm.eps)  # (B, T, H*d)
     return self.turn(role, self.split(X * np.tile(self.weights[f"{role}_norm.scale"], heads), heads), places)
+
+
+def norm_of_each(self, role, X):
+    """A norm of each head, with its own part of the scale of all."""
+    scales, eps = np.split(self.weights[f"{role}_norm.scale"], X.shape[1]), self.config.qk_norm.eps
+    roots = [self.root((X[:, h] ** 2).mean(-1, keepdims=True), eps) for h in range(X.shape[1])]  # of (B, T, 1)
+    return np.stack([X[:, h] / roots[h] * scales[h] for h in range(X.shape[1])], 1)  # (B, H, T, d)
+
+
+def rms_with_eps_outside(self, role, X):
+    roots = np.sqrt(np.einsum("bhtd,bhtd->bht", X, X) / X.shape[-1])[..., None]  # (B, H, T, 1)
+    return X / (roots + 3e-3) * self.weights[f"{role}_norm.scale"]
+
+
+def of_other(q, k):
+    """Scales of norms by the roles that they are taken from."""
+    return scales(lambda name, X, weights: weights[f"{q if name[0] == 'q' else k}_norm.scale"])
 
 
 def norm_last(self, role, X, heads, places):

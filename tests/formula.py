@@ -18,7 +18,7 @@ def turned(x, position, rotary):
 
 
 def normed(x, norm, scale):
-    """One vector (d,) after its norm."""
+    """One vector, of one head or of all, after its norm."""
     x = x - sum(x) / len(x) if norm.kind == "layer" else x
     return x / math.sqrt(sum(x * x) / len(x) + norm.eps) * scale
 
@@ -38,12 +38,24 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
     def project(name, x):
         return x @ weights[f"{name}.kernel"] + weights.get(f"{name}.bias", 0)
 
+    def of_heads(name, x, width, norm):
+        each = [x] if norm.over == "all" else np.split(x, len(x) // width)
+        return np.concatenate([normed(one, norm, weights[f"{name}_norm.scale"]) for one in each])
+
+    @functools.cache
+    def valued(b, row):
+        x = project("W_v", values[b, row])
+        return of_heads("v", x, dv, config.value_norm) if config.value_norm else x
+
     @functools.cache
     def prepared(name, b, row, head, position):
-        x = {"q": queries, "k": keys}[name][b, row]
-        x = project(f"W_{name}", x)[head * d : (head + 1) * d]
-        x = normed(x, config.qk_norm, weights[f"{name}_norm.scale"]) if config.qk_norm else x
-        x = turned(x, position, config.rotary) if config.rotary else x
+        x = project(f"W_{name}", {"q": queries, "k": keys}[name][b, row])
+        norm = config.qk_norm
+        x = x if norm is None or norm.after else of_heads(name, x, d, norm)
+        if config.rotary:
+            x = np.concatenate([turned(one, position, config.rotary) for one in np.split(x, len(x) // d)])
+        x = of_heads(name, x, d, norm) if norm and norm.after else x
+        x = x[head * d : (head + 1) * d]
         kind = config.temperature if name == "q" else None
         return x if kind is None else x * (1 + kind.scale * math.log(1 + (max(position, 0) + kind.shift) // kind.floor))
 
@@ -87,7 +99,7 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
             for j in range(K):
                 if shares[j]:
                     every_share[b, h, i, j] = shares[j] / sum(shares)
-                    pooled += every_share[b, h, i, j] * project("W_v", values[b, j])[g * dv : (g + 1) * dv]
+                    pooled += every_share[b, h, i, j] * valued(b, j)[g * dv : (g + 1) * dv]
             gates = np.ones((B, H)) if head_gates is None else np.broadcast_to(head_gates, (B, H))
             heads.append(pooled * gates[b, h])
         output[b, i] = project("W_o", np.concatenate(heads))

@@ -15,16 +15,13 @@ import seams
 from mha import arrays, dispatch
 from mha.call import keep
 from mha.layer import restore
-from mha.norms import Norm
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
 
 TURNING = {
     "rotary_offsets",
-    "norm_first",
-    "normed",
-    "norm_axes",
+    "norms",
     "root",
     "rotate",
     "table",
@@ -35,12 +32,11 @@ TURNING = {
 # Of a plan's fields, those that can be planted, and where they are.
 PLACES = {
     "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
-    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norm": "`qk_norm`", "eps": "`qk_norm`",
+    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norms": "`qk_norm`",
     "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
-    "rotary_offsets": "`turn`", "norm_first": "`turn`",
-    "normed": "`turn`", "norm_axes": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
+    "rotary_offsets": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
     "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
@@ -109,8 +105,10 @@ class Planting:
         plan, H = self.plan, config.num_heads
         given = {"scale": plan.scale, "softcap": plan.softcap, "temperature": plan.temperature}
         given = {name: X for name, X in given.items() if name in self.names}
-        if self.names & {"norm", "eps"} and plan.norm:
-            given["qk_norm"] = Norm(plan.norm, plan.eps)
+        if "norms" in self.names:
+            given["value_norm"] = plan.norms.get("v")
+            if config.qk_norm and (own := plan.norms.get("q")):
+                given["qk_norm"] = dataclasses.replace(own, over=config.qk_norm.over)  # with as many weights
         if self.names & {"frequencies", "interleaved"} and plan.frequencies is not None:
             frequencies = tuple(plan.frequencies.tolist())
             given["rotary"] = Rotary(interleaved=plan.interleaved, frequencies=frequencies, magnitude=plan.magnitude)
@@ -128,6 +126,7 @@ class Planting:
     def weights(self, weights):
         """The weights with the mistake; a bias that it drops is zeros, and sinks that it drops are not there."""
         kept = {name: X for name, X in weights.items() if name != "sinks" or name in self.plan.weights}
+        kept = {name: X for name, X in kept.items() if name != "v_norm.scale" or "v" in self.plan.norms}
         found = {name: self.plan.weights.get(name, np.zeros_like(X)) for name, X in kept.items()}
         found = {name: self.rough(X) if name.endswith("kernel") else X for name, X in found.items()}
         return {name: np.ascontiguousarray(X) for name, X in found.items()}  # no framework takes a reversed view
@@ -242,10 +241,11 @@ class Planting:
         """Heads of queries and keys, which are given by q and k, normed and rotated."""
         plan, config, lesson = self.plan, layer.config, self.lesson
         numbers = {"q": config.num_heads, "k": config.num_key_value_heads}
-        for change in ("norm", "rotate") if plan.norm_first else ("rotate", "norm"):
+        after = any(own.after for own in plan.norms.values())
+        for change in ("rotate", "norm") if after else ("norm", "rotate"):
             for role, X in heads.items():
-                if change == "norm" and config.qk_norm and role in plan.normed:
-                    if self.names & {"norm_axes", "root"}:
+                if change == "norm" and (own := plan.norms.get(role)):
+                    if "root" in self.names or own.over != config.qk_norm.over:
                         X = self.of_heads(X, numbers[role], functools.partial(pieces.norm, plan, role))  # (B*H, T, d)
                     else:
                         X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)

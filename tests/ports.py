@@ -20,6 +20,7 @@ class Port:
         q = self.prepare("q", self.project("W_q", queries), self.H, places)
         k = self.prepare("k", self.project("W_k", keys), self.G, others)
         v = self.split(self.project("W_v", values), self.G)
+        v = self.norm("v", v) if self.config.value_norm else v
         k, v = self.share(k), self.share_values(v)
         scores = self.bias(self.cap(self.score(q, k)), score_bias)
         seen = np.broadcast_to(self.seen(places[:, None, :, None], others[:, None, None], causal), scores.shape)
@@ -48,7 +49,11 @@ class Port:
         return X.reshape(*X.shape[:2], heads, -1).transpose(0, 2, 1, 3)  # (B, H, T, d)
 
     def prepare(self, role, X, heads, places):
-        X = self.turn(role, self.norm(role, self.split(X, heads)), places)
+        X, norm = self.split(X, heads), self.config.qk_norm
+        if norm and norm.after:
+            X = self.norm(role, self.turn(role, X, places))
+        else:
+            X = self.turn(role, self.norm(role, X), places)
         return X if role == "k" or self.config.temperature is None else self.temper(X, places)
 
     def temper(self, X, places):
@@ -60,14 +65,17 @@ class Port:
         return 1 + kind.scale * np.log(1 + (max(place, 0) + kind.shift) // kind.floor)
 
     def norm(self, role, X):
-        if self.config.qk_norm is None:
+        norm = self.config.value_norm if role == "v" else self.config.qk_norm
+        if norm is None:
             return X
-        if self.config.qk_norm.kind == "layer":
-            X = X - X.mean(-1, keepdims=True)
-        return X / self.root((X * X).mean(-1, keepdims=True)) * self.weights[f"{role}_norm.scale"]
+        X, axes = X.transpose(0, 2, 1, 3), (2, 3) if norm.over == "all" else 3  # (B, T, H, d)
+        if norm.kind == "layer":
+            X = X - X.mean(axes, keepdims=True)
+        X = X / self.root((X * X).mean(axes, keepdims=True), norm.eps)  # (B, T, H, d)
+        return (X * self.weights[f"{role}_norm.scale"].reshape(-1, X.shape[3])).transpose(0, 2, 1, 3)  # (B, H, T, d)
 
-    def root(self, X):
-        return np.sqrt(X + X.dtype.type(self.config.qk_norm.eps))
+    def root(self, X, eps):
+        return np.sqrt(X + X.dtype.type(eps))
 
     def frequencies(self, rotary):
         return np.array(rotary.angles())

@@ -26,7 +26,7 @@ HOLDS = {
     **dict.fromkeys(("split_q", "split_k", "split_v", "merged"), "return "),
 }  # fmt: skip
 FUNCTIONS = {
-    "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "turn", "rotate_k": "turn",
+    "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "normed", "rotate_k": "turn",
     "repeat_k": "pool", "scores": "scores", "biased": "weigh", "visible": "blanked", "visible_heads": "repeat_heads",
     "weights": "weigh", "pooled": "weigh", "head_gated": "gate", "merged": "transpose_output", "output": "attend",
 }  # fmt: skip
@@ -180,7 +180,7 @@ def test_meanings_are_in_the_language(language):
 
 
 def test_every_meaning_is_of_some_step():
-    options = OPTIONS | {"temperature": mha.Temperature(0.1, 2)}
+    options = OPTIONS | {"temperature": mha.Temperature(0.1, 2), "value_norm": "rms"}
     steps = explain.steps("numpy", num_heads=10, **options) + explain.steps("numpy", pooling="additive")
     steps += explain.token("numpy")
     told = {step.stage for step in steps}

@@ -47,6 +47,9 @@ groups = Case(GROUPS)
 gates = Case(PLAIN, {"head_gates": GATES})
 modern = Case(MODERN, {"offset": 2, "score_bias": BIAS})
 layered = Case(MODERN | {"qk_norm": mha.Norm("layer", 3e-3)}, {"offset": 2})
+of_all = Case(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, over="all")}, {"offset": 2})
+normed_last = Case(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, after=True)}, {"offset": 2})
+of_values = Case(GROUPS | {"value_norm": mha.Norm("rms", 3e-3)})
 tempered = Case(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
 magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
 own = Case(OWN, {"offset": 2})
@@ -365,11 +368,6 @@ for way, source in (("halves to neighbours", by_hand.neighbours_of_halves),
 # The norms
 
 
-def of_other(q, k):
-    """Scales of norms by the roles that they are taken from."""
-    return scales(lambda name, X, weights: weights[f"{q if name[0] == 'q' else k}_norm.scale"])
-
-
 def normed(*roles):
     return port(norm=lambda self, role, X: Port.norm(self, role, X) if role in roles else X)
 
@@ -380,16 +378,21 @@ add("the scale of a norm is forgotten", modern, scales(lambda name, X, weights: 
 add("RMS norm for layer norm", layered, option(qk_norm=mha.Norm("rms", 3e-3)))
 add("layer norm for RMS norm", modern, option(qk_norm=mha.Norm("layer", 3e-3)))
 add("the norm comes after the rotation", modern, port(prepare=by_hand.norm_last))
+add("the norm comes before the rotation", normed_last, option(qk_norm=mha.Norm("rms", 3e-3)))
 add("the norms are forgotten", modern, option(qk_norm=None))
 add("keys have no norm", modern, normed("q"))
 add("queries have no norm", modern, normed("k"))
 add("the norm of queries for that of keys", modern, **{
-    "for both": of_other("q", "q"), "swapped": of_other("k", "q"),
-    "that of keys for both": of_other("k", "k")})  # fmt: skip
+    "for both": by_hand.of_other("q", "q"), "swapped": by_hand.of_other("k", "q"),
+    "that of keys for both": by_hand.of_other("k", "k")})  # fmt: skip
 for eps in of_norms.EPSILONS:
     add("another epsilon", modern, **{f"{eps:g}": option(qk_norm=mha.Norm("rms", eps))})
-add("epsilon is outside the root", modern, port(root=lambda self, X: X**0.5 + 3e-3))
+add("epsilon is outside the root", modern, port(root=lambda self, X, eps: X**0.5 + 3e-3))
 add("the norm is over all heads", modern, port(prepare=by_hand.norm_of_width))
+add("the norm is over each head", of_all, port(norm=by_hand.norm_of_each))
+add("values have no norm", of_values, option(value_norm=None))
+for eps in of_norms.EPSILONS:
+    add("the norm of values has another epsilon", of_values, **{f"{eps:g}": option(value_norm=mha.Norm("rms", eps))})
 
 # Roundings with exact forms
 
@@ -402,11 +405,6 @@ add("cosines and sines in bfloat16", modern, port(turned=lambda self, X, cos, si
     self, X, by_hand.to_bfloat16(cos), by_hand.to_bfloat16(sin), interleaved)))  # fmt: skip
 
 # Two at a time, both of one option: the second change must begin with what the first has made
-
-
-def rms_with_eps_outside(self, role, X):
-    roots = np.sqrt(np.einsum("bhtd,bhtd->bht", X, X) / X.shape[-1])[..., None]  # (B, H, T, 1)
-    return X / (roots + 3e-3) * self.weights[f"{role}_norm.scale"]
 
 
 PAIRS = {
@@ -437,10 +435,11 @@ PAIRS = {
         (ending, of_places(lambda role, places: np.minimum(places + (role == "q"), 511))),
     ("rotary components are paired the other way", "another base"):
         (modern, option(rotary=mha.Rotary(6, of_rotations.BASES[0], interleaved=True))),
-    ("RMS norm for layer norm", "epsilon is outside the root"): (layered, port(norm=rms_with_eps_outside)),
-    ("another epsilon", "epsilon is outside the root"): (modern, port(root=lambda self, X: X**0.5 + 1e-5)),
+    ("RMS norm for layer norm", "epsilon is outside the root"): (layered, port(norm=by_hand.rms_with_eps_outside)),
+    ("another epsilon", "epsilon is outside the root"): (modern, port(root=lambda self, X, eps: X**0.5 + 1e-5)),
     ("keys have no norm", "epsilon is outside the root"): (modern, port(
-        norm=lambda self, role, X: X if role == "k" else Port.norm(self, role, X), root=lambda self, X: X**0.5 + 3e-3)),
+        norm=lambda self, role, X: X if role == "k" else Port.norm(self, role, X),
+        root=lambda self, X, eps: X**0.5 + 3e-3)),
     ("1 is added to the scale of a norm", "the norm of queries for that of keys"):
         (modern, scales(lambda name, X, weights: weights["q_norm.scale"] + 1)),
     ("the softmax is over another axis", "hidden keys are blanked after the softmax"):

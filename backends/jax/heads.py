@@ -58,22 +58,27 @@ def gate(pooled, head_gates, num_heads):
 
 
 class HeadNorm(nn.Module):
-    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
     norm: Norm
+    num_heads: int
     width: int
     dtype: str
 
     def setup(self):
-        self.scale = self.param("scale", nn.initializers.ones, (self.width,), self.dtype)
+        size = self.norm.size(self.num_heads, self.width)
+        self.scale = self.param("scale", nn.initializers.ones, (size,), self.dtype)
 
     def __call__(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
+        if self.norm.over == "all":
+            X = transpose_output(X, self.num_heads)  # (B, T, H*d)
         wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - wide.mean(-1, keepdims=True)  # (B*H, T, d)
-        roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
-        return (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
+            wide = wide - wide.mean(-1, keepdims=True)  # (B*H, T, d) or (B, T, H*d)
+        roots = jnp.sqrt((wide * wide).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+        X = (wide / roots * widen(self.scale)).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
+        return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
 
 def rotate(X, places, rotary, num_heads):

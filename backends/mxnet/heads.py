@@ -59,22 +59,26 @@ def gate(pooled, head_gates, num_heads):
 
 
 class HeadNorm(nn.Block):
-    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
-    def __init__(self, norm, width, dtype):
+    def __init__(self, norm, num_heads, width, dtype):
         super().__init__()
-        self.norm = norm
-        self.scale = filled(self, "scale", (width,), dtype, "ones")
+        self.norm, self.num_heads = norm, num_heads
+        self.scale = filled(self, "scale", (norm.size(num_heads, width),), dtype, "ones")
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
-        wide, scale, d = widen(X), over_axes(widen(data(self.scale)), X.size), X.shape[-1]
         if X.size == 0:
-            return X * scale  # MXNet 1.9 takes no sum of an empty array
+            return X * over_axes(widen(data(self.scale)), 0)[: X.shape[-1]]  # MXNet 1.9 takes no sum of an empty array
+        if self.norm.over == "all":
+            X = transpose_output(X, self.num_heads)  # (B, T, H*d)
+        wide, d = widen(X), X.shape[-1]
         if self.norm.kind == "layer":
-            wide = wide - wide.sum(-1, keepdims=True) / d  # (B*H, T, d); `mean` is of float32 in MXNet 2.0
-        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.norm.eps)  # (B*H, T, 1)
-        return (wide / roots * scale).astype(X.dtype)  # (B*H, T, d)
+            wide = wide - wide.sum(-1, keepdims=True) / d  # as below; `mean` is of float32 in MXNet 2.0
+        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+        scale = over_axes(widen(data(self.scale)), X.size)  # (d,) or (H*d,)
+        X = (wide / roots * scale).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
+        return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
 
 def rotate(X, places, rotary, num_heads):

@@ -88,23 +88,28 @@ def through_steps(layer, attention, steps, by_output):
         by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
         by_more["head_gates"] = by_gates if call.head_gates.ndim == 2 else by_gates.sum(0)
         by_pooled = by_pooled * np.broadcast_to(call.head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
-    before = "tempered", "rotate", "norm", "split"  # the last one of these that there is
-    q, k = (next(steps[f"{name}_{one}"] for name in before if f"{name}_{one}" in steps) for one in "qk")
+    q, k, v = (next(X for name, X in reversed(steps.items()) if name.endswith(one)) for one in ("_q", "_k", "_v"))
     through = getattr(attention, "pool_backward", None)
     through = through_pooling if call.lesson or through is None else type(attention).pool_backward
-    inputs = q, k, steps["split_v"], H, layer.beside_sinks(call)
+    inputs = q, k, v, H, layer.beside_sinks(call)
     by_q, by_k, by_v, by_bias, by_pooling = through(attention, *inputs, by_pooled)
     if by_bias is not None:
         by_more["score_bias"] = by_bias.reshape(call.score_bias.shape)  # (Q, K) and others
     if config.temperature:
         by_q = temper(by_q, places(by_q, call.positions, call.offset), config.temperature, H)  # (B*H, Q, d)
-    if config.rotary:
-        by_q = rotate(by_q, -places(by_q, call.positions, call.offset), config.rotary, H)  # (B*H, Q, d)
-        by_k = rotate(by_k, -places(by_k, call.key_positions), config.rotary, G)  # (B*G, K, d)
-    if config.qk_norm:
-        by_q, by_q_scale = through_norm(layer.q_norm, "q_norm", steps["split_q"], by_q)
-        by_k, by_k_scale = through_norm(layer.k_norm, "k_norm", steps["split_k"], by_k)
-        by_weights |= by_q_scale | by_k_scale
+    after = config.qk_norm and config.qk_norm.after
+    for step in ("norm", "rotate") if after else ("rotate", "norm"):
+        if step == "rotate" and config.rotary:
+            by_q = rotate(by_q, -places(by_q, call.positions, call.offset), config.rotary, H)  # (B*H, Q, d)
+            by_k = rotate(by_k, -places(by_k, call.key_positions), config.rotary, G)  # (B*G, K, d)
+        if step == "norm" and config.qk_norm:
+            last = "rotate" if after and config.rotary else "split"
+            by_q, by_q_scale = through_norm(layer.q_norm, "q_norm", steps[f"{last}_q"], by_q)
+            by_k, by_k_scale = through_norm(layer.k_norm, "k_norm", steps[f"{last}_k"], by_k)
+            by_weights |= by_q_scale | by_k_scale
+    if config.value_norm:
+        by_v, by_v_scale = through_norm(layer.v_norm, "v_norm", steps["split_v"], by_v)
+        by_weights |= by_v_scale
     by_q, by_k, by_v = (transpose_output(X, n) for X, n in ((by_q, H), (by_k, G), (by_v, G)))  # (B, T, H*d)
     by_queries, by_W_q = through_dense(layer.W_q, "W_q", queries, by_q)
     by_keys, by_W_k = through_dense(layer.W_k, "W_k", keys, by_k)
@@ -189,13 +194,17 @@ def through_dense(dense, name, X, by_output):
 
 def through_norm(norm, name, X, by_output):
     """Gradients of norm(X) by X (B*H, T, d) and, in a dict, by the scale called `name`; by_output (B*H, T, d)."""
-    normalized, roots = norm.normalize(X)  # (B*H, T, d), (B*H, T, 1)
-    by_scale = (widen(by_output) * normalized).sum((0, 1))  # (d,)
-    by_normalized = widen(by_output) * widen(norm.scale)  # (B*H, T, d)
+    if norm.norm.over == "all":
+        X, by_output = (transpose_output(one, norm.num_heads) for one in (X, by_output))  # (B, T, H*d)
+    normalized, roots = norm.normalize(X)  # (B*H, T, d) or (B, T, H*d), and (B*H, T, 1) or (B, T, 1)
+    by_scale = (widen(by_output) * normalized).sum((0, 1))  # (d,) or (H*d,)
+    by_normalized = widen(by_output) * widen(norm.scale)  # (B*H, T, d) or (B, T, H*d)
     by_X = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
     if norm.norm.kind == "layer":
         by_X = by_X - by_normalized.mean(-1, keepdims=True)
-    return (by_X / roots).astype(X.dtype), {f"{name}.scale": by_scale}
+    by_X = (by_X / roots).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
+    by_X = transpose_qkv(by_X, norm.num_heads) if norm.norm.over == "all" else by_X  # (B*H, T, d)
+    return by_X, {f"{name}.scale": by_scale}
 
 
 def summed(by_X, shape):

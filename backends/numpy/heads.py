@@ -52,22 +52,25 @@ def gate(pooled, head_gates, num_heads):
 
 
 class HeadNorm:
-    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
-    def __init__(self, norm, width, dtype):
-        self.norm = norm
-        self.scale = np.ones((width,), dtype)
+    def __init__(self, norm, num_heads, width, dtype):
+        self.norm, self.num_heads = norm, num_heads
+        self.scale = np.ones((norm.size(num_heads, width),), dtype)
 
     def __call__(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
-        return (self.normalize(X)[0] * widen(self.scale)).astype(X.dtype)  # (B*H, T, d)
+        if self.norm.over == "all":
+            X = transpose_output(X, self.num_heads)  # (B, T, H*d)
+        X = (self.normalize(X)[0] * widen(self.scale)).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
+        return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
     def normalize(self, X):
-        """X (B*H, T, d) normalised, in float32 at least, and the roots (B*H, T, 1) by which it was divided."""
+        """X (B*H, T, d) or (B, T, H*d) normalised, in float32 at least, and the roots of its rows."""
         X = widen(X)
         if self.norm.kind == "layer":
-            X = X - X.mean(-1, keepdims=True)  # (B*H, T, d)
-        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
+            X = X - X.mean(-1, keepdims=True)  # (B*H, T, d) or (B, T, H*d)
+        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
         return X / roots, roots
 
 

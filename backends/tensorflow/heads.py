@@ -55,21 +55,25 @@ def gate(pooled, head_gates, num_heads):
 
 
 class HeadNorm(keras.layers.Layer):
-    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
-    def __init__(self, norm, width, dtype):
+    def __init__(self, norm, num_heads, width, dtype):
         super().__init__(dtype=dtype, autocast=False)
-        self.norm = norm
-        self.scale = self.add_weight(name="scale", shape=(width,), initializer="ones")
+        self.norm, self.num_heads = norm, num_heads
+        self.scale = self.add_weight(name="scale", shape=(norm.size(num_heads, width),), initializer="ones")
         self.built = True  # its weight is there
 
     def call(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
+        if self.norm.over == "all":
+            X = transpose_output(X, self.num_heads)  # (B, T, H*d)
         wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - tf.reduce_mean(wide, -1, keepdims=True)  # (B*H, T, d)
-        roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.norm.eps)  # (B*H, T, 1)
-        return tf.cast(wide / roots * widen(tf.convert_to_tensor(self.scale)), X.dtype)  # (B*H, T, d)
+            wide = wide - tf.reduce_mean(wide, -1, keepdims=True)  # (B*H, T, d) or (B, T, H*d)
+        roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+        scale = widen(tf.convert_to_tensor(self.scale))  # (d,) or (H*d,)
+        X = tf.cast(wide / roots * scale, X.dtype)  # (B*H, T, d) or (B, T, H*d)
+        return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
 
 def rotate(X, places, rotary, num_heads):

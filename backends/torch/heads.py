@@ -53,20 +53,23 @@ def gate(pooled, head_gates, num_heads):
 
 
 class HeadNorm(nn.Module):
-    """A norm over the width of a head, "rms" or "layer" (here without a shift), with one scale (d,) for all heads."""
+    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
-    def __init__(self, norm, width, dtype):
+    def __init__(self, norm, num_heads, width, dtype):
         super().__init__()
-        self.norm = norm
-        self.scale = nn.Parameter(torch.ones(width, dtype=getattr(torch, dtype)))
+        self.norm, self.num_heads = norm, num_heads
+        self.scale = nn.Parameter(torch.ones(norm.size(num_heads, width), dtype=getattr(torch, dtype)))
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""
+        if self.norm.over == "all":
+            X = transpose_output(X, self.num_heads)  # (B, T, H*d)
         wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - wide.mean(-1, keepdim=True)  # (B*H, T, d)
-        roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.norm.eps)  # (B*H, T, 1)
-        return (wide / roots * widen(self.scale)).to(X.dtype)  # (B*H, T, d)
+            wide = wide - wide.mean(-1, keepdim=True)  # (B*H, T, d) or (B, T, H*d)
+        roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+        X = (wide / roots * widen(self.scale)).to(X.dtype)  # (B*H, T, d) or (B, T, H*d)
+        return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
 
 def rotate(X, places, rotary, num_heads):

@@ -39,8 +39,10 @@ class MultiHeadAttention(nn.Module):
         self.W_o = dense(H * dv, config.num_hiddens, config.bias, config.dtype)
         self.attention = self.pooling(config)
         if config.qk_norm:
-            self.q_norm = HeadNorm(config.qk_norm, d, config.dtype)
-            self.k_norm = HeadNorm(config.qk_norm, d, config.dtype)
+            self.q_norm = HeadNorm(config.qk_norm, H, d, config.dtype)
+            self.k_norm = HeadNorm(config.qk_norm, G, d, config.dtype)
+        if config.value_norm:
+            self.v_norm = HeadNorm(config.value_norm, G, dv, config.dtype)
         if config.sinks:
             self.sinks = nn.Parameter(torch.zeros(H, dtype=getattr(torch, config.dtype)))
 
@@ -59,6 +61,8 @@ class MultiHeadAttention(nn.Module):
     def attend(self, queries, keys, values, call):
         """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
+        if self.config.value_norm:
+            v = keep("norm_v", self.v_norm(v))  # (B*G, K, dv)
         q, k = self.turn(q, k, call)
         if call.cache is not None:
             k, v, call, cache = self.remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
@@ -94,15 +98,21 @@ class MultiHeadAttention(nn.Module):
     def turn(self, q, k, call):
         """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""
         config = self.config
-        if config.qk_norm:
-            q, k = keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.rotary:
             q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads))
             k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.temperature:
             given = places(q, call.positions, call.offset), config.temperature, config.num_heads
             q = keep("tempered_q", temper(q, *given))  # (B*H, Q, d)
         return q, k
+
+    def normed(self, q, k):
+        """Heads of queries (B*H, Q, d) and keys (B*G, K, d) after their norms."""
+        return keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
 
     def beside_sinks(self, call):
         """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""

@@ -35,7 +35,8 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
         positions = of.tensor(np.full((1, 1), step.first), queries)  # (1, 1)
         call = call._replace(positions=positions, key_positions=positions)
     q, k = layer.turn(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
-    left = written(of, k, of.reshape(W_v, (B * G, 1, cache.values.shape[3])), call)
+    v = of.reshape(W_v, (B * G, 1, cache.values.shape[3]))  # (B*G, 1, dv)
+    left = written(of, k, layer.v_norm(v) if config.value_norm else v, call)
     if config.sinks:
         sinks = in_rows(of, layer.beside_sinks(call).sinks, (B, H, G, 1))  # (B, G, H/G, 1)
         call = call._replace(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)

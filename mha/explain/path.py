@@ -258,10 +258,11 @@ def _path(
     for stage, name, *of_each in zip(("reshape", "permute", "merge"), names, *split, strict=True):
         for one, X in zip(heads, of_each, strict=True):
             yield stage, f"{name}_{one}", X
-    for stage, step in (("norm", "norm"), ("rotate", "rotate"), ("temper", "tempered")):
-        for name in (f"{step}_q", f"{step}_k"):
-            if name in traced:
-                yield stage, name, traced[name]
+    of_heads = {"norm_v": "norm_values", "tempered_q": "temper"}
+    of_heads |= {f"{stage}_{one}": stage for stage in ("norm", "rotate") for one in "qk"}
+    for name, X in traced.items():
+        if name in of_heads:
+            yield of_heads[name], name, X
     for name, X in held.items():
         yield "slots", name, X
     if G != H:

@@ -26,14 +26,20 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if a number is no head of the layer or comes twice, if no head would be left, or if the groups would
-            become unequal; the message says which heads to prune as well, or to keep.
+        ValueError: if a number is no head of the layer or comes twice, if no head would be left, if a norm is over all
+            heads, or if the groups would become unequal; the message says which heads to prune as well, or to keep.
     """
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     config = attention.config
     H, G = config.num_heads, config.num_key_value_heads
     gone = _chosen(heads, H)
+    for name in ("qk_norm", "value_norm"):
+        if gone and (norm := getattr(config, name)) and norm.over == "all":
+            raise ValueError(
+                f'{name} has over="all", expected "head": without some heads, the others would have another mean; '
+                "give head_gates of 0 for these heads instead"
+            )
     if len(gone) == H:
         raise ValueError(f"heads holds all {H} heads of the layer, expected at most {H - 1} of them; keep one")
     kept = [head for head in range(H) if head not in gone]

@@ -33,7 +33,8 @@ def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if the heads cannot be divided, if index is not below count, or if weights do not fit the layer.
+        ValueError: if the heads cannot be divided, if the layer has a norm over all heads, if index is not below
+            count, or if weights do not fit the layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -57,8 +58,18 @@ def part_of(config: Config, count: int) -> Config:
                 f"{name} is {heads}, expected a multiple of the number of parts, {count}; these heads can be split "
                 f"into {' or '.join(map(str, common))}"
             )
+    if count > 1:
+        refuse_over_all(config)
     heads, groups = config.num_heads // count, config.num_key_value_heads // count
     return dataclasses.replace(config, num_heads=heads, num_key_value_heads=groups)
+
+
+def refuse_over_all(config: Config) -> None:
+    """Raise ValueError if a layer has a norm over all heads, of which a part of them does not know the mean."""
+    for name in ("qk_norm", "value_norm"):
+        norm = getattr(config, name)
+        if norm and norm.over == "all":
+            raise ValueError(f'{name} has over="all", expected "head": a part of the heads has not the mean of all')
 
 
 def unshard(parts: Sequence[Part]) -> Part:

@@ -15,10 +15,10 @@ from mha.norms import Norm
 from mha.weights import files, json_text
 from mha.weights.readers import SafetensorsFile, Source
 
-# Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation and
-# what is named here.
+# Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation, a
+# norm over all heads or after the rotation, and what is named here.
 LAYOUTS = "1", "2", "3"
-LATER = ("chunk", "temperature", "sinks")
+LATER = ("chunk", "value_norm", "temperature", "sinks")
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 
@@ -34,6 +34,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
         checks.finite(name, array)  # `read` would refuse the file
     options = special(config)
     later = not options.keys().isdisjoint(LATER) or (config.rotary and config.rotary.magnitude != 1)
+    later = later or not is_plain(config.qk_norm)
     recorded, layout = config_text(config), LAYOUTS[2 if later else 1]
     if not options:
         recorded, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
@@ -91,17 +92,22 @@ def _config(metadata: Mapping[str, str]) -> Config:
 def config_text(config: Config) -> str:
     """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them.
 
-    Options of layout 3 are in it where they are used; a norm is recorded as its kind and its number.
+    Options of layout 3 are in it where they are used; a norm of layout 2 is recorded as its kind and its number.
     """
     used = special(config)
     recorded = {name: X for name, X in asdict(config).items() if name not in LATER or name in used}
-    norm = config.qk_norm
-    recorded |= {"qk_norm": norm and norm.kind, "qk_norm_eps": norm.eps if norm else Norm.eps}
+    if is_plain(norm := config.qk_norm):
+        recorded |= {"qk_norm": norm and norm.kind, "qk_norm_eps": norm.eps if norm else Norm.eps}
     if config.rotary:
         recorded["rotary"]["frequencies"] = config.rotary.angles()
         if config.rotary.magnitude == 1:
             del recorded["rotary"]["magnitude"]
     return json.dumps(recorded)
+
+
+def is_plain(norm: Norm | None) -> bool:
+    """Whether layout 2 has a norm: one over each head, before the rotation, or none."""
+    return norm is None or norm == Norm(norm.kind, norm.eps)
 
 
 def parse_config(text: str) -> Config:

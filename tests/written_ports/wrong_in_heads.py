@@ -125,12 +125,13 @@ class CoarseTable(Port):
 
 class NormOfAllHeads(Port):
     def norm(self, role, X):
-        return X / self.root((X * X).mean((1, 3), keepdims=True)) * self.weights[f"{role}_norm.scale"]
+        roots = self.root((X * X).mean((1, 3), keepdims=True), self.config.qk_norm.eps)
+        return X / roots * self.weights[f"{role}_norm.scale"]
 
 
 class EpsilonOutside(Port):
-    def root(self, X):
-        return np.sqrt(X) + X.dtype.type(self.config.qk_norm.eps)
+    def root(self, X, eps):
+        return np.sqrt(X) + X.dtype.type(eps)
 
 
 class NormedLast(Port):
@@ -140,7 +141,8 @@ class NormedLast(Port):
 
 class OnePlusScale(Port):
     def norm(self, role, X):
-        return X / self.root((X * X).mean(-1, keepdims=True)) * (1 + self.weights[f"{role}_norm.scale"])
+        roots = self.root((X * X).mean(-1, keepdims=True), self.config.qk_norm.eps)
+        return X / roots * (1 + self.weights[f"{role}_norm.scale"])
 
 
 class CacheOfBytes(Port):

@@ -57,14 +57,16 @@ class OfRows:
         return *blank(queries, keys, values, sees, self.here(seen, keys)), call
 
     def turn(self, q, k, call):
-        """Heads as they are compared: normed, and rotated by their places in the whole."""
+        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
         config = self.config
-        if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.rotary:
             of_queries, of_keys = self.placed
             q = rotate(q, places(q, of_queries, call.offset + self.first(q)), config.rotary, config.num_heads)
             k = rotate(k, places(k, of_keys, self.first(k)), config.rotary, config.num_key_value_heads)
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.temperature:
             of_queries = places(q, self.placed[0], call.offset + self.first(q))
             q = temper(q, of_queries, config.temperature, config.num_heads)

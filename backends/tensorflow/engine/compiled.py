@@ -71,22 +71,24 @@ def variables(layer):
     if config.pooling == "additive":
         dense += pooling.W_q, pooling.W_k, pooling.w_v
     if config.qk_norm:
-        norms += layer.q_norm, layer.k_norm
-    for part in (layer, pooling, *dense, *norms):
+        norms += [(layer.q_norm, config.qk_norm), (layer.k_norm, config.qk_norm)]
+    if config.value_norm:
+        norms.append((layer.v_norm, config.value_norm))
+    for part in (layer, pooling, *dense, *(part for part, _ in norms)):
         if not is_untouched(part):
             return None
     for part in dense:
         plain = type(part) is keras.layers.Dense and part.activation is keras.activations.linear
         if not plain or part.lora_enabled or part.dtype_policy.name != dtype.name:
             return None
-    for part in norms:
-        if type(part) is not HeadNorm or part.norm != config.qk_norm:
+    for part, norm in norms:
+        if type(part) is not HeadNorm or part.norm != norm:
             return None
     if not (pooling.dropout == pooling.dropping.rate == config.dropout and pooling.softcap == config.softcap):
         return None
     if config.pooling == "dot" and pooling.scale != config.scale:
         return None
-    found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part in norms]
+    found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part, _ in norms]
     if config.sinks:
         found.append(layer.sinks)
     weights = [X.value for X in found]

@@ -105,6 +105,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         W_q, W_k, W_v = by_rows(self.W_q, queries), by_rows(self.W_k, keys, seen), by_rows(self.W_v, values, seen)
         whole_heads(config, W_q, W_k, W_v)
         turned = config.qk_norm or config.rotary or config.temperature or call.head_gates is not None
+        turned = turned or config.value_norm
         q, k, v = (split(X, (B, T, heads), turned) for X, T, heads in ((W_q, Q, H), (W_k, K, G), (W_v, K, G)))
         return q, k, v, call
 

@@ -12,6 +12,7 @@ import torch
 
 from mha.call import ROWS, axes_of
 from mha.engine.reach import by_mask, used
+from mha.parallel.parts import refuse_over_all
 
 from .. import layer as lesson
 from ..engine.layer import Plan
@@ -93,6 +94,7 @@ class Ulysses(OfRows):
 
     def attend(self, queries, keys, values, call):
         """Take the steps as a layer of the heads that meet here."""
+        refuse_over_all(self.config)
         self.whole, rank = self.config, self.rows.rank
         H, G, N = self.whole.num_heads, self.whole.num_key_value_heads, self.mesh.size()
         self.times = 1 if N <= G else H // G  # or heads of keys are too few to go round
@@ -151,15 +153,17 @@ class InPlace(OfRows):
         return q, k, v, moved(call, self.rows.first_query)
 
     def turn(self, q, k, call):
-        """Heads as they are compared: normed, and rotated by their places in the whole."""
+        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
         config = self.config
-        if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)  # (B*H, T, d)
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.rotary:
             first, of_keys = self.rows.first_key, call.key_positions
             of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
             q = rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads)
             k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
         if config.temperature:
             q = temper(q, places(q, call.positions, call.offset), config.temperature, config.num_heads)
         return q, k

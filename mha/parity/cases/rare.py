@@ -60,6 +60,9 @@ LARGE = tuple(
 )  # fmt: skip
 
 
+NORMS = Norm("rms", 0.01, "all"), Norm("layer", 0.01), Norm("rms", 0.01), Norm("layer", 0.01, "all", after=True)
+
+
 def sizes(number: int) -> Case:
     """Draw a case with any sizes, lengths, mask, causal order and pooling; the same number gives the same case."""
     draw = np.random.default_rng(number).integers
@@ -104,7 +107,8 @@ def options(number: int) -> Case:
         "rotary": maybe(
             Rotary([2, 4][number % 2], 100.0, bool(random.random() < 0.5), magnitude=[1.0, 1.25][number // 2 % 2])
         ),
-        "qk_norm": maybe([Norm("rms", 0.01), Norm("layer", 0.01)][number % 2]),
+        "qk_norm": maybe(NORMS[number % 4]),
+        "value_norm": [None, None, Norm("rms", 0.01), Norm("layer", 0.01, "all")][number // 2 % 4],
         "temperature": [None, Temperature(0.4, 3, number // 5 % 2)][number % 5 == 2],
         "sinks": number % 3 == 1,
     }

@@ -211,6 +211,11 @@ CASES = (
     ),
     Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
     Case(
+        "norms over all heads, after the rotation, of values",
+        GROUPED | {"qk_norm": Norm("rms", 0.01, "all", True), "value_norm": Norm("layer", 0.01), "rotary": Rotary(4)},
+        [3, 2], dtypes=DTYPES, quick=FULL,
+    ),
+    Case(
         "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,
         quick=("float64",),
     ),

@@ -132,12 +132,12 @@ def unturned(again: bool, back: Backward) -> Backward | None:
 
 def fixed_norm(back: Backward) -> Backward | None:
     """Take what a norm divides by, and its mean, for constants."""
-    if back.plan.norm is None:
+    if not back.plan.norms:
         return None
 
     def through_norm(back: Backward, role: str, by_X: Array) -> tuple[Array, Array]:
         normalized, roots, scale = back.normalized(role)
-        return by_X * scale / roots, (by_X * normalized).sum((0, 1, 2))
+        return by_X * scale / roots, backward.by_scale(scale, by_X * normalized)
 
     return replace(back, through_norm=through_norm)
 

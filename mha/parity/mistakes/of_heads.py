@@ -70,7 +70,7 @@ def other_heads(heads: int, plan: Plan) -> Plan | None:
     """Take another number of heads, if the features can be split so and no argument has an axis of heads."""
     config = plan.config
     H, d, dv = config.num_heads, config.key_dim, config.value_dim
-    plain = plan.groups == H == plan.heads and plan.norm is None and plan.frequencies is None
+    plain = plan.groups == H == plan.heads and not plan.norms and plan.frequencies is None
     if not plain or heads == H or (H * d) % heads or (H * dv) % heads:
         return None
     if plan.gates is not None or "sinks" in plan.weights:  # of so many heads

@@ -49,7 +49,7 @@ def of_turned(plan: Plan) -> Plan | None:
 def scaled_before_bias(plan: Plan) -> Plan | None:
     """Scale the product with W_q alone, and add its bias afterwards."""
     bias = plan.weights.get("W_q.bias")
-    if bias is None or plan.config.pooling != "dot" or plan.norm is not None or plan.scale == 1:
+    if bias is None or plan.config.pooling != "dot" or "q" in plan.norms or plan.scale == 1:
         return None
     return with_weights(plan, {"W_q.bias": bias / bias.dtype.type(plan.scale)})
 

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from mha.parity.pipeline.parts import PARTS, ROLES, compute, tempered, turned
-from mha.parity.pipeline.pieces import Array, Steps, as_it_is, beside_sinks, merge, shares, split, widen
+from mha.parity.pipeline.pieces import (
+    Array,
+    Steps,
+    as_it_is,
+    beside_sinks,
+    merge,
+    parts_of_norm,
+    shares,
+    split,
+    widen,
+)
 from mha.parity.pipeline.plan import Plan
 
 
@@ -44,11 +54,17 @@ def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
 def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
     """The gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
     normalized, roots, scale = back.normalized(role)
-    by_normalized = by_X * scale
-    by_heads = by_normalized - normalized * (by_normalized * normalized).mean(-1, keepdims=True)
-    if back.plan.norm == "layer":
-        by_heads = by_heads - by_normalized.mean(-1, keepdims=True)
-    return by_heads / roots, (by_X * normalized).sum((0, 1, 2))
+    own, by_normalized = back.plan.norms[role], by_X * scale
+    axes = (1, 3) if own.over == "all" else 3
+    by_heads = by_normalized - normalized * (by_normalized * normalized).mean(axes, keepdims=True)
+    if own.kind == "layer":
+        by_heads = by_heads - by_normalized.mean(axes, keepdims=True)
+    return by_heads / roots, by_scale(scale, by_X * normalized)
+
+
+def by_scale(scale: Array, by_scaled: Array) -> Array:
+    """The gradient by the scale of a norm, (d,) or (H*d,), from that by scaled heads (B, H, T, d)."""
+    return by_scaled.sum((0, 1, 2) if len(scale) == 1 else (0, 2)).reshape(-1)  # (d,) or (H*d,)
 
 
 def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
@@ -106,12 +122,9 @@ class Backward:
         return beside_sinks(self.plan, self.visible, True)
 
     def normalized(self, role: str) -> tuple[Array, Array, Array]:
-        """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by (B, H, T, 1), and the scale."""
-        X = widen(self.steps[f"split_{role}"])
-        if self.plan.norm == "layer":
-            X = X - X.mean(-1, keepdims=True)
-        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.plan.eps)
-        return X / roots, roots, widen(self.plan.weights[f"{role}_norm.scale"])
+        """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by, and the scale."""
+        turned = self.plan.norms[role].after and self.plan.frequencies is not None
+        return parts_of_norm(self.plan, role, self.steps[f"{'rotate' if turned else 'split'}_{role}"])
 
     @property
     def functions(self) -> tuple[Any, ...]:
@@ -225,9 +238,12 @@ class Backward:
         found: Steps = {}
         if plan.temperature is not None and role == "q":
             by_heads = tempered(plan, by_heads)
+        own = plan.norms.get(role)
+        if own and own.after:
+            by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
         if plan.frequencies is not None and role != "v":
             by_heads = self.turn_back(self, role, by_heads)
-        if plan.norm is not None and role != "v":
+        if own and not own.after:
             by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
         X = self.used(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
         found[name], by_weights = through_dense(self, f"W_{role}", X, merge(by_heads))

@@ -80,11 +80,11 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
     whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
     steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}
     changes: dict[str, Callable[[Array], Array]] = {}
-    if plan.norm is not None and role in plan.normed:
+    if own := plan.norms.get(role):
         changes[f"norm_{role}"] = lambda X: plan.rounded(norm(plan, role, X))
     if plan.frequencies is not None and role != "v":
         changes[f"rotate_{role}"] = lambda X: plan.rounded(turned(plan, role, X))
-    for name in changes if plan.norm_first else reversed(changes):
+    for name in reversed(changes) if own and own.after else changes:
         steps[name] = X = changes[name](X)
     if plan.temperature is not None and role == "q":
         steps["tempered_q"] = X = plan.rounded(tempered(plan, X))

@@ -50,12 +50,19 @@ def share(X: Array, times: int) -> Array:
 
 
 def norm(plan: Any, role: str, X: Array) -> Array:
-    """Norm the heads of queries or keys (B, H, T, d)."""
-    X, dtype = widen(X), X.dtype
-    if plan.norm == "layer":
-        X = X - X.mean(plan.norm_axes, keepdims=True)
-    roots = plan.root((X * X).mean(plan.norm_axes, keepdims=True), plan.eps)  # (B, H or 1, T, 1)
-    return (X / roots * widen(plan.weights[f"{role}_norm.scale"])).astype(dtype)
+    """Norm the heads of queries, keys or values (B, H, T, d)."""
+    normalized, _, scale = parts_of_norm(plan, role, X)
+    return (normalized * scale).astype(X.dtype)
+
+
+def parts_of_norm(plan: Any, role: str, X: Array) -> tuple[Array, Array, Array]:
+    """Return heads (B, H, T, d) without their norm's scale, what divides them, and the scale (H or 1, 1, d)."""
+    own, X = plan.norms[role], widen(X)
+    axes = (1, 3) if own.over == "all" else 3
+    if own.kind == "layer":
+        X = X - X.mean(axes, keepdims=True)
+    roots = plan.root((X * X).mean(axes, keepdims=True), own.eps)  # (B, H or 1, T, 1)
+    return X / roots, roots, widen(plan.weights[f"{role}_norm.scale"]).reshape(-1, 1, X.shape[3])
 
 
 def root(squares: Array, eps: float) -> Array:

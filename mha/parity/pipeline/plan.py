@@ -8,6 +8,7 @@ import numpy as np
 
 from mha.call import Call
 from mha.config import Config, numpy_dtype
+from mha.norms import Norm
 from mha.parity.pipeline.pieces import (
     CONDITIONS,
     Array,
@@ -49,10 +50,9 @@ class Plan:
     base: of the rotation; samples: those to compute; rows: the queries to compute, from the scores on; a mistake that
     needs all of them sets it to all; features: of the output, those to compute; hiding: the conditions for a key to be
     seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to those of the
-    rotation; norm_first: whether the norm comes before the rotation; normed: the roles that have one; magnitude: of the
-    rotation, and magnified: the roles that it is applied to; temperature: of the layer, and tempered_places: None, or a
-    function from the plan and the right positions of queries to those that it goes by; norm_axes: of (B, H, T, d),
-    those over which the means of a norm are taken.
+    rotation; norms: by role, the norm of its heads, an `mha.Norm`; magnitude: of the rotation, and magnified: the roles
+    that it is applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the
+    right positions of queries to those that it goes by.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -84,8 +84,7 @@ class Plan:
     chunk: Any
     scale: float
     softcap: float | None
-    norm: str | None
-    eps: float
+    norms: dict[str, Norm]
     frequencies: Any
     base: float
     interleaved: bool
@@ -99,10 +98,7 @@ class Plan:
     hiding: dict[str, Callable[..., Array]]
     rotary_offsets: Any = None
     tempered_places: Any = None
-    norm_first: bool = True
-    normed: tuple[str, ...] = ("q", "k")
     magnified: tuple[str, ...] = ("q", "k")
-    norm_axes: tuple[int, ...] = (3,)
     root: Callable[[Array, float], Array] = root
     rotate: Callable[..., Array] = rotate
     table: Callable[[Array], Array] = as_it_is
@@ -226,14 +222,14 @@ def plan_of(
     config, kind, bias, gates = problem.config, numpy_dtype(dtype), problem.call.score_bias, problem.call.head_gates
     if gates is not None:
         gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
+    norms = {"q": config.qk_norm, "k": config.qk_norm, "v": config.value_norm}
     return Plan(
         config=config,
         weights={name: X.astype(kind) for name, X in problem.layer.weights.items()},
         queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
         score_bias=None if bias is None else four_axes(bias).astype(kind), gates=gates,
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
-        softcap=config.softcap, norm=config.qk_norm.kind if config.qk_norm else None,
-        eps=config.qk_norm.eps if config.qk_norm else 0.0,
+        softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,

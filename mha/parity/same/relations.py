@@ -148,9 +148,10 @@ def orders(
 ) -> Iterator[tuple[str, Array]]:
     """Give the orders of X's columns that may make them Y's, each with its words: first those of other libraries."""
     role = name.partition(".")[0]
-    queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o")
-    heads = 1 if "norm" in role else config.num_heads if queries else config.num_key_value_heads
+    queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o", "v_norm")
     width = config.value_dim if values else config.key_dim
+    heads = config.num_heads if queries else config.num_key_value_heads
+    heads = X.shape[1] // width if "norm" in role else heads  # 1, or those that it is over
     if heads * width != X.shape[1] or name == "W_o.bias":
         return
     places = np.arange(heads * width)
