@@ -41,9 +41,10 @@ def from_native(
         backend: None = MHA_BACKEND, else "numpy".
         **options: scale, softcap, window, rotary and qk_norm of the layer, which no mapping shows. If
             models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation. Also
-            key_dim and num_key_value_heads, which the arrays must fit, and fold_one: True if norms of queries and keys
-            multiply by 1 + w, as Gemma's do. So it takes all that `mha.weights.model_config.options` returns. Of a
-            module whose rotation goes by the length of a text, also length, the number of its tokens.
+            key_dim and num_key_value_heads, which the arrays must fit; fold_one: True if norms of queries and keys
+            multiply by 1 + w, as Gemma's do; and bare_norms: True if they have no weights, as Llama 4's. So it takes
+            all that `mha.weights.model_config.options` returns. Of a module whose rotation goes by the length of a
+            text, also length, the number of its tokens.
 
     Returns:
         The layer, with the sizes, biases, dtype and dropout of the source; dropout is 0 for a mapping, which has none.

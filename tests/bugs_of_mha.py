@@ -52,8 +52,16 @@ GROUPS = {
         "any kind of model is taken": ("if kinds and kind not in kinds:", "if False:"),
         "linear biases rotate too": (r'return not model\.get\("alibi"\)', "return True"),
         "layers of SmolLM3 rotate where it says that they do not": (r"return bool\(recorded\)", "return not recorded"),
-        "every layer of SmolLM3 rotates": (r'if kind == "smollm3":(\n        return _turns)', r"if False:\1"),
+        "every layer of SmolLM3 rotates": (
+            r'if kind in \("smollm3", "llama4_text"\):(\n        return _turns)', r"if False:\1"),
         "layers of SmolLM3 that rotate have the window": (r"return not _turns_by", "return _turns_by"),
+        "every layer of Llama 4 has chunks": (r"if turns else None\n", "\n"),
+        "types of Llama 4's layers do not count": (r'turns = recorded == "chunked_attention"', "pass"),
+        "every layer of Llama 4 is tempered": (r'if not turns and model\["attn_t', 'if model["attn_t'),
+        "norms of Llama 4 come before the rotation": (r'rms_norm_eps"\]\), after=True\)', 'rms_norm_eps"]))'),
+        "norms without weights are zeros": (r"none\[weight\] \+= 1", "pass"),
+        "norms without weights are refused": (
+            r"if not options\.pop\(BARE, False\):", "options.pop(BARE, False)\n    if True:"),
         "every layer of Cohere2 rotates": (r"return slides\n", "return True\n"),
         "Cohere2 rotates halves": (r"interleaved=kind in INTERLEAVED", "interleaved=False"),
         "every layer of Ministral has the window": (r"kind in SLIDING and not types\)", "kind in SLIDING)"),

@@ -12,6 +12,8 @@ from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, 
 import mha
 
 SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
+LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "no_rope_layers": [], "attention_chunk_size": 64}
+TURNED = {"rotary": mha.Rotary(base=5e5, interleaved=True), "chunk": 64}
 MINISTRAL = {"model_type": "ministral", "sliding_window": 8}
 COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
@@ -44,6 +46,16 @@ MODELS = {
     ),
     "Ministral": (MINISTRAL | {"layer_types": WINDOWED}, {"rotary": mha.Rotary(), "window": (7, 0)}),
     "Ministral, no window": (MINISTRAL | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary()}),
+    "Llama 4": (LLAMA4, TURNED | {"qk_norm": mha.Norm("rms", 1e-5, after=True)}),
+    "Llama 4, listed": (
+        LLAMA4 | {"no_rope_layers": [0, 1], "layer_types": ["full_attention"] * 2, "use_qk_norm": False},
+        TURNED | {"chunk": None},
+    ),
+    "Llama 4, no rotation": (
+        LLAMA4 | {"no_rope_layer_interval": 2, "attn_scale": 0.2, "floor_scale": 16},
+        {"temperature": mha.Temperature(0.2, 16)},
+    ),
+    "Llama 4, no rotation, no temperature": (LLAMA4 | {"no_rope_layers": [1, 0], "attn_temperature_tuning": False}, {}),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
     "Cohere2, no window": (COHERE2 | {"sliding_window_pattern": 2}, {"rotary": None}),
 }
@@ -57,6 +69,11 @@ def test_a_layer_is_what_the_model_says_of_its_number(write, name):
 
 
 REFUSED = {
+    "chunks of no size": (LLAMA4 | {"attention_chunk_size": 0}, "chunk is 0, expected at least 1"),
+    "windows in place of chunks": (
+        LLAMA4 | {"layer_types": WINDOWED},
+        "layer_types has 'sliding_attention' for layer 1, expected full_attention or chunked_attention",
+    ),
     "no rotation in words": (SMOLLM3 | {"no_rope_layers": "all"}, "no_rope_layers has None for layer 1, expected 1"),
     "too few rotations": (SMOLLM3 | {"no_rope_layers": [1]}, "no_rope_layers has None for layer 1, expected 1"),
     "a rotation of 2": (SMOLLM3 | {"no_rope_layers": [1, 2]}, "no_rope_layers has 2 for layer 1, expected 1"),

@@ -20,6 +20,7 @@ from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text, model_layers, model_rotation
 from mha.weights.model_kinds import KINDS, NEUTRAL_OF, NORMED, NOT_ROTATING
 from mha.weights.scheme_table import SCHEMES
+from mha.weights.sizes import BARE
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
 WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
@@ -160,6 +161,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     turns = model_layers.turns(model, kind, prefix, slides)
     rotary = model_rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
     found |= {"rotary": rotary, "window": window}
+    if kind == "llama4_text":
+        found |= _llama4(model, prefix, turns)
     if kind == "ministral3":
         found["temperature"] = _temperature(model_rotation.named("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED:
@@ -174,6 +177,18 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found["scale"] = checks.positive("attention_multiplier", model["attention_multiplier"])
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)
+    return found
+
+
+def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
+    """What only Llama 4 has: chunks and norms without weights where positions turn, else a temperature."""
+    found: dict[str, Any] = {"chunk": model_layers.chunk(model, prefix, turns)}
+    if turns and model["use_qk_norm"]:
+        found["qk_norm"] = Norm("rms", checks.positive("rms_norm_eps", model["rms_norm_eps"]), after=True)
+        found[BARE] = True
+    if not turns and model["attn_temperature_tuning"]:
+        scale = checks.positive("attn_scale", model["attn_scale"])
+        found["temperature"] = Temperature(scale, checks.size("floor_scale", model["floor_scale"]))
     return found
 
 

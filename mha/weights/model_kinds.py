@@ -18,6 +18,10 @@ _GPT_OSS["rope_parameters"] |= {"original_max_position_embeddings": 4096}
 _EXAONE4: dict[str, Any] = {"num_key_value_heads": 32, "sliding_window": 4096, "layer_types": None}
 _EXAONE4 |= {"sliding_window_pattern": 4, "rms_norm_eps": 1e-5}
 _GLM = {"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5}
+_LLAMA4: dict[str, Any] = {"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 5e5}
+_LLAMA4 |= {"rms_norm_eps": 1e-5, "use_qk_norm": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
+_LLAMA4 |= {"layer_types": None, "attention_chunk_size": 8192}
+_LLAMA4 |= {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -41,6 +45,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "glm": _GLM,
     "glm4": _GLM,
     "olmo": {},
+    "llama4_text": _LLAMA4,
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
 NOT_ROTATING = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
@@ -72,7 +77,7 @@ NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4"  # they have norms of qu
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
 BY_WINDOW = "gemma3_text", "cohere2"  # their rotation depends on whether a layer has a window
-INTERLEAVED = "cohere", "cohere2", "glm", "glm4"  # the two components of a pair are neighbours
+INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "partial_rotary_factor")
 # What a name says in files of a kind, and says nothing by it.

@@ -17,6 +17,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
 
     Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
     """
+    if kind == "llama4_text":  # it has chunks instead
+        return False
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
@@ -51,15 +53,31 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
     """
     if kind == "cohere2" or (kind == "exaone4" and model["sliding_window"] is not None):
         return slides
-    if kind == "smollm3":
+    if kind in ("smollm3", "llama4_text"):
         return _turns_by_number(model, _number(prefix, "rotate no positions"))
     return not model.get("alibi")
 
 
+def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
+    """The chunk of the layer with this prefix of a Llama 4, None = it has none; turns: whether it rotates positions.
+
+    Raises ValueError if the model says no chunk, or nothing of that layer.
+    """
+    if (types := model["layer_types"]) is not None:
+        at = _number(prefix, "have chunks")
+        recorded = types[at] if isinstance(types, list) and at < len(types) else None
+        if recorded not in ("full_attention", "chunked_attention"):
+            raise ValueError(
+                f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or chunked_attention"
+            )
+        turns = recorded == "chunked_attention"
+    return checks.chunk(model["attention_chunk_size"]) if turns else None
+
+
 def _turns_by_number(model: dict[str, Any], at: int) -> bool:
-    """True if layer `at` of a SmolLM3 rotates positions: `no_rope_layers` has a 1 for those that do."""
+    """True if layer `at` of such a model rotates positions: `no_rope_layers` has a 1 for those that do."""
     listed = model["no_rope_layers"]
-    if listed is None:
+    if listed in (None, []):
         return (at + 1) % checks.size("no_rope_layer_interval", model["no_rope_layer_interval"]) != 0
     recorded = listed[at] if isinstance(listed, list) and at < len(listed) else None
     if recorded not in (0, 1):

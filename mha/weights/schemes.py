@@ -134,6 +134,9 @@ def to_canonical(
             checks.finite(name, arrays[name])
     canonical = unpacked(arrays, scheme, config, prefix)
     none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
+    for weight in none:
+        if weight.endswith("_norm.scale"):  # a norm without weights
+            none[weight] += 1
     return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
 
 

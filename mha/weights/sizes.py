@@ -11,6 +11,7 @@ from mha.weights import said
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 NORMED = ("q_norm.scale", "k_norm.scale")
+BARE = "bare_norms"  # an option of a file: True if its norms of queries and keys have no weights
 
 
 def configured(
@@ -66,7 +67,8 @@ def configured(
                 f"{called['W_q']} and {called['W_k']} have {queries} and {keys} outputs, which make {name} = {found} "
                 f"with {num_heads} heads, expected {expected}"
             )
-    _check_norms(canonical, names, key_dim, options)
+    if not options.pop(BARE, False):
+        _check_norms(canonical, names, key_dim, options)
     return Config(
         num_hiddens, num_heads, bias=any(name.endswith("bias") for name in canonical),
         query_size=query_size, key_size=key_size, value_size=value_size, value_dim=value_dim, **derived,

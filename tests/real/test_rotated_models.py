@@ -34,6 +34,9 @@ LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.0, 1.5, 
 PARTLY = {"rope_type": "proportional", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32}
 GPT_OSS = EXPERTS | {"head_dim": 10, "sliding_window": 4}
+# A floor of 8,192, as the models have it, shows nothing in short texts.
+LLAMA4 = EXPERTS | {"intermediate_size_mlp": 32, "head_dim": 8, "attention_chunk_size": 3, "floor_scale": 3}
+LLAMA4 |= {"attn_scale": 0.4, "rms_norm_eps": 1e-2}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
     "hidden_size": 32,
@@ -113,12 +116,19 @@ MODELS = {
     "Cohere": ("Cohere", {"attention_bias": True}),
     "GLM": ("Glm", {"head_dim": 8, "attention_bias": True}),
     "GLM 4": ("Glm4", {"head_dim": 12, "attention_bias": False}),
+    "Llama 4": ("Llama4Text", LLAMA4),
+    "Llama 4, chunks on other layers": (
+        "Llama4Text",
+        LLAMA4 | {"layer_types": ["chunked_attention", "full_attention"]},
+    ),
+    "Llama 4, no rotation": ("Llama4Text", LLAMA4 | {"no_rope_layers": [1, 0]}),
+    "Llama 4, no norm": ("Llama4Text", LLAMA4 | {"use_qk_norm": False, "no_rope_layers": []}),
     "OLMo": ("Olmo", {"num_key_value_heads": 4}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss, window": ("GptOss", GPT_OSS | {"layer_types": WINDOW["layer_types"], "head_dim": 8}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
-PADDED_LEFT = "gpt-oss, window", "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
+PADDED_LEFT = "Llama 4", "gpt-oss, window", "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
 # The place of a layer, and its scheme; others have LLaMA's.
 AT = {
     "GPTNeoX": ("layers.1.attention", "neox"),
