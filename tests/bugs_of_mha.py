@@ -230,6 +230,8 @@ GROUPS = {
         "causal order is forgotten": (r'\{"causal": causal\} \| given', '{"causal": True} | given'),
     }),
     "numbers in no file": ("mha/weights", "defaults", {
+        "norms of OLMo 2 are over each head": (r'"all" if kind in OF_ALL else "head"', '"head"'),
+        "windows of OLMo 3 turn as its other layers": (r'kind in \("gemma3_text", "olmo3"\)', 'kind == "gemma3_text"'),
         "EXAONE 4 without windows does not rotate": (r'kind == "exaone4" and .*\):', 'kind == "exaone4"):'),
         "Granite's scale is the usual one": ('if "attention_multiplier" in model:', "if False:"),
         "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),

@@ -82,6 +82,8 @@ CALLS = (
     Call(SQUARE | {"rotary": ROTARY}, PADDED),
     Call(SQUARE | {"chunk": 3}, {"causal": True, "offset": 1}),
     Call(SQUARE | {"chunk": 3}, PADDED),
+    Call(SQUARE | {"rotary": ROTARY, "qk_norm": mha.Norm("rms", 0.02, "all", after=True)}, {"offset": [30, 2, 3]}),
+    Call(SQUARE | {"value_norm": mha.Norm("rms", 0.02)}, {"valid_lens": [4, 0, 6]}),
     Call(SQUARE | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]}),
     Call(SQUARE | {"rotary": mha.Rotary(2, magnitude=1.3)}, {"offset": [7, 2, 3]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "softcap": 1.5, "sinks": True}, {"valid_lens": [4, 0, 6]}),

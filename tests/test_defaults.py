@@ -16,6 +16,7 @@ PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
 QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}
 EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": mha.Norm("rms", 1e-5)}
+OLMO3 = PLAIN | {"rotary": mha.Rotary(8, 5e5), "qk_norm": mha.Norm("rms", 1e-5, over="all")}
 GLM = PLAIN | {"num_key_value_heads": 2, "key_dim": 128, "rotary": mha.Rotary(64, interleaved=True)}
 OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
 GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
@@ -58,6 +59,13 @@ DEFAULTS = [
     ("llama", "glm", {}, GLM),
     ("llama", "glm4", {"partial_rotary_factor": 0.25}, GLM | {"rotary": mha.Rotary(32, interleaved=True)}),
     ("llama", "olmo", {"clip_qkv": None}, PLAIN),
+    ("llama", "olmo2", {}, PLAIN | {"qk_norm": mha.Norm("rms", 1e-5, over="all")}),
+    ("llama", "olmo3", {"layer": 2}, OLMO3 | {"window": WINDOW}),
+    ("llama", "olmo3", {"layer": 3}, OLMO3),
+    ("llama", "olmo3", {"layer": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+     OLMO3 | {"window": WINDOW}),
+    ("llama", "olmo3", {"layer": 3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+     OLMO3 | {"rotary": mha.linear(8, rope_theta=5e5, factor=2.0)}),
     ("phi3", "phi3", {}, PLAIN),
     ("phi3", "phi3", {"rope_scaling": {"type": "longrope", "short_factor": [2.0] * 4, "long_factor": [3.0] * 4}},
      PLAIN | {"rotary": mha.linear(8, rope_theta=1e4, factor=2.0)}),

@@ -367,10 +367,15 @@ def test_what_is_said_wrongly_is_refused(write, options, error, text):
         mha.load(write(None), **{"num_heads": 12 if "rotray" in options else H} | options)
 
 
-def test_a_norm_over_all_heads_is_refused(tmp_path, rng):
+def test_a_norm_over_all_heads_is_said(tmp_path, rng):
     wide = arrays(rng, normed=True) | {f"{PREFIX}q_norm.weight": np.ones(H * d, "float32")}
     with pytest.raises(ValueError, match=r"q_norm\.weight has 24 numbers, expected 6, the width of a head"):
         mha.from_native(wide, num_heads=H, rotary=None, qk_norm="rms")
+    norm = mha.Norm("rms", over="all")
+    with pytest.raises(ValueError, match=r"k_norm\.weight has 6 numbers, expected 12, the width of all 2 heads, or 6"):
+        mha.from_native(wide, num_heads=H, rotary=None, qk_norm=norm)
+    both = wide | {f"{PREFIX}k_norm.weight": np.ones(2 * d, "float32")}
+    assert mha.from_native(both, num_heads=H, rotary=None, qk_norm=norm).config.qk_norm == norm
     del wide[f"{PREFIX}q_norm.weight"]
     with pytest.raises(ValueError, match=r"lacks .*q_norm\.weight, though it has .*k_norm\.weight"):
         mha.from_native(wide, num_heads=H, rotary=None, qk_norm="rms")

@@ -16,6 +16,7 @@ from mha import weights
 from mha.cli import terminal
 from mha.config import Config, shapes
 from mha.names import SchemeName
+from mha.norms import Norm
 from mha.positions import Rotary
 from mha.tables import plain_table
 from mha.weights import model_config, readers, schemes
@@ -195,6 +196,9 @@ def _option(value: Any) -> str:
     if isinstance(value, Rotary):
         said = {"interleaved": value.interleaved, "own frequencies": value.frequencies}
         return f"Rotary({', '.join([f'base={value.base:g}', *(name for name, given in said.items() if given)])})"
+    if isinstance(value, Norm):
+        others = ", over all heads" * (value.over == "all") + ", after the rotation" * value.after
+        return f"{value.kind}, eps={value.eps:g}{others}"
     return str(value)
 
 

@@ -22,6 +22,8 @@ _LLAMA4: dict[str, Any] = {"num_attention_heads": 40, "num_key_value_heads": 8, 
 _LLAMA4 |= {"rms_norm_eps": 1e-5, "use_qk_norm": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
 _LLAMA4 |= {"layer_types": None, "attention_chunk_size": 8192}
 _LLAMA4 |= {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1}
+_OLMO3: dict[str, Any] = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
+_OLMO3 |= {"rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -45,6 +47,8 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "glm": _GLM,
     "glm4": _GLM,
     "olmo": {},
+    "olmo2": {"rms_norm_eps": 1e-5},
+    "olmo3": _OLMO3,
     "llama4_text": _LLAMA4,
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
@@ -73,10 +77,11 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 }
 
 # What kinds do that no name says.
-NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4"  # they have norms of queries and keys
+NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3"  # they have norms of queries and keys
+OF_ALL = "olmo2", "olmo3"  # which are over all heads
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
-BY_WINDOW = "gemma3_text", "cohere2"  # their rotation depends on whether a layer has a window
+BY_WINDOW = "gemma3_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
 INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "partial_rotary_factor")

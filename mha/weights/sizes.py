@@ -7,6 +7,7 @@ import numpy as np
 
 from mha import checks
 from mha.config import Config
+from mha.norms import norm
 from mha.weights import said
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
@@ -68,7 +69,7 @@ def configured(
                 f"with {num_heads} heads, expected {expected}"
             )
     if not options.pop(BARE, False):
-        _check_norms(canonical, names, key_dim, options)
+        _check_norms(canonical, names, {"q_norm.scale": num_heads, "k_norm.scale": groups}, key_dim, options)
     return Config(
         num_hiddens, num_heads, bias=any(name.endswith("bias") for name in canonical),
         query_size=query_size, key_size=key_size, value_size=value_size, value_dim=value_dim, **derived,
@@ -77,15 +78,20 @@ def configured(
 
 
 def _check_norms(
-    canonical: Mapping[str, np.ndarray], names: Mapping[str, str], width: int, options: Mapping[str, Any]
+    canonical: Mapping[str, np.ndarray],
+    names: Mapping[str, str],
+    heads: Mapping[str, int],
+    width: int,
+    options: Mapping[str, Any],
 ) -> None:
     """Check that the weights of norms of queries and keys are there if the options say so, and only then."""
-    kind = options.get("qk_norm")
+    kind = norm(said.name("qk_norm"), options.get("qk_norm"))
     for weight in NORMED:
         if weight not in canonical:
             if kind is not None:
                 raise ValueError(
-                    f"{said.name('qk_norm')} is {kind!r}, but the layer has no weights of norms of queries and keys"
+                    f"{said.name('qk_norm')} is {options['qk_norm']!r}, but the layer has no weights of norms of "
+                    "queries and keys"
                 )
         elif kind is None:
             raise said.LackingError(
@@ -94,7 +100,10 @@ def _check_norms(
                 f"{names[weight]} is the weight of a norm, and its name does not show which; pass "
                 f"{said.setting(qk_norm=said.Code('...'))} as the model computes it",
             )
-        elif len(canonical[weight]) != width:
+        elif (size := len(canonical[weight])) != kind.size(heads[weight], width):
+            each = f"the width of a head, or {heads[weight] * width} of a norm with over='all'"
+            every = f"the width of all {heads[weight]} heads, or {width} of a norm with over='head'"
             raise ValueError(
-                f"{names[weight]} has {len(canonical[weight])} numbers, expected {width}, the width of a head"
+                f"{names[weight]} has {size} numbers, expected {kind.size(heads[weight], width)}, "
+                f"{every if kind.over == 'all' else each}"
             )

@@ -37,6 +37,7 @@ GPT_OSS = EXPERTS | {"head_dim": 10, "sliding_window": 4}
 # A floor of 8,192, as the models have it, shows nothing in short texts.
 LLAMA4 = EXPERTS | {"intermediate_size_mlp": 32, "head_dim": 8, "attention_chunk_size": 3, "floor_scale": 3}
 LLAMA4 |= {"attn_scale": 0.4, "rms_norm_eps": 1e-2}
+OLMO3 = {"sliding_window": 4, "rms_norm_eps": 1e-2, "rope_parameters": {"full_attention": YARN}}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
     "hidden_size": 32,
@@ -124,6 +125,9 @@ MODELS = {
     "Llama 4, no rotation": ("Llama4Text", LLAMA4 | {"no_rope_layers": [1, 0]}),
     "Llama 4, no norm": ("Llama4Text", LLAMA4 | {"use_qk_norm": False, "no_rope_layers": []}),
     "OLMo": ("Olmo", {"num_key_value_heads": 4}),
+    "OLMo 2": ("Olmo2", {"rms_norm_eps": 1e-2}),
+    "OLMo 3": ("Olmo3", OLMO3 | {"layer_types": WINDOW["layer_types"][::-1]}),
+    "OLMo 3, window": ("Olmo3", OLMO3 | {"layer_types": WINDOW["layer_types"]}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss, window": ("GptOss", GPT_OSS | {"layer_types": WINDOW["layer_types"], "head_dim": 8}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
