@@ -229,7 +229,9 @@ def _origins(
     table = plain_table("weight", "shape", "norm", "from")
     for name in shapes(config):
         origin = "itself"
-        if place := schemes.SCHEMES[scheme].places.get(name):
+        places = [place for weight, place in schemes.SCHEMES[scheme].every if weight == name]
+        if places:
+            place = next((one for one in places if prefix + one.name in names), places[-1])
             part = f"part {place.part[0] + 1} of {place.part[1]}" if place.part else ""
             origin = " ".join(filter(None, [f"{prefix}{place.name}", _AXES[place.axes], part]))
             origin = origin if prefix + place.name in names else "zeros, no such array in the file"

@@ -18,7 +18,7 @@ from mha.names import SchemeName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text, model_layers, model_rotation
-from mha.weights.model_kinds import KINDS, NEUTRAL_OF, NORMED, NOT_ROTATING, OF_ALL
+from mha.weights.model_kinds import AFTER, KINDS, NEUTRAL_OF, NORMED, NOT_ROTATING, OF_ALL
 from mha.weights.scheme_table import SCHEMES
 from mha.weights.sizes import BARE
 
@@ -167,7 +167,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found["temperature"] = _temperature(model_rotation.named("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED:
         eps = checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))
-        found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head")
+        found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
     if kind == "gemma3_text":
         found[FOLDED] = True
     if kind == "gpt_oss":

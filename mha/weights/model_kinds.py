@@ -49,6 +49,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "olmo": {},
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": _OLMO3,
+    "hunyuan_v1_dense": {"rms_norm_eps": 1e-5, "attention_head_dim": None},  # which says head_dim again
     "llama4_text": _LLAMA4,
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
@@ -77,8 +78,10 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 }
 
 # What kinds do that no name says.
-NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3"  # they have norms of queries and keys
-OF_ALL = "olmo2", "olmo3"  # which are over all heads
+# They have norms of queries and keys.
+NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3", "hunyuan_v1_dense"
+OF_ALL = "olmo2", "olmo3"  # over all heads
+AFTER = ("hunyuan_v1_dense",)  # after the rotation
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
 BY_WINDOW = "gemma3_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
@@ -89,4 +92,5 @@ SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "pa
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "cohere2": {"position_embedding_type": "rope_gptj"},
     "phi3": {"full_attn_mod": 1},
+    "hunyuan_v1_dense": {"use_qk_norm": True, "use_rotary_pos_emb": True},
 }

@@ -103,6 +103,8 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
             recorded = {} if slides else recorded
         elif recorded:
             recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
+    if kind == "hunyuan_v1_dense" and recorded.get("alpha"):  # beside which the numbers of YaRN say nothing
+        recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
     if kind == "ministral3":  # which is told its temperature, and the model's length, there
         recorded = recorded | dict.fromkeys(("llama_4_scaling_beta", "max_position_embeddings"))
     if kind == "phi3" and (recorded.get("rope_type") or recorded.get("type")) in ("su", "yarn"):  # in older files

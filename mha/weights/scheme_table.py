@@ -40,6 +40,7 @@ class Scheme:
 
     about: a description in one line.
     places: the array of each canonical weight.
+    others: places of weights that some of its models name otherwise.
     biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
     beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
     buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
@@ -52,6 +53,7 @@ class Scheme:
 
     about: str
     places: dict[str, Place]
+    others: Mapping[str, Place] = dataclasses.field(default_factory=dict)
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
@@ -60,6 +62,11 @@ class Scheme:
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: bool = False
     config: str = ""
+
+    @property
+    def every(self) -> list[tuple[str, Place]]:
+        """Each weight with each of its places, the usual one last."""
+        return [*self.others.items(), *self.places.items()]
 
     def pattern(self, name: str) -> str:
         """The pattern of an array that stands beside the weights, by its name after the prefix; "" if it does not."""
@@ -167,6 +174,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         _each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi")
         | _norms("q_norm.weight", "k_norm.weight")
         | {"sinks": Place("sinks", "H")},
+        others=_norms("query_layernorm.weight", "key_layernorm.weight"),  # Hunyuan
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         buffers=(r"rotary_emb\.inv_freq",),

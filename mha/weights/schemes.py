@@ -81,7 +81,7 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for.
     """
     description = SCHEMES[scheme]
-    places = {prefix + place.name for place in description.places.values()}
+    places = {prefix + place.name for _, place in description.every}
     own = [name for name in names if name.startswith(prefix)]
     foreign = [name for name in own if name not in places and not description.pattern(name[len(prefix) :])]
     if foreign:
@@ -129,7 +129,7 @@ def to_canonical(
             not fit together, or if a weight is NaN or infinite.
     """
     config = describe(arrays, scheme, prefix, num_heads, dropout, options)
-    for _, place in _places(scheme):
+    for _, place in SCHEMES[scheme].every:
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
     canonical = unpacked(arrays, scheme, config, prefix)
@@ -150,7 +150,7 @@ def unpacked(
     heads = config.num_heads, config.num_key_value_heads
     return {
         weight: _unpack(arrays[prefix + place.name], place, *heads)
-        for weight, place in _places(scheme)
+        for weight, place in SCHEMES[scheme].every
         if prefix + place.name in arrays
     }
 
@@ -168,8 +168,8 @@ def describe(
     Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
     names = wanted(arrays, scheme, prefix)
-    every = {weight: dataclasses.replace(place, name=prefix + place.name) for weight, place in _places(scheme)}
-    places = {weight: place for weight, place in every.items() if place.name in names}
+    named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in SCHEMES[scheme].every]
+    every, places = dict(named), {weight: place for weight, place in named if place.name in names}
     description, sizes = SCHEMES[scheme], dict(options or {})
     _check_each(arrays, places, description.grouped)
     num_heads, key_heads = _heads(arrays, places, num_heads, description.grouped)
@@ -222,7 +222,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 
     Raises ValueError if the scheme has no place for a weight, or for an option.
     """
-    description, places = SCHEMES[scheme], dict(_places(scheme))
+    description, places = SCHEMES[scheme], SCHEMES[scheme].places
     held = {name for name, value in description.implied.items() if getattr(config, name) == value}
     held |= {"num_key_value_heads"} if description.grouped else set()
     held |= {"sinks"} & places.keys()
@@ -264,10 +264,6 @@ SHARED = "W_k", "W_v"  # the projections whose heads may be shared by several he
 def _listed(layers: list[tuple[SchemeName, str]]) -> str:
     listed = "; ".join(said.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
     return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")
-
-
-def _places(scheme: SchemeName) -> Iterable[tuple[str, Place]]:
-    return SCHEMES[scheme].places.items()
 
 
 def _check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], grouped: bool) -> None:

@@ -124,6 +124,11 @@ MODELS = {
     ),
     "Llama 4, no rotation": ("Llama4Text", LLAMA4 | {"no_rope_layers": [1, 0]}),
     "Llama 4, no norm": ("Llama4Text", LLAMA4 | {"use_qk_norm": False, "no_rope_layers": []}),
+    "Hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "rms_norm_eps": 1e-2, "attention_bias": True}),
+    "Hunyuan, alpha": (
+        "HunYuanDenseV1",
+        {"head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 99.0, "alpha": 7.0, "factor": 1.0}},
+    ),
     "OLMo": ("Olmo", {"num_key_value_heads": 4}),
     "OLMo 2": ("Olmo2", {"rms_norm_eps": 1e-2}),
     "OLMo 3": ("Olmo3", OLMO3 | {"layer_types": WINDOW["layer_types"][::-1]}),
@@ -140,6 +145,7 @@ AT = {
     "Phi3": ("layers.1.self_attn", "phi3"),
 }
 ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
+ARRAYS |= {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
 
 
 @functools.cache

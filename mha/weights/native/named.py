@@ -38,7 +38,7 @@ def _of_stack(
 
     Raises ValueError if they are one and layer is None, or if there is no such layer; TypeError if layer is no int.
     """
-    axes = {prefix + place.name: len(place.axes) for place in schemes.SCHEMES[scheme].places.values()}
+    axes = {prefix + place.name: len(place.axes) for _, place in schemes.SCHEMES[scheme].every}
     counts = {len(X) if X.ndim == axes[name] + 1 else 0 for name, X in arrays.items()}
     (count,) = counts if len(counts) == 1 else {0}
     if layer is None:
