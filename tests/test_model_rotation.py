@@ -151,6 +151,8 @@ def test_a_rotation_goes_by_the_length_that_is_said(write, rng):
     path = write({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}})
     longer = mha.dynamic(d, rope_theta=1e4, factor=2.0, max_position_embeddings=128, length=200)
     assert mha.load(path, "numpy", length=200).config.rotary == longer
+    assert run("convert", str(path), str(path.with_name("out")), "--length", "200").exit_code == 0
+    assert mha.load(path.with_name("out"), "numpy").config.rotary == longer
     mha.load(path, "numpy", length=200).save(path.with_name("own"))
     with pytest.raises(ValueError, match="has the configuration of its layer itself; leave out length"):
         mha.load(path.with_name("own"), "numpy", length=200)

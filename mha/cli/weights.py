@@ -80,6 +80,10 @@ def convert(
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
     ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(metavar="T", help="The tokens of a text, if a rotation that a file beside IN says goes by them."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything except write OUT.")] = False,
 ) -> None:
     """Convert one attention layer of a checkpoint to a file that mha.load reads on every backend.
@@ -98,7 +102,7 @@ def convert(
     Exit code 0 if the layer was converted, 2 if not; then OUT stays as it was.
     """
     path = terminal.writable("OUT", target)
-    said = options_said(rotary, qk_norm)
+    said = options_said(rotary, qk_norm) | ({} if length is None else {"length": length})
     with _opened(source) as opened:
         if path in (os.path.realpath(own) for own in opened.paths):
             terminal.fail(f"OUT is {target}, a file of IN; choose another OUT")
