@@ -232,7 +232,9 @@ GROUPS = {
     "numbers in no file": ("mha/weights", "defaults", {
         "norms of OLMo 2 are over each head": (r'"all" if kind in OF_ALL else "head"', '"head"'),
         "Hunyuan norms before the rotation": ("after=kind in AFTER", "after=False"),
-        "windows of OLMo 3 turn as its other layers": (r'kind in \("gemma3_text", "olmo3"\)', 'kind == "gemma3_text"'),
+        "values of Gemma 4 have no norm": (r'found \|= \{"value_norm": .*', 'found["scale"] = 1.0'),
+        "heads of Gemma 4 are equally wide": (r'own\["head_dim"\] = model\["global_head_dim"\]', "pass"),
+        "windows of OLMo 3 turn as its other layers": (r', "gemma4_text", "olmo3"\):', ', "gemma4_text"):'),
         "EXAONE 4 without windows does not rotate": (r'kind == "exaone4" and .*\):', 'kind == "exaone4"):'),
         "Granite's scale is the usual one": ('if "attention_multiplier" in model:', "if False:"),
         "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),

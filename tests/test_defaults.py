@@ -17,6 +17,7 @@ WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
 QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}
 EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": mha.Norm("rms", 1e-5)}
 OLMO3 = PLAIN | {"rotary": mha.Rotary(8, 5e5), "qk_norm": mha.Norm("rms", 1e-5, over="all")}
+GEMMA4 = GEMMA | {"scale": 1.0, "qk_norm": mha.Norm("rms", 1e-6), "value_norm": mha.Norm("rms", 1e-6)}
 GLM = PLAIN | {"num_key_value_heads": 2, "key_dim": 128, "rotary": mha.Rotary(64, interleaved=True)}
 OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
 GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
@@ -36,6 +37,15 @@ DEFAULTS = [
     ("llama", "gemma3_text", {"num_attention_heads": ..., "layer": 4},
      GEMMA3 | {"rotary": mha.Rotary(256), "window": WINDOW}),
     ("llama", "gemma3_text", {"num_attention_heads": ..., "layer": 5}, GEMMA3 | {"rotary": GLOBAL, "window": None}),
+    ("llama", "gemma4_text", {"num_attention_heads": ..., "layer": 4},
+     GEMMA4 | {"rotary": mha.Rotary(256), "window": (511, 0)}),
+    ("llama", "gemma4_text", {"num_attention_heads": ..., "layer": 5, "use_bidirectional_attention": "vision"},
+     GEMMA4 | {"key_dim": 512, "window": None,
+               "rotary": mha.proportional(512, rope_theta=1e6, partial_rotary_factor=0.25)}),
+    ("llama", "gemma4_text",
+     {"num_attention_heads": ..., "layer": 5, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+     GEMMA4 | {"key_dim": 512, "window": None, "num_key_value_heads": 2,
+               "rotary": mha.proportional(512, rope_theta=1e6, partial_rotary_factor=0.25)}),
     ("llama", "smollm3", {"layer": 2}, PLAIN | {"num_key_value_heads": 4, "rotary": mha.Rotary(8, 2e6)}),
     ("llama", "smollm3", {"layer": 3, "num_key_value_heads": None},
      PLAIN | {"num_key_value_heads": 6, "rotary": None}),

@@ -10,6 +10,7 @@ from commands import run
 from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, arrays, d
 
 import mha
+from mha.weights import model_config
 
 SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
 LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "no_rope_layers": [], "attention_chunk_size": 64}
@@ -95,6 +96,16 @@ def test_what_a_model_says_wrongly_of_a_layer_is_refused(write, case):
     model, text = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
         mha.load(write(model), "numpy")
+
+
+@pytest.mark.parametrize(("number", "owner"), [(2, 0), (3, 1)])
+def test_a_layer_without_keys_of_its_own_is_refused(number, owner):
+    model = MODEL | {"model_type": "gemma4_text", "num_kv_shared_layers": 2, "num_hidden_layers": 4}
+    model["layer_types"] = 2 * ["sliding_attention", "full_attention"]
+    words = f"layer {number} has no keys and values of its own, but those of model.layers.{owner}.self_attn"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        model_config.described(model, "llama", f"model.layers.{number}.self_attn.")
+    assert model_config.described(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
 
 
 def test_commands_read_it_too(write, tmp_path):

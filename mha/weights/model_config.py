@@ -142,6 +142,8 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
 
 def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:
     """The options of a layer whose positions rotate."""
+    if kind == "gemma4_text":
+        model = model_layers.gemma4(model, prefix)
     width = model.get("head_dim")
     if width is None:
         width = checks.size("hidden_size", model.get("hidden_size", model.get("n_embed"))) // num_heads
@@ -170,6 +172,8 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
     if kind == "gemma3_text":
         found[FOLDED] = True
+    if kind == "gemma4_text":
+        found |= {"value_norm": found["qk_norm"], "scale": 1.0}
     if kind == "gpt_oss":
         found["sinks"] = True
     if "query_pre_attn_scalar" in model:

@@ -22,6 +22,13 @@ _LLAMA4: dict[str, Any] = {"num_attention_heads": 40, "num_key_value_heads": 8, 
 _LLAMA4 |= {"rms_norm_eps": 1e-5, "use_qk_norm": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
 _LLAMA4 |= {"layer_types": None, "attention_chunk_size": 8192}
 _LLAMA4 |= {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1}
+_GEMMA4: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512}
+_GEMMA4 |= {"layer_types": None, "sliding_window_pattern": 6, "rms_norm_eps": 1e-6, "num_kv_shared_layers": 0}
+_GEMMA4 |= {"global_head_dim": 512, "num_global_key_value_heads": None, "attention_k_eq_v": False}
+_GEMMA4["rope_parameters"] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
 _OLMO3: dict[str, Any] = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 _OLMO3 |= {"rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _LLAMA: dict[str, dict[str, Any]] = {
@@ -33,6 +40,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
+    "gemma4_text": _GEMMA4,
     "smollm3": _SMOLLM,
     "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
     "gpt_oss": _GPT_OSS,
@@ -79,12 +87,12 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 
 # What kinds do that no name says.
 # They have norms of queries and keys.
-NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3", "hunyuan_v1_dense"
+NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3", "hunyuan_v1_dense", "gemma4_text"
 OF_ALL = "olmo2", "olmo3"  # over all heads
 AFTER = ("hunyuan_v1_dense",)  # after the rotation
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
-BY_WINDOW = "gemma3_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
+BY_WINDOW = "gemma3_text", "gemma4_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
 INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "partial_rotary_factor")
@@ -92,5 +100,6 @@ SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "pa
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "cohere2": {"position_embedding_type": "rope_gptj"},
     "phi3": {"full_attn_mod": 1},
+    "gemma4_text": {"use_bidirectional_attention": "vision"},  # which is of pictures
     "hunyuan_v1_dense": {"use_qk_norm": True, "use_rotary_pos_emb": True},
 }

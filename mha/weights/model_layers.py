@@ -74,6 +74,32 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
     return checks.chunk(model["attention_chunk_size"]) if turns else None
 
 
+def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """What a Gemma 4 says of the layer with this prefix: layers without a window have heads of another width.
+
+    Raises ValueError if the layer has no keys and values of its own; the message names the layer that has them.
+    """
+    at, own = _number(prefix, "have a window"), dict(model)
+    slides_here = slides(model, "gemma4_text", prefix, model)
+    if shared := checks.whole("num_kv_shared_layers", model["num_kv_shared_layers"]):
+        first = checks.size("num_hidden_layers", model.get("num_hidden_layers")) - shared
+        places = [prefix.replace(f"layers.{at}.", f"layers.{number}.") for number in range(first)]
+        owners = [one for one in places if slides(model, "gemma4_text", one, model) == slides_here]
+        if at >= first:
+            raise ValueError(
+                f"num_kv_shared_layers is {shared}: layer {at} has no keys and values of its own, but those of "
+                f"{owners[-1] if owners else 'none'}"
+            )
+    each = model.get("per_layer_config")
+    if each is not None:  # as transformers writes it
+        return own | each.get(str(at), {})
+    if not slides_here:
+        own["head_dim"] = model["global_head_dim"]
+        if model["attention_k_eq_v"] and model["num_global_key_value_heads"] is not None:
+            own["num_key_value_heads"] = model["num_global_key_value_heads"]
+    return own
+
+
 def _turns_by_number(model: dict[str, Any], at: int) -> bool:
     """True if layer `at` of such a model rotates positions: `no_rope_layers` has a 1 for those that do."""
     listed = model["no_rope_layers"]

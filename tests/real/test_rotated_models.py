@@ -37,6 +37,9 @@ GPT_OSS = EXPERTS | {"head_dim": 10, "sliding_window": 4}
 # A floor of 8,192, as the models have it, shows nothing in short texts.
 LLAMA4 = EXPERTS | {"intermediate_size_mlp": 32, "head_dim": 8, "attention_chunk_size": 3, "floor_scale": 3}
 LLAMA4 |= {"attn_scale": 0.4, "rms_norm_eps": 1e-2}
+GEMMA4 = {"head_dim": 8, "global_head_dim": 12, "rms_norm_eps": 1e-2, "sliding_window": 4}
+GEMMA4 |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37}
+FULL = "full_attention"
 OLMO3 = {"sliding_window": 4, "rms_norm_eps": 1e-2, "rope_parameters": {"full_attention": YARN}}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
@@ -124,6 +127,8 @@ MODELS = {
     ),
     "Llama 4, no rotation": ("Llama4Text", LLAMA4 | {"no_rope_layers": [1, 0]}),
     "Llama 4, no norm": ("Llama4Text", LLAMA4 | {"use_qk_norm": False, "no_rope_layers": []}),
+    "Gemma 4": ("Gemma4Text", GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "Gemma 4, window": ("Gemma4Text", GEMMA4 | {"num_hidden_layers": 3, "layer_types": [*WINDOW["layer_types"], FULL]}),
     "Hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "rms_norm_eps": 1e-2, "attention_bias": True}),
     "Hunyuan, alpha": (
         "HunYuanDenseV1",
