@@ -9,12 +9,13 @@ from typing import Any, get_args
 import numpy as np
 
 from mha import checks
-from mha.names import FloatName, PoolingName
+from mha.names import FloatName, GateName, PoolingName
 from mha.norms import Norm, norm
 from mha.positions import Rotary, Temperature
 
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
+GATES: tuple[GateName, ...] = get_args(GateName)
 MODERN = (
     "num_key_value_heads",
     "scale",
@@ -26,6 +27,7 @@ MODERN = (
     "value_norm",
     "temperature",
     "sinks",
+    "output_gate",
 )
 
 
@@ -37,7 +39,7 @@ class Config:
         num_hiddens: width D of the output.
         num_heads: number of heads H.
         dropout: probability, in [0, 1), that training drops an attention weight.
-        bias: whether the four projections add a bias.
+        bias: whether the projections add a bias: four, and that of an output gate.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
         key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. If num_hiddens is no multiple
             of num_heads, key_dim must be given; then value_dim = None means key_dim.
@@ -53,6 +55,8 @@ class Config:
         temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
         sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
             nothing.
+        output_gate: factors of the pooled heads, the sigmoid of a projection of the queries: "element", one of each
+            feature, or "head", one of each head; None = none.
         pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary, qk_norm or temperature.
         dtype: dtype of inputs, weights and output: "float32", "float64", "float16" or "bfloat16".
 
@@ -82,6 +86,7 @@ class Config:
     value_norm: Norm | None = None
     temperature: Temperature | None = None
     sinks: bool = False
+    output_gate: GateName | None = None
     pooling: PoolingName = "dot"
     dtype: FloatName = "float32"
 
@@ -130,11 +135,17 @@ class Config:
             came = f"{reprlib.repr(self.temperature)} ({type(self.temperature).__name__})"
             raise TypeError(f"temperature is {came}, expected an mha.Temperature, such as mha.Temperature(0.1, 8192)")
         fill("sinks", checks.flag("sinks", self.sinks))
+        fill("output_gate", None if self.output_gate is None else checks.choice("output_gate", self.output_gate, GATES))
         fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
         fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
         for name in ("scale", "rotary", "qk_norm", "temperature"):
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
+
+    @property
+    def gate_dim(self) -> int:
+        """The number of gates of one head in the output gate."""
+        return self.value_dim if self.output_gate == "element" else 1
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -183,6 +194,8 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "W_v": (config.value_size, G * dv),
         "W_o": (H * dv, config.num_hiddens),
     }
+    if config.output_gate:
+        kernels["W_g"] = config.query_size, H * config.gate_dim
     named: dict[str, tuple[int, ...]] = {}
     for name, kernel in kernels.items():
         named[f"{name}.kernel"] = kernel

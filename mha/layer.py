@@ -10,7 +10,7 @@ from mha import checks, dispatch, seeds, weights
 from mha.cache import Cache, caching, slots
 from mha.call import Arguments, call_of, given, spelled
 from mha.config import MODERN, Config, shapes, special
-from mha.names import BackendName, KindName, KindStart, LayerDtype, NormName, PoolingName
+from mha.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights import native
@@ -28,21 +28,20 @@ class MultiHeadAttention:
     Args:
         num_hiddens, num_heads: width D of the output; number of heads H.
         dropout: probability, in [0, 1), that training drops an attention weight.
-        bias: whether the four projections add a bias.
+        bias: whether the projections add a bias.
         query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
         key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads.
         num_key_value_heads: number G of heads of keys and values, a divisor of H: query head h reads head
             h // (H / G); None = H, 1 = multi-query attention.
         scale: what dot products are multiplied by; None = 1 / sqrt(d).
         softcap: c of the cap c * tanh(score / c); None = no cap.
-        window: (left, right): query i sees key j only if it is at most `left` before and `right` after the query's
-            position; either may be None = no bound; None = no window.
+        window: (left, right): a query sees keys from `left` before to `right` after its position; None = no bound.
         chunk: number n of positions: a query sees only keys of its own chunk, 0 to n - 1, n to 2 n - 1, ...
         rotary: an `mha.Rotary`, how queries and keys turn with their positions; None = they do not.
         qk_norm, value_norm: an `mha.Norm` of queries and keys, and of values; or its kind alone, "rms" or "layer".
         temperature: factor of queries that grows with their positions, an `mha.Temperature`.
-        sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing, so that
-            the weights of a query sum to less than 1.
+        sinks: whether each head has a sink: a weight that is one more score in the softmax, and pools nothing.
+        output_gate: "element" or "head", what a sigmoid of queries times W_g scales after the pooling; None = none.
         pooling: "dot" or "additive", which takes no scale, rotary and qk_norm.
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
         seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
@@ -88,6 +87,7 @@ class MultiHeadAttention:
         value_norm: Norm | NormName | None = None,
         temperature: Temperature | None = None,
         sinks: bool = False,
+        output_gate: GateName | None = None,
         pooling: PoolingName = "dot",
         dtype: LayerDtype = "float32",
         seed: int | None = None,
@@ -97,8 +97,8 @@ class MultiHeadAttention:
         sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
         sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
         options: Any = {"scale": scale, "softcap": softcap, "window": window, "chunk": chunk, "rotary": rotary}
-        options |= {"qk_norm": qk_norm, "value_norm": value_norm, "temperature": temperature}
-        options |= {"sinks": sinks, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
+        options |= {"qk_norm": qk_norm, "value_norm": value_norm, "temperature": temperature, "sinks": sinks}
+        options |= {"output_gate": output_gate, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
         config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
@@ -361,7 +361,7 @@ class MultiHeadAttention:
         Returns:
             A dict, in this order, of those in brackets what the layer and the call have: W_q, W_k, W_v (B, T, H*d);
             split_q (B*H, Q, d), split_k and split_v (B*G, K, d); as these, [norm_q, norm_k; rotate_q, rotate_k;
-            tempered_q]; scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [and head_gated]
+            tempered_q]; scores, before masking, [capped, biased] and weights (B*H, Q, K); pooled [head_gated, gated]
             (B*H, Q, dv); merged (B, Q, H*dv); output (B, Q, D). Scores of half-precision layers are float32. NumPy
             arrays if the inputs were, else the framework's own. With a cache, those of keys and values are of the new
             tokens, of none beside a frozen one, and K is S from the scores on: the slots as a call leaves them.

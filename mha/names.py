@@ -8,6 +8,7 @@ BackendName = Literal["numpy", "torch", "tensorflow", "jax", "mxnet"]
 PoolingName = Literal["dot", "additive"]
 NormName = Literal["rms", "layer"]
 OverName = Literal["head", "all"]  # what a norm is over
+GateName = Literal["element", "head"]
 LanguageName = Literal["en", "zh", "ja", "id", "vi"]
 FloatName = Literal["float32", "float64", "float16", "bfloat16"]
 SuiteName = Literal["quick", "full"]

@@ -41,6 +41,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "value_norm": ("rms", mha.Norm("layer", 0.5, "all")),
     "temperature": (mha.Temperature(0.4, 2), mha.Temperature(0.7, 1, 0)),
     "sinks": (True,),
+    "output_gate": ("element", "head"),
     "pooling": ("additive",),
     "dtype": ("float32",),
 }
@@ -76,6 +77,7 @@ TOGETHER: tuple[dict[str, Any], ...] = (
 # What makes an option count that alone says nothing.
 PLACED: tuple[dict[str, Any], ...] = ({"causal": True}, {"window": (1, None)}, {"chunk": 3}, {"rotary": mha.Rotary()})
 BESIDE: dict[str, tuple[dict[str, Any], ...]] = {
+    "output_gate": ({}, {"bias": True, "valid_lens": [0, 9, 2]}),
     "offset": (
         {"causal": True},
         {"window": (2, 1)},

@@ -18,7 +18,7 @@ GROUPS = {
         "values are as wide as keys": (r'\("v", "K", G, "dv"\)', '("v", "K", G, "d")'),
         "grouped heads have the letter of all": ('else "G"', 'else "H"'),
         "an axis of one stands for itself": ("'1' if size == 1 else axis", "axis"),
-        "gates are forgotten on the way back": (r'traced\.get\("head_gated", (.*)\)', r"\1"),
+        "gates are forgotten on the way back": (r'"gated", "head_gated", "pooled"\)', '"pooled",)'),
         "a causal order is forgotten": ("valid_lens=valid_lens, causal=causal", "valid_lens=valid_lens"),
         "explaining takes a seed from layers that follow": ('"seed": 0', '"seed": None'),
         "inputs are turned into the layer's dtype": (r"to_numpy\(X\), backend=backend",

@@ -101,6 +101,11 @@ def both(config, weights, queries, keys, values, valid_lens=None, mask=None, sco
                     every_share[b, h, i, j] = shares[j] / sum(shares)
                     pooled += every_share[b, h, i, j] * valued(b, j)[g * dv : (g + 1) * dv]
             gates = np.ones((B, H)) if head_gates is None else np.broadcast_to(head_gates, (B, H))
-            heads.append(pooled * gates[b, h])
+            pooled = pooled * gates[b, h]
+            if config.output_gate and any(shares[:K]):
+                opened = project("W_g", queries[b, i])
+                width = len(opened) // H
+                pooled = pooled / (1 + np.exp(-opened[h * width : (h + 1) * width]))
+            heads.append(pooled)
         output[b, i] = project("W_o", np.concatenate(heads))
     return output, every_share

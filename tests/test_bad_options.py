@@ -56,6 +56,8 @@ BAD_OPTIONS = BAD_BOOK_OPTIONS | {
     "negative cap": ({"softcap": -50.0}, ValueError, "softcap is -50.0, expected a finite number above 0"),
     "infinite cap": ({"softcap": float("inf")}, ValueError, "softcap is inf, expected a finite number above 0"),
     "sinks as numbers": ({"sinks": [0.0, 0.0, 0.0]}, TypeError, "sinks is [0.0, 0.0, 0.0] (list), expected True or Fa"),
+    "unknown gate": ({"output_gate": "heads"}, ValueError, "output_gate is 'heads', expected one of element, head"),
+    "gate true": ({"output_gate": True}, TypeError, "output_gate is True (bool), expected one of element, head"),
     "window of one number": ({"window": 4}, TypeError, "window is 4 (int), expected a pair (left, right): (3, 0) sees"),
     "window of three": ({"window": (1, 2, 3)}, TypeError, "window is (1, 2, 3) (tuple), expected a pair (left, right)"),
     "window of floats": ({"window": (1.0, 0)}, TypeError, "window is (1.0, 0) (tuple), expected a pair (left, right)"),

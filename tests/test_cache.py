@@ -23,8 +23,9 @@ OPTIONS = {
         "softcap": 5.0,
         "rotary": mha.Rotary(6),
         "sinks": True,
+        "output_gate": "head",
     },
-    "additive": {"pooling": "additive"},
+    "additive": {"pooling": "additive", "output_gate": "element"},
 }
 LEFT = [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, -1, -1, -1, -1]]
 

@@ -93,9 +93,9 @@ def test_function(backend, xla):
 DTYPES = dispatch.FRAMEWORKS["tensorflow"].dtypes
 KINDS = {
     "grouped and turned": {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "bias": True},
-    "a ring": {"window": (2, None), "qk_norm": "rms", "softcap": 5.0, "sinks": True},
+    "a ring": {"window": (2, None), "qk_norm": "rms", "softcap": 5.0, "sinks": True, "output_gate": "head"},
     "a ring that sees ahead": {"window": (2, 1), "num_key_value_heads": 1},
-    "additive": {"pooling": "additive"},
+    "additive": {"pooling": "additive", "output_gate": "element"},
 }
 
 

@@ -9,11 +9,11 @@ import pytest
 from mha.parity.cases import decodes, devices, rare, usual
 
 TABLES = {
-    "usual": (usual.CASES, "cefc6c27a2b7"),
-    "rare": (rare.RARE, "6bd0aed24d9a"),
-    "decodes": (decodes.DECODES, "9a35d5c1003d"),
-    "four devices": (devices.cases_of(4), "9e33d22493e5"),
-    "five devices": (devices.cases_of(5), "8ab3d74b10d8"),
+    "usual": (usual.CASES, "24de1b8c497c"),
+    "rare": (rare.RARE, "87ccb3fc0dc5"),
+    "decodes": (decodes.DECODES, "0430c36e92b7"),
+    "four devices": (devices.cases_of(4), "c42d04f08fa3"),
+    "five devices": (devices.cases_of(5), "c84b9a3be7ec"),
 }
 
 

@@ -13,14 +13,17 @@ from mha.languages import LANGUAGES, catalogue
 # All sizes differ, so that a swapped axis fails.
 SIZES = {"B": 2, "Q": 3, "K": 5, "H": 6, "G": 2, "D": 11, "Dq": 13, "Dk": 17, "Dv": 19, "d": 8, "dv": 7}
 WIDTHS = {"query_size": 13, "key_size": 17, "value_size": 19, "key_dim": 8, "value_dim": 7}
-OPTIONS = {"num_key_value_heads": 2, "rotary": mha.Rotary(), "qk_norm": "rms", "softcap": 3.0, "window": (4, None)}
+OPTIONS = {
+    "num_key_value_heads": 2, "rotary": mha.Rotary(), "qk_norm": "rms", "softcap": 3.0, "window": (4, None),
+    "output_gate": "element",
+}  # fmt: skip
 # What the line of a step must hold: the names of the lesson, and what each framework calls the same.
 HOLDS = {
     "W_q": "self.W_q(queries)", "W_k": "self.W_k(keys)", "W_v": "self.W_v(values)", "norm_q": "self.q_norm(q)",
     "norm_k": "self.k_norm(k)", "rotate_q": "rotate(q, ", "rotate_k": "rotate(k, ", "repeat_k": "repeat_groups(k",
     "repeat_v": "repeat_groups(v", "scores": "* scale", "capped": "cap(scores", "biased": "scores + ",
     "visible": "visible_keys(queries, keys", "visible_heads": "reshape(", "weights": "visible_softmax(scores",
-    "pooled": "widen(values))", "head_gated": "pooled * gates", "output": "self.W_o(merged)",
+    "pooled": "widen(values))", "head_gated": "pooled * gates", "gated": "sigmoid(gates)", "output": "self.W_o(merged)",
     **{f"reshape_{one}": "X = " for one in (*"qkv", "pooled")},
     **{f"permute_{one}": "0, 2, 1, 3" for one in (*"qkv", "pooled")},
     **dict.fromkeys(("split_q", "split_k", "split_v", "merged"), "return "),
@@ -28,7 +31,8 @@ HOLDS = {
 FUNCTIONS = {
     "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "normed", "rotate_k": "turn",
     "repeat_k": "pool", "scores": "scores", "biased": "weigh", "visible": "blanked", "visible_heads": "repeat_heads",
-    "weights": "weigh", "pooled": "weigh", "head_gated": "gate", "merged": "transpose_output", "output": "attend",
+    "weights": "weigh", "pooled": "weigh", "head_gated": "gate", "gated": "gate_by",
+    "merged": "transpose_output", "output": "attend",
 }  # fmt: skip
 
 
@@ -78,7 +82,7 @@ def test_the_split_in_three_stages(explained):
     for one in ("repeat_k", "repeat_v"):
         shared = steps[{"repeat_k": "rotate_k", "repeat_v": "split_v"}[one]].value
         assert np.array_equal(steps[one].value, shared[[0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]])
-    gated = steps["head_gated"].value  # (B*H, Q, dv)
+    gated = steps["gated"].value  # (B*H, Q, dv)
     assert np.array_equal(steps["reshape_pooled"].value, np.stack([gated[:6], gated[6:]]))
     assert np.array_equal(steps["permute_pooled"].value[1, 2, 3], gated[9, 2])
 

@@ -17,10 +17,10 @@ LENS = [3, 5]
 LAYERS = {
     "plain": ({"bias": True}, [0, 3, 4]),
     "groups": ({"num_key_value_heads": 3, "bias": True}, [0, 1, 3, 4]),
-    "additive": ({"pooling": "additive", "bias": True}, [5, 1]),
+    "additive": ({"pooling": "additive", "bias": True, "output_gate": "head"}, [5, 1]),
     "all options": (
         {"num_key_value_heads": 2, "rotary": mha.Rotary(base=100.0), "qk_norm": "rms", "window": (2, 3), "softcap": 4.0,
-         "scale": 0.7, "sinks": True},
+         "scale": 0.7, "sinks": True, "output_gate": "element"},
         [5, 0],
     ),
 }  # fmt: skip
@@ -249,6 +249,7 @@ def cut(config, arrays, heads):
     share = config.num_heads // config.num_key_value_heads
     groups = [g for g in range(config.num_key_value_heads) if set(range(g * share, (g + 1) * share)) <= set(heads)]
     widths = {"W_q": (config.key_dim, heads), "W_k": (config.key_dim, groups), "W_v": (config.value_dim, groups)}
+    widths["W_g"] = config.value_dim if config.output_gate == "element" else 1, heads
     made = dict(arrays)
     for name, (width, gone) in widths.items():
         for weight in {f"{name}.kernel", f"{name}.bias"} & made.keys():

@@ -21,7 +21,8 @@ def test_defaults_are_filled_in():
         "num_hiddens": 100, "num_heads": 5, "dropout": 0.5, "bias": False,
         "query_size": 100, "key_size": 100, "value_size": 100, "key_dim": 20, "value_dim": 20,
         "num_key_value_heads": 5, "scale": None, "softcap": None, "window": None, "chunk": None, "rotary": None,
-        "qk_norm": None, "value_norm": None, "temperature": None, "sinks": False, "pooling": "dot", "dtype": "float32",
+        "qk_norm": None, "value_norm": None, "temperature": None, "sinks": False, "output_gate": None,
+        "pooling": "dot", "dtype": "float32",
     }  # fmt: skip
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.num_heads = 4

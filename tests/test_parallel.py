@@ -39,12 +39,15 @@ FILES = {
     "mxnet": {"engine/recomputing.py": "the framework has no function that computes a block again"},
 }
 # Functions, methods and classes of a chapter that the others do not have, and why.
-THROUGH = [f"through_{one}" for one in ("steps", "pooling", "weights", "products", "features", "dense", "norm")]
+THROUGH = [f"through_{one}" for one in ("steps", "pooling", "weights", "products", "features", "gate", "dense", "norm")]
 STORED = "a kernel is stored as (out, in)"
 EXTRA = {
     "numpy/hiding.py": {"softmax": "no softmax of its own"},
     "numpy/pooling.py": {"AdditiveAttention.features": "shared by the forward and the backward pass"},
-    "numpy/heads.py": {"HeadNorm.normalize": "shared by the forward and the backward pass"},
+    "numpy/heads.py": {
+        "HeadNorm.normalize": "shared by the forward and the backward pass",
+        "sigmoid": "no sigmoid of its own",
+    },
     "numpy/gradients.py": dict.fromkeys((*THROUGH, "summed", "added", "copied"), "no automatic differentiation"),
     "numpy/weights.py": dict.fromkeys(("Dense", "matmul"), "no layers of its own"),
     "torch/weights.py": {"canonical": STORED},
@@ -90,10 +93,10 @@ EXTRA = {
 }
 # In how many lines the chapters of two folders differ, as `diff` counts them, at most.
 DIFFERENCES = {
-    ("numpy", "torch"): 483,
-    ("numpy", "tensorflow"): 565,
-    ("numpy", "jax"): 528,
-    ("numpy", "mxnet"): 535,
+    ("numpy", "torch"): 507,
+    ("numpy", "tensorflow"): 590,
+    ("numpy", "jax"): 553,
+    ("numpy", "mxnet"): 559,
     ("torch", "tensorflow"): 370,
     ("torch", "jax"): 345,
     ("torch", "mxnet"): 378,
@@ -101,7 +104,7 @@ DIFFERENCES = {
     ("tensorflow", "mxnet"): 486,
     ("jax", "mxnet"): 463,
 }
-LONGEST = {"tensorflow": 175}  # lines of layer.py, where it is not 150: Keras' class is longer by itself
+LONGEST = {"tensorflow": 185}  # lines of layer.py, where it is not 160: Keras' class is longer by itself
 
 
 def text(name, file):
@@ -275,7 +278,7 @@ def test_the_chapters_of_two_folders_differ_in_few_lines(one, other):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layer_fits_on_a_slide_and_every_file_on_a_few_pages(name):
-    assert len(text(name, "layer.py").splitlines()) <= LONGEST.get(name, 150)
+    assert len(text(name, "layer.py").splitlines()) <= LONGEST.get(name, 160)
     for path in (FOLDER / name).rglob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
 

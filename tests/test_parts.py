@@ -136,6 +136,7 @@ def test_a_layer_of_another_kind_is_refused():
 OTHERS = {
     "scale": 0.5, "softcap": 2.0, "window": (3, 0), "rotary": mha.Rotary(2), "qk_norm": mha.Norm("rms", 0.1),
     "value_norm": "rms", "chunk": 3, "num_key_value_heads": 2, "temperature": mha.Temperature(0.4, 3), "sinks": True,
+    "output_gate": "head",
 }  # fmt: skip
 
 

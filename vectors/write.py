@@ -172,6 +172,8 @@ VECTORS = (
     vector("layer-norm", layer={"qk_norm": "layer"}),
     vector("sinks", SOME, layer={"sinks": True}, dtypes=("float32", "bfloat16")),
     vector("sinks-groups-cap", [0, 5], layer=FOUR | {"sinks": True, "softcap": 1.5}),
+    vector("output-gate", SOME, layer={"output_gate": "element"}, dtypes=("float32", "bfloat16")),
+    vector("output-gate-of-heads", [0, 5], layer=FOUR | {"output_gate": "head"}, head_gates=(4,)),
     vector("norm-epsilon", layer={"qk_norm": mha.Norm("rms", 0.5)}, scale=1e-2),
     # Options together.
     vector("groups-rotary", SOME, layer=FOUR | ROTARY),
@@ -193,6 +195,7 @@ VECTORS = (
     vector("additive-lengths-of-0", [0, 4], layer=ADDITIVE),
     vector("additive-groups", SOME, layer=ADDITIVE | FOUR),
     vector("additive-sinks", SOME, layer=ADDITIVE | {"sinks": True}),
+    vector("additive-output-gate", SOME, layer=ADDITIVE | {"output_gate": "element"}),
     vector("additive-large-numbers", SOME, layer=ADDITIVE, scale=30.0),
     vector("additive-all-options", [4, 6], layer=ADDITIVE | OTHERS, **ALL_CALL),
 )

@@ -57,6 +57,16 @@ def gate(pooled, head_gates, num_heads):
     return pooled * gates.reshape(-1, 1, 1)  # (B*H, Q, dv)
 
 
+def gate_by(pooled, gates):
+    """Pooled heads (B*H, Q, dv) times the sigmoid of gates (B*H, Q, dv or 1), which is in float32 at least.
+
+    A query that sees nothing pools 0, and that stays 0 where its gate is not a number.
+    """
+    sees = (pooled != 0).any(-1, keepdims=True)  # (B*H, Q, 1)
+    gates = jnp.where(sees | ~jnp.isnan(gates), widen(gates), 0)  # (B*H, Q, dv or 1)
+    return (widen(pooled) * nn.sigmoid(gates)).astype(pooled.dtype)  # (B*H, Q, dv)
+
+
 class HeadNorm(nn.Module):
     """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 

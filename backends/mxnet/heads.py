@@ -7,10 +7,10 @@ that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019)
 Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
-from mxnet import np
+from mxnet import np, npx
 from mxnet.gluon import nn
 
-from .hiding import over_axes, widen
+from .hiding import over_axes, where, widen
 from .weights import data, filled
 
 
@@ -56,6 +56,17 @@ def gate(pooled, head_gates, num_heads):
     BH = pooled.shape[0]
     gates = np.broadcast_to(over_axes(head_gates, pooled.size), (BH // num_heads, num_heads))  # (B, H)
     return pooled * gates.reshape(BH, 1, 1)  # (B*H, Q, dv)
+
+
+def gate_by(pooled, gates):
+    """Pooled heads (B*H, Q, dv) times the sigmoid of gates (B*H, Q, dv or 1), which is in float32 at least.
+
+    A query that sees nothing pools 0, and that stays 0 where its gate is not a number.
+    """
+    sees, gates = (pooled != 0).any(-1, keepdims=True), widen(gates)  # (B*H, Q, 1), (B*H, Q, dv or 1)
+    number = sees + (gates == gates) > 0  # (B*H, Q, dv or 1); NaN is not itself
+    gates = where(number, gates, np.zeros_like(gates))  # (B*H, Q, dv or 1)
+    return (widen(pooled) * npx.sigmoid(gates)).astype(pooled.dtype)  # (B*H, Q, dv)
 
 
 class HeadNorm(nn.Block):

@@ -13,7 +13,7 @@ from mha import checks
 from mha.call import ALL, Call, keeping
 from mha.config import shapes
 
-from .heads import repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
+from .heads import repeat_groups, repeat_heads, rotate, sigmoid, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
 from .pooling import AdditiveAttention, cap
 from .slots import by_slots
@@ -83,7 +83,12 @@ def through_steps(layer, attention, steps, by_output):
     (queries, keys, values, call), config, by_more = steps["blanked"], layer.config, {}
     B, H, G = queries.shape[0], config.num_heads, config.num_key_value_heads
     by_merged, by_weights = through_dense(layer.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
-    by_pooled = transpose_qkv(by_merged, H)  # (B*H, Q, dv)
+    by_pooled, by_opened = transpose_qkv(by_merged, H), 0  # (B*H, Q, dv)
+    if config.output_gate:
+        inputs = steps.get("head_gated", steps["pooled"]), transpose_qkv(layer.W_g(queries), H)
+        by_pooled, by_gates = through_gate(*inputs, by_pooled)  # (B*H, Q, dv), (B*H, Q, dv or 1)
+        by_opened, by_W_g = through_dense(layer.W_g, "W_g", queries, transpose_output(by_gates, H))
+        by_weights |= by_W_g
     if call.head_gates is not None:
         by_gates = (widen(by_pooled) * widen(steps["pooled"])).sum((1, 2)).reshape(B, H)  # (B, H)
         by_more["head_gates"] = by_gates if call.head_gates.ndim == 2 else by_gates.sum(0)
@@ -114,7 +119,7 @@ def through_steps(layer, attention, steps, by_output):
     by_queries, by_W_q = through_dense(layer.W_q, "W_q", queries, by_q)
     by_keys, by_W_k = through_dense(layer.W_k, "W_k", keys, by_k)
     by_values, by_W_v = through_dense(layer.W_v, "W_v", values, by_v)
-    by_inputs = {"queries": by_queries, "keys": by_keys, "values": by_values}
+    by_inputs = {"queries": by_queries + by_opened, "keys": by_keys, "values": by_values}
     return by_inputs | by_more | by_weights | by_W_q | by_W_k | by_W_v | by_pooling
 
 
@@ -181,6 +186,18 @@ def through_features(attention, queries, keys, by_scores):
     by_queries, by_W_q = through_dense(attention.W_q, "attention.W_q", queries, by_sum.sum(2))
     by_keys, by_W_k = through_dense(attention.W_k, "attention.W_k", keys, by_sum.sum(1))
     return by_queries, by_keys, by_W_q | by_W_k | by_w_v
+
+
+def through_gate(pooled, gates, by_gated):
+    """Gradients of gate_by(pooled, gates) by pooled (B*H, Q, dv) and gates (B*H, Q, dv or 1); by_gated as pooled.
+
+    A gate of a query that sees nothing gets none: it multiplies 0.
+    """
+    opened, by_gated = sigmoid(widen(gates)), widen(by_gated)
+    by_gates = by_gated * widen(pooled) * opened * (1 - opened)  # (B*H, Q, dv)
+    if gates.shape[2] == 1:
+        by_gates = by_gates.sum(2, keepdims=True)  # (B*H, Q, 1)
+    return (by_gated * opened).astype(pooled.dtype), by_gates.astype(pooled.dtype)
 
 
 def through_dense(dense, name, X, by_output):

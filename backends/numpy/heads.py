@@ -51,6 +51,22 @@ def gate(pooled, head_gates, num_heads):
     return pooled * gates.reshape(-1, 1, 1)  # (B*H, Q, dv)
 
 
+def gate_by(pooled, gates):
+    """Pooled heads (B*H, Q, dv) times the sigmoid of gates (B*H, Q, dv or 1), which is in float32 at least.
+
+    A query that sees nothing pools 0, and that stays 0 where its gate is not a number.
+    """
+    sees = (pooled != 0).any(-1, keepdims=True)  # (B*H, Q, 1)
+    gates = np.where(sees | ~np.isnan(gates), widen(gates), 0)  # (B*H, Q, dv or 1)
+    return (widen(pooled) * sigmoid(gates)).astype(pooled.dtype)  # (B*H, Q, dv)
+
+
+def sigmoid(X):
+    """1 / (1 + exp(-X)), without an exponential that overflows."""
+    small = np.exp(-np.abs(X))
+    return np.where(X < 0, small, 1) / (1 + small)
+
+
 class HeadNorm:
     """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 

@@ -54,6 +54,16 @@ def gate(pooled, head_gates, num_heads):
     return pooled * gates  # (B*H, Q, dv)
 
 
+def gate_by(pooled, gates):
+    """Pooled heads (B*H, Q, dv) times the sigmoid of gates (B*H, Q, dv or 1), which is in float32 at least.
+
+    A query that sees nothing pools 0, and that stays 0 where its gate is not a number.
+    """
+    sees, gates = tf.reduce_any(pooled != 0, -1, keepdims=True), widen(gates)  # (B*H, Q, 1), (B*H, Q, dv or 1)
+    gates = tf.where(sees | ~tf.math.is_nan(gates), gates, tf.zeros((), gates.dtype))  # (B*H, Q, dv or 1)
+    return tf.cast(widen(pooled) * tf.sigmoid(gates), pooled.dtype)  # (B*H, Q, dv)
+
+
 class HeadNorm(keras.layers.Layer):
     """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 

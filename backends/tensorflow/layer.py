@@ -20,7 +20,7 @@ from mha.config import Config, of_recorded
 from . import arrays
 from .arrays import must_fit, refuse_masks, shape_of
 from .cache import place, recall, remember
-from .heads import HeadNorm, gate, repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
+from .heads import HeadNorm, gate, gate_by, repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys
 from .pooling import pooling
 from .weights import dense
@@ -32,6 +32,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
     pooling = staticmethod(pooling)
     remember, recall = staticmethod(remember), staticmethod(recall)
+    gate_by = staticmethod(gate_by)
 
     def __init__(self, config, **options):
         config = config if isinstance(config, Config) else _config(config)
@@ -42,6 +43,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self.W_k = dense(config.key_size, G * d, config.bias, config.dtype)
         self.W_v = dense(config.value_size, G * dv, config.bias, config.dtype)
         self.W_o = dense(H * dv, config.num_hiddens, config.bias, config.dtype)
+        if config.output_gate:
+            self.W_g = dense(config.query_size, H * config.gate_dim, config.bias, config.dtype)
         self.attention = self.pooling(config)
         self.attention.built = True  # its parts are
         if config.qk_norm:
@@ -87,6 +90,8 @@ class MultiHeadAttention(keras.layers.Layer):
         pooled = keep("pooled", pooled)
         if call.head_gates is not None:
             pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
+        if call.gates is not None:
+            pooled = keep("gated", self.gate_by(pooled, call.gates))  # (B*H, Q, dv)
         merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
         output = keep("output", self.W_o(merged))  # (B, Q, D)
         if call.cache is not None:
@@ -100,7 +105,12 @@ class MultiHeadAttention(keras.layers.Layer):
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         whole_heads(self.config, keep("W_q", W_q), keep("W_k", W_k), keep("W_v", W_v))
         q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
-        return keep("split_q", q), keep("split_k", k), keep("split_v", v), call
+        return keep("split_q", q), keep("split_k", k), keep("split_v", v), self.beside_gates(queries, call)
+
+    def beside_gates(self, queries, call):
+        """The call with projections of queries (B, Q, query_size) for the output gate, if the layer has one."""
+        gates = transpose_qkv(self.W_g(queries), self.config.num_heads) if self.config.output_gate else None
+        return call._replace(gates=gates)  # (B*H, Q, dv or 1)
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""

@@ -128,9 +128,10 @@ PLACES = "positions", "key_positions"
 PACKED = "segments", "key_segments"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
 # An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
-# layer's window, its chunk and, where they count, its sinks (1, H, 1, 1), whether its steps are traced, the values of
-# its integers as NumPy arrays, the smallest and the largest of its lengths, whether the lesson computes it, what an
-# engine has decided otherwise, what it does to its cache, and where the slots of that are among its keys.
+# layer's window, its chunk and, where they count, its sinks (1, H, 1, 1), the projections for its output gate (B*H, Q,
+# dv or 1), whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of
+# its lengths, whether the lesson computes it, what an engine has decided otherwise, what it does to its cache, and
+# where the slots of that are among its keys.
 ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "cache": None,
     "training": None,
@@ -141,6 +142,7 @@ _DEFAULTS = ARGUMENTS | {
     "window": None,
     "chunk": None,
     "sinks": None,
+    "gates": None,
     "traced": False,
     "known": None,
     "extremes": None,

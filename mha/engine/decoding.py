@@ -41,6 +41,9 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
         sinks = in_rows(of, layer.beside_sinks(call).sinks, (B, H, G, 1))  # (B, G, H/G, 1)
         call = call._replace(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)
     pooled = layer.pool_token(of.reshape(q, (B, G, H // G, d)), left.keys, left.values, call)  # (B, G, H/G, dv)
+    if config.output_gate:
+        gates = layer.beside_gates(queries, call).gates  # (B*H, 1, dv or 1)
+        pooled = layer.gate_by(of.reshape(pooled, (B * H, 1, left.values.shape[3])), gates)  # (B*H, 1, dv)
     output = layer.W_o(of.reshape(pooled, (B, 1, H * left.values.shape[3])))  # (B, 1, D)
     cache.use_up(written=True)
     return output, left

@@ -36,6 +36,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
     "weights": ("AttentionPooling.weigh", "weights"),
     "pooled": ("AttentionPooling.weigh", "pooled"),
     "head_gated": ("gate", -1),
+    "gated": ("gate_by", -1),
     "reshape_pooled": ("transpose_output", -3),
     "permute_pooled": ("transpose_output", -2),
     "merged": ("transpose_output", -1),

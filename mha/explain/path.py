@@ -216,7 +216,7 @@ def letters(config: Config, K: str = "K") -> dict[str, str]:
         )
         known[f"repeat_{one}"] = f"(B*H, {K}, {d})"
     known |= dict.fromkeys(("scores", "capped", "biased", "weights"), f"(B*H, Q, {K})")
-    known |= dict.fromkeys(("pooled", "head_gated"), "(B*H, Q, dv)")
+    known |= dict.fromkeys(("pooled", "head_gated", "gated"), "(B*H, Q, dv)")
     known |= {"reshape_pooled": "(B, H, Q, dv)", "permute_pooled": "(B, Q, H, dv)"}
     known |= dict.fromkeys(("positions_before", "positions_after"), "(B, S)") | {
         "slots": "(B, K)",
@@ -275,10 +275,10 @@ def _path(
     if visible is not None:
         yield "visible", "visible", visible
         yield "visible_heads", "visible_heads", module.repeat_heads(visible, inputs["queries"].shape[0], H)
-    for name in ("weights", "pooled", "head_gated"):
+    for name in ("weights", "pooled", "head_gated", "gated"):
         if name in traced:
             yield name, name, traced[name]
-    pooled = traced.get("head_gated", traced["pooled"])
+    pooled = next(traced[name] for name in ("gated", "head_gated", "pooled") if name in traced)
     for name, X in zip(
         ("reshape_pooled", "permute_pooled", "merged"), stages(module.transpose_output, pooled, H), strict=True
     ):

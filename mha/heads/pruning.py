@@ -1,4 +1,4 @@
-"""Remove heads from a layer: fewer columns of W_q, W_k and W_v, fewer rows of W_o, the same widths."""
+"""Remove heads from a layer: fewer columns of W_q, W_k, W_v and W_g, fewer rows of W_o, the same widths."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -45,6 +45,7 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
     kept = [head for head in range(H) if head not in gone]
     groups = _groups(kept, H // G)
     cuts = {"W_q": (kept, config.key_dim), "W_k": (groups, config.key_dim), "W_v": (groups, config.value_dim)}
+    cuts["W_g"] = kept, config.gate_dim
 
     arrays = attention.weights
     for name, (blocks, width) in cuts.items():

@@ -10,7 +10,7 @@ from mha.config import Config, shapes
 
 Part = tuple[Config, dict[str, np.ndarray]]
 # The axis of a weight that has the heads; other weights are the same in every part.
-SPLIT = {f"{name}.{kind}": -1 for name in ("W_q", "W_k", "W_v") for kind in ("kernel", "bias")}
+SPLIT = {f"{name}.{kind}": -1 for name in ("W_q", "W_k", "W_v", "W_g") for kind in ("kernel", "bias")}
 SPLIT |= {"W_o.kernel": 0, "sinks": -1}
 ONCE = "W_o.bias"  # added by one part alone
 

@@ -18,7 +18,7 @@ from mha.weights.readers import SafetensorsFile, Source
 # Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation, a
 # norm over all heads or after the rotation, and what is named here.
 LAYOUTS = "1", "2", "3"
-LATER = ("chunk", "value_norm", "temperature", "sinks")
+LATER = ("chunk", "value_norm", "temperature", "sinks", "output_gate")
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 

@@ -32,7 +32,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def setup(self):
         super().setup()
         H, G = self.config.num_heads, self.config.num_key_value_heads
-        for dense, heads in ((self.W_q, H), (self.W_k, G), (self.W_v, G), (self.W_o, H)):
+        gates = ((self.W_g, H),) if self.config.output_gate else ()
+        for dense, heads in ((self.W_q, H), (self.W_k, G), (self.W_v, G), (self.W_o, H), *gates):
             # A module that has its name is frozen, and another one cannot have the same.
             object.__setattr__(dense, "dot_general", functools.partial(_dot_by_head, heads))
 
@@ -66,7 +67,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, G*d)
         else:
             W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)
-        return transpose_qkv(self.W_q(queries), H), transpose_qkv(W_k, G), transpose_qkv(W_v, G), call  # (B*H, T, d)
+        q, k, v = transpose_qkv(self.W_q(queries), H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        return q, k, v, self.beside_gates(queries, call)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: as soon as there is an output, or as the lesson does."""

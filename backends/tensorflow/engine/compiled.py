@@ -68,6 +68,8 @@ def variables(layer):
     """The variables of a layer whose parts are as it made them, and their values; None: it does not run compiled."""
     config, pooling, dtype = layer.config, layer.attention, tf.as_dtype(layer.config.dtype)
     dense, norms = [layer.W_q, layer.W_k, layer.W_v, layer.W_o], []
+    if config.output_gate:
+        dense.append(layer.W_g)
     if config.pooling == "additive":
         dense += pooling.W_q, pooling.W_k, pooling.w_v
     if config.qk_norm:

@@ -104,10 +104,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             _, seen = used(OPERATIONS, queries, keys, call)  # (B or 1, K)
         W_q, W_k, W_v = by_rows(self.W_q, queries), by_rows(self.W_k, keys, seen), by_rows(self.W_v, values, seen)
         whole_heads(config, W_q, W_k, W_v)
-        turned = config.qk_norm or config.rotary or config.temperature or call.head_gates is not None
-        turned = turned or config.value_norm
+        turned = config.qk_norm or config.value_norm or config.rotary or config.temperature
+        turned = turned or call.head_gates is not None or config.output_gate
         q, k, v = (split(X, (B, T, heads), turned) for X, T, heads in ((W_q, Q, H), (W_k, K, G), (W_v, K, G)))
-        return q, k, v, call
+        return q, k, v, self.beside_gates(queries, call)
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""

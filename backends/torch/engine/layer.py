@@ -165,7 +165,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Whether the framework's kernel pools views of the heads, each with its own keys."""
         config = self.config
         turned = config.num_key_value_heads != config.num_heads or config.qk_norm or config.rotary
-        turned = turned or config.value_norm or config.temperature
+        turned = turned or config.value_norm or config.temperature or config.output_gate
         return not turned and self.is_plain(call) and not needs_pairs(call)
 
     def is_plain(self, call):

@@ -110,7 +110,14 @@ class Ulysses(OfRows):
         q = self.exchanged(self.W_q(queries), self.of_queries, 1, self.rows.queries)
         k = self.exchanged(self.W_k(keys), self.of_keys, self.times, self.rows.keys)
         v = self.exchanged(self.W_v(values), self.of_keys, self.times, self.rows.keys)
-        return q, k, v, self.of_all_queries(call)
+        return q, k, v, self.of_all_queries(self.beside_gates(queries, call))
+
+    def beside_gates(self, queries, call):
+        """The call with projections of all queries for the output gate of the heads here."""
+        if not self.config.output_gate:
+            return call
+        gates = self.exchanged(self.W_g(queries), self.of_queries, 1, self.rows.queries)  # (B*H, all queries, dv or 1)
+        return call._replace(gates=gates)
 
     def exchanged(self, X, heads, times, rows):
         """Projected rows here, (B, T, H*d), as all rows of the heads here, (B*H, all rows, d)."""

@@ -26,7 +26,7 @@ from .ranks import agree, joined, own_randomness, shared, summed
 from .twins import twin_of, with_parameters
 
 # Which axis of a parameter, (out, in), has the heads; all heads share the others.
-SPLIT = {f"{name}.{kind}": 0 for name in ("W_q", "W_k", "W_v") for kind in ("weight", "bias")}
+SPLIT = {f"{name}.{kind}": 0 for name in ("W_q", "W_k", "W_v", "W_g") for kind in ("weight", "bias")}
 SPLIT |= {"W_o.weight": 1, "sinks": 0}
 WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 

@@ -66,6 +66,7 @@ DECODES = (
     Decode("decode-ring", PLAIN | {"window": (3, 0)}, (PADDED_RIGHT, *TOKENS, Portion(3), ONE)),
     Decode("decode-chunks", GROUPED | {"chunk": 4}, (PADDED_LEFT, *TOKENS, Portion(3), ONE)),
     Decode("decode-sinks", GROUPED | {"sinks": True}, (PADDED_LEFT, *TOKENS), 11),
+    Decode("decode-output-gate", GROUPED | {"output_gate": "element"}, (PADDED_LEFT, *TOKENS), 11),
     # Of a draft of three tokens, the first sample keeps one, the second two.
     Decode("decode-draft", GROUPED, (PADDED_LEFT, ONE, Portion(3), Portion(1, crop=[7, 6]), ONE), 11),
 )

@@ -96,6 +96,8 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
         Case("sinks, lengths", grouped | {"sinks": True}, lengths, **sizes, dtypes=DTYPES),
         Case("additive, sinks, causal", plain | {"pooling": "additive", "sinks": True}, causal=True, **sizes, quick=()),
+        Case("output gate, lengths", grouped | {"output_gate": "element"}, lengths, **sizes, dtypes=DTYPES),
+        Case("output gate of heads, causal", plain | {"output_gate": "head"}, causal=True, **sizes, quick=()),
         Case(
             "rotary, interleaved, far", grouped | {"rotary": Rotary(6, interleaved=True)}, offset=131072,
             head_gates=(2 * G,), **sizes, quick=(),

@@ -45,6 +45,8 @@ LARGE = tuple(
         Case("many pieces, additive", HEADS | {"pooling": "additive"}, [211, 0]),
         Case("many pieces, sinks", HEADS | {"num_key_value_heads": 3, "sinks": True}, [509, 17], causal=True),
         Case("many pieces, sinks, window", WINDOW | {"sinks": True}, [509, 100], causal=True, offset=3),
+        Case("many pieces, output gate", WINDOW | {"output_gate": "element"}, [509, 100], causal=True, offset=3),
+        Case("many pieces, output gate of heads", HEADS | {"output_gate": "head"}, [509, 17], head_gates=(6,)),
         Case("many pieces, segments", WINDOW | {"window": None}, segments=PACKED, key_segments=PACKED_KEYS),
         Case(
             "many pieces, segments, positions", WINDOW, causal=True, segments=PACKED, key_segments=PACKED_KEYS,
@@ -111,6 +113,7 @@ def options(number: int) -> Case:
         "value_norm": [None, None, Norm("rms", 0.01), Norm("layer", 0.01, "all")][number // 2 % 4],
         "temperature": [None, Temperature(0.4, 3, number // 5 % 2)][number % 5 == 2],
         "sinks": number % 3 == 1,
+        "output_gate": [None, "element", "head"][number % 7 % 3],
     }
     placed: dict[str, Any] = {"offset": maybe([2, [1, -2]][number % 2], 0)}
     gates = maybe([(H,), (B, H)][number % 2])

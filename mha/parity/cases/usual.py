@@ -227,5 +227,16 @@ CASES = (
         dtypes=DTYPES, quick=FULL,
     ),
     Case("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True, quick=FULL),
+    Case("output gate", GROUPED | {"output_gate": "element"}, [3, 0], dtypes=DTYPES),
+    Case("output gate of heads", WIDTHS | {"output_gate": "head"}, [3, 2], dtypes=DTYPES, quick=FULL),
+    Case("output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
+    Case(
+        "output gate, all options", ALL | {"output_gate": "element"}, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3],
+        (6,), dtypes=DTYPES, quick=FULL,
+    ),
+    Case(
+        "additive, output gate of heads", ADDITIVE | {"output_gate": "head"}, [[4, 2, 3], [5, 0, 2]], causal=True,
+        head_gates=(2, 7), quick=FULL,
+    ),
     Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053, quick=("float32",)),
 )  # fmt: skip

@@ -173,7 +173,7 @@ def _typed(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np
 def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K: int) -> Shapes:
     """Return name and shape of each result, in order, of a call with these arrays besides queries, keys and values."""
     of_options = {"norm": "qk_norm", "norm_v": "value_norm", "rotate": "rotary"}
-    of_options |= {"tempered": "temperature", "capped": "softcap"}
+    of_options |= {"tempered": "temperature", "capped": "softcap", "gated": "output_gate"}
     sizes, left_out = Sizes(B, Q, K, config), {name for name, one in of_options.items() if getattr(config, one) is None}
     left_out |= {row.step for name, row in ROWS.items() if name not in given}
     kinds = {name: name if name in of_options else name.partition("_")[0] for name in STEPS}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.pipeline.parts import PARTS, ROLES, compute, tempered, turned
+from mha.parity.pipeline.parts import PARTS, ROLES, compute, projected_gates, tempered, turned
 from mha.parity.pipeline.pieces import (
     Array,
     Steps,
@@ -18,6 +18,7 @@ from mha.parity.pipeline.pieces import (
     merge,
     parts_of_norm,
     shares,
+    sigmoid,
     split,
     widen,
 )
@@ -157,7 +158,7 @@ class Backward:
         by_pooled = self.passed("pooled", by_pooled)
         by_weights = self.passed("weights", self.once(Backward.through_pooling, by_pooled))
         by_biased, by_scores, by_sinks = self.once(Backward.through_weights, by_weights)
-        found = found | by_sinks
+        found, by_gates = found | by_sinks, found.get("queries", 0)
         if plan.score_bias is not None:
             axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
             found["score_bias"] = by_biased.sum(axes, keepdims=True)
@@ -166,6 +167,7 @@ class Backward:
         found |= by_pooling
         for role in ROLES:
             found |= self.once(Backward.through_projection, role, self.passed(role, by_heads[role]))
+        found["queries"] = found["queries"] + by_gates
         return {name: self.passed(name, X) for name, X in found.items()}
 
     def by_output(self) -> Array:
@@ -173,9 +175,19 @@ class Backward:
         return widen(self.cotangent)
 
     def through_output(self, by_output: Array) -> tuple[Array, Steps]:
-        """The gradients by heads that are pooled (B, H, Q, dv), and by the weights of W_o and the gates."""
+        """The gradients by heads that are pooled (B, H, Q, dv), by W_o and gates, and of these by weights and queries.
+
+        Those by queries are not all.
+        """
         by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
         by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
+        if self.plan.opened is not None:
+            X = self.used(widen(self.plan.queries), self.visible.any((1, 3)))
+            gates = sigmoid(projected_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
+            by_gates = by_pooled * widen(self.steps.get("head_gated", self.steps["pooled"])) * gates * (1 - gates)
+            by_gates = by_gates if gates.shape[3] > 1 else by_gates.sum(3, keepdims=True)  # (B, H, Q, dv or 1)
+            found["queries"], by_weights = through_dense(self, "W_g", X, merge(by_gates))
+            found, by_pooled = found | by_weights, by_pooled * gates
         if self.plan.gates is not None:
             found["head_gates"] = (by_pooled * widen(self.steps["pooled"])).sum((2, 3))  # (B, H)
             by_pooled = by_pooled * widen(self.plan.gates)

@@ -24,7 +24,7 @@ PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
     "tempered_q": "q", "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights",
     MEANS: "weights",
-    "pooled": "pooled", "head_gated": "pooled", "merged": "output", "output": "output",
+    "pooled": "pooled", "head_gated": "pooled", "gated": "pooled", "merged": "output", "output": "output",
     **dict.fromkeys(CACHED, "cache"),
 }  # fmt: skip
 
@@ -52,12 +52,26 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         steps = {"pooled": regrouped(pooled, plan.config.num_heads)}
         if plan.gates is not None:
             steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
+        if plan.opened is not None:
+            pooled = plan.rounded(gated(pooled, plan.opened(projected_gates(plan)[:, :, plan.rows])))
+            steps["gated"] = regrouped(pooled, plan.config.num_heads)
         return steps, pooled
     if part == "cache":
         return in_slots(plan, before), before["k"]
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
     output = plan.output(merged)
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
+
+
+def projected_gates(plan: Plan) -> Array:
+    """Project the queries for the output gate, (B, H, T, dv or 1)."""
+    return plan.split_gates(plan.projected("W_g", plan.queries), plan.heads)
+
+
+def gated(pooled: Array, gates: Array) -> Array:
+    """Multiply pooled heads (B, H, Q, dv) by gates (B, H, Q, dv or 1); what sees nothing stays 0."""
+    nothing = (pooled == 0).all(-1, keepdims=True)  # 0 * NaN is NaN
+    return np.where(nothing, 0, widen(pooled) * gates).astype(pooled.dtype)
 
 
 def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:

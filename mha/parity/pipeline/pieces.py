@@ -49,6 +49,12 @@ def share(X: Array, times: int) -> Array:
     return X if times == 1 else np.repeat(X, times, 1)  # (B, H, K, d)
 
 
+def sigmoid(X: Array) -> Array:
+    """Return 1 / (1 + exp(-X)) in float32 at least; no exponential of it overflows."""
+    small = np.exp(-np.abs(widen(X)))
+    return np.where(X < 0, small, 1) / (1 + small)
+
+
 def norm(plan: Any, role: str, X: Array) -> Array:
     """Norm the heads of queries, keys or values (B, H, T, d)."""
     normalized, _, scale = parts_of_norm(plan, role, X)

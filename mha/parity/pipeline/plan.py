@@ -23,6 +23,7 @@ from mha.parity.pipeline.pieces import (
     rotate,
     scores,
     share,
+    sigmoid,
     softmax,
     split,
     widen,
@@ -52,7 +53,8 @@ class Plan:
     seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to those of the
     rotation; norms: by role, the norm of its heads, an `mha.Norm`; magnitude: of the rotation, and magnified: the roles
     that it is applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the
-    right positions of queries to those that it goes by.
+    right positions of queries to those that it goes by; opened: from projections of queries for the output gate, (B, H,
+    T, dv or 1), to gates, None = there is none; split_gates: to these projections from (B, T, any).
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -102,6 +104,8 @@ class Plan:
     root: Callable[[Array, float], Array] = root
     rotate: Callable[..., Array] = rotate
     table: Callable[[Array], Array] = as_it_is
+    opened: Callable[[Array], Array] | None = None
+    split_gates: Callable[[Array, int], Array] = split
     split: Callable[[Array, int], Array] = split
     merge: Callable[[Array], Array] = merge
     share: Callable[[Array, int], Array] = share
@@ -233,7 +237,7 @@ def plan_of(
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
-        temperature=config.temperature,
+        temperature=config.temperature, opened=sigmoid if config.output_gate else None,
         magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
         features=features, **kept(problem, kind),

@@ -22,12 +22,12 @@ INPUTS = "inputs"  # what is queries, keys and values at once
 # The steps of `trace` in order, all but the output.
 STEPS = (
     *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_v", "norm_q", "norm_k", "rotate_q",
-    "rotate_k", "tempered_q", "scores", "capped", "biased", "weights", "pooled", "head_gated", "merged",
+    "rotate_k", "tempered_q", "scores", "capped", "biased", "weights", "pooled", "head_gated", "gated", "merged",
 )  # fmt: skip
 OF_QUERIES = ("W_q", "split_q", "norm_q", "rotate_q", "tempered_q")
 OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
 OF_VALUES = ("W_v", "split_v", "norm_v")
-POOLED = ("pooled", "head_gated", "merged")
+POOLED = ("pooled", "head_gated", "gated", "merged")
 PAIRS = ("scores", "capped", "biased", "weights")
 MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
 PLACED = "cache.positions"
