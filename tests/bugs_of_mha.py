@@ -68,7 +68,7 @@ GROUPS = {
         "gpt-oss may have no sinks": (r'found\["sinks"\] = True', "pass"),
         "sinks that are not there are zeros": ("!= has_sinks:", "!= has_sinks and False:"),
         "Phi-3's YaRN is YaRN": (r'if kind == "phi3" and .*:', "if False:"),
-        "all of a head of Phi-4-mini turns": (r'"glm4", "phi3"\)', '"glm4")'),
+        "all of a head of Phi-4-mini turns": (r'"glm4", "phi3", "mini', '"glm4", "mini'),
         "Phi-3 has no window": ('"qwen3_moe", "phi3"\n', '"qwen3_moe"\n'),
         "Phi-3's groups are as many as its heads": ("if description.grouped else num_heads",
             "if False else num_heads"),

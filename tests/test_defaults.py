@@ -18,6 +18,8 @@ QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}
 EXAONE4 = PLAIN | {"num_key_value_heads": 32, "qk_norm": mha.Norm("rms", 1e-5)}
 OLMO3 = PLAIN | {"rotary": mha.Rotary(8, 5e5), "qk_norm": mha.Norm("rms", 1e-5, over="all")}
 GEMMA4 = GEMMA | {"scale": 1.0, "qk_norm": mha.Norm("rms", 1e-6), "value_norm": mha.Norm("rms", 1e-6)}
+MINIMAX = {"num_heads": 48, "num_key_value_heads": 8, "key_dim": 128, "window": None}
+MINIMAX |= {"qk_norm": mha.Norm("rms", 1e-6, over="all")}
 GLM = PLAIN | {"num_key_value_heads": 2, "key_dim": 128, "rotary": mha.Rotary(64, interleaved=True)}
 OSS = mha.yarn(64, rope_theta=150000, factor=32, original_max_position_embeddings=4096, truncate=False)
 GPT_OSS = PLAIN | {"num_key_value_heads": 8, "key_dim": 64, "rotary": OSS, "sinks": True}
@@ -76,6 +78,11 @@ DEFAULTS = [
      OLMO3 | {"window": WINDOW}),
     ("llama", "olmo3", {"layer": 3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
      OLMO3 | {"rotary": mha.linear(8, rope_theta=5e5, factor=2.0)}),
+    ("llama", "olmoe", {"clip_qkv": None}, PLAIN | {"qk_norm": mha.Norm("rms", 1e-5, over="all")}),
+    ("llama", "minimax_m2", {"num_attention_heads": ..., "use_qk_norm": True, "qk_norm_type": "per_layer"},
+     MINIMAX | {"rotary": mha.Rotary(128)}),
+    ("llama", "minimax_m2", {"num_attention_heads": ..., "rotary_dim": 64, "rope_theta": 5e6},
+     MINIMAX | {"rotary": mha.Rotary(64, 5e6)}),
     ("llama", "hunyuan_v1_dense", {"attention_head_dim": 8, "use_qk_norm": True, "use_rotary_pos_emb": True},
      PLAIN | {"qk_norm": mha.Norm("rms", 1e-5, after=True)}),
     ("llama", "hunyuan_v1_dense",

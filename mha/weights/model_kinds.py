@@ -29,6 +29,8 @@ _GEMMA4["rope_parameters"] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
+_MINIMAX_M2: dict[str, Any] = {"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128}
+_MINIMAX_M2 |= {"rms_norm_eps": 1e-6, "partial_rotary_factor": 1.0, "rotary_dim": None}
 _OLMO3: dict[str, Any] = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 _OLMO3 |= {"rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _LLAMA: dict[str, dict[str, Any]] = {
@@ -57,6 +59,8 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "olmo": {},
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": _OLMO3,
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "minimax_m2": _MINIMAX_M2,
     "hunyuan_v1_dense": {"rms_norm_eps": 1e-5, "attention_head_dim": None},  # which says head_dim again
     "llama4_text": _LLAMA4,
 }
@@ -86,20 +90,21 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 }
 
 # What kinds do that no name says.
+OF_ALL = "olmo2", "olmo3", "olmoe", "minimax_m2"  # they have norms over all heads of queries, and of keys
 # They have norms of queries and keys.
-NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "olmo2", "olmo3", "hunyuan_v1_dense", "gemma4_text"
-OF_ALL = "olmo2", "olmo3"  # over all heads
+NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "hunyuan_v1_dense", "gemma4_text", *OF_ALL
 AFTER = ("hunyuan_v1_dense",)  # after the rotation
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
 BY_WINDOW = "gemma3_text", "gemma4_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
 INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
-SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3"), "partial_rotary_factor")
+SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3", "minimax_m2"), "partial_rotary_factor")
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "cohere2": {"position_embedding_type": "rope_gptj"},
     "phi3": {"full_attn_mod": 1},
+    "minimax_m2": {"use_qk_norm": True, "qk_norm_type": "per_layer"},
     "gemma4_text": {"use_bidirectional_attention": "vision"},  # which is of pictures
     "hunyuan_v1_dense": {"use_qk_norm": True, "use_rotary_pos_emb": True},
 }

@@ -111,6 +111,8 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
         recorded = recorded | {"rope_type": "longrope"}
     if share := SHARES.get(kind):
         factor = recorded.get("partial_rotary_factor", model.get(share))
+        if model.get("rotary_dim") is not None:  # in older files of MiniMax M2
+            factor = checks.size("rotary_dim", model["rotary_dim"]) / width
         recorded = recorded | {"partial_rotary_factor": None}
         width = int(width * min(checks.positive(share, factor), 2.0))  # Rotary refuses factors above 1
     turned = made(model, where, recorded, width, theta, length)

@@ -129,6 +129,8 @@ MODELS = {
     "Llama 4, no norm": ("Llama4Text", LLAMA4 | {"use_qk_norm": False, "no_rope_layers": []}),
     "Gemma 4": ("Gemma4Text", GEMMA4 | {"layer_types": ["sliding_attention", "full_attention"]}),
     "Gemma 4, window": ("Gemma4Text", GEMMA4 | {"num_hidden_layers": 3, "layer_types": [*WINDOW["layer_types"], FULL]}),
+    "OLMoE": ("Olmoe", EXPERTS | {"num_experts": 2, "rms_norm_eps": 1e-2}),
+    "MiniMax M2": ("MiniMaxM2", EXPERTS | {"head_dim": 8, "rotary_dim": 4, "rms_norm_eps": 1e-2}),
     "Hunyuan": ("HunYuanDenseV1", {"head_dim": 8, "rms_norm_eps": 1e-2, "attention_bias": True}),
     "Hunyuan, alpha": (
         "HunYuanDenseV1",
