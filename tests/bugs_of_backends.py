@@ -184,7 +184,7 @@ GROUPS = {
     "options alone": ("alone", {
         "views of heads that are to be turned": {"torch": (r" or config\.qk_norm or config\.rotary\b", "")},
         "views of heads that have gates": {"torch": (r"if call\.head_gates is not None or not", "if not"),
-            "tensorflow": (r" or call\.head_gates is not None\n", "\n")},
+            "tensorflow": (r" or call\.head_gates is not None or", " or")},
         "views of heads that share keys": {"torch": (
             r"turned = config\.num_key_value_heads != config\.num_heads or config\.qk_norm",
             "turned = config.qk_norm")},
@@ -224,10 +224,10 @@ GROUPS = {
         "unseen values keep what they hold": {"mxnet": (r"zeroed\(values, seen\), call", "values, call")},
         "a query before the first key counts as seeing": {"numpy torch mxnet": (r"call\.offset \+ right < 0",
             "call.offset + right < -1")},
-        "heads that are to be turned keep four axes": {"tensorflow": (r"turned = config\.qk_norm or config\.rotary or",
-            "turned =")},
-        "heads of a rotation keep four axes": {"tensorflow": (r"config\.qk_norm or config\.rotary or",
-            "config.qk_norm or")},
+        "heads that are to be turned keep four axes": {"tensorflow": (
+            r"turned = config\.qk_norm or config\.value_norm or config\.rotary or", "turned =")},
+        "heads of a rotation keep four axes": {"tensorflow": (r"config\.value_norm or config\.rotary or",
+            "config.value_norm or")},
         "the engine forgets the scale": {"tensorflow": (
             r"sqrt\(queries\.shape\[-1\]\) if self\.scale is None else self\.scale", "sqrt(queries.shape[-1])")},
         "every query of a call with lengths sees a key": {"tensorflow": (r'return "one" if (.*) else "some"',
