@@ -5,7 +5,7 @@ import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -94,10 +94,12 @@ def config_text(config: Config) -> str:
 
     Options of layout 3 are in it where they are used; a norm of layout 2 is recorded as its kind and its number.
     """
-    used = special(config)
-    recorded = {name: X for name, X in asdict(config).items() if name not in LATER or name in used}
-    if is_plain(norm := config.qk_norm):
-        recorded |= {"qk_norm": norm and norm.kind, "qk_norm_eps": norm.eps if norm else Norm.eps}
+    used, norm, recorded = special(config), config.qk_norm, dict[str, Any]()
+    for name, X in asdict(config).items():
+        if name == "qk_norm" and is_plain(norm):
+            recorded |= {"qk_norm": norm and norm.kind, "qk_norm_eps": norm.eps if norm else Norm.eps}
+        elif name not in LATER or name in used:
+            recorded[name] = X
     if config.rotary:
         recorded["rotary"]["frequencies"] = config.rotary.angles()
         if config.rotary.magnitude == 1:
