@@ -40,6 +40,12 @@ class Case:
         return layer, inputs, dict(self.arguments)
 
 
+def add(twins, name, case, *forms, **by_how):
+    """Put twins of a mistake into a dict: of its one form, or by the words of each."""
+    for how, twin in (*(("", form) for form in forms), *by_how.items()):
+        twins[name, how] = case, twin
+
+
 # Twins: functions of a layer, inputs and arguments to an output
 
 

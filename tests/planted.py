@@ -87,6 +87,7 @@ CALLS = (
     Call(SQUARE | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]}),
     Call(SQUARE | {"rotary": mha.Rotary(2, magnitude=1.3)}, {"offset": [7, 2, 3]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "softcap": 1.5, "sinks": True}, {"valid_lens": [4, 0, 6]}),
+    Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "output_gate": "element"}, {"valid_lens": [4, 0, 6]}),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import seams
 from mha import arrays, dispatch
 from mha.call import keep
 from mha.layer import restore
-from mha.parity.pipeline import pieces
+from mha.parity.pipeline import parts, pieces
 from mha.parity.pipeline.plan import OF_HIDING
 from mha.positions import Rotary
 
@@ -42,6 +42,7 @@ PLACES = {
     "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
     "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
     "axis": "`visible_softmax`",
+    "opened": "`gate_by`", "closed": "`gate_by`",
     "after": "`visible_softmax`", "blanked": "`blank_unused`", "into_product": "products",
 }  # fmt: skip
 
@@ -92,6 +93,9 @@ class Planting:
         found = {name: arrays.to_numpy(X) for name, X in found.items()}
         for name, X in self.bent.items():
             found[name] = X
+        if self.plan.closed is not None:
+            gates = self.numpy(attention.layer.W_g(self.own(self.plan.queries)))  # (B, Q, D)
+            found["output"] = found["output"] * self.plan.closed(gates).astype(layer.config.dtype)
         if "into_product" in self.names:
             with self.module.context(layer.config.dtype):
                 rough = self.plan.into_product(found["merged"])
@@ -169,6 +173,7 @@ class Planting:
             "blank_unused": (self.blank, {"softmax", "axis", "after", "blanked", "into_product"}),
             "AttentionPooling.drop": (self.dropped(), {"into_product"}),
             "MultiHeadAttention.turn": (self.turn(), TURNING),
+            "MultiHeadAttention.gate_by": (self.gate_by(), {"opened"}),
         }
         used = {name: function for name, (function, fields) in functions.items() if self.names & fields}
         return seams.replaced(self.backend, {name: lambda right, wrong=wrong: wrong for name, wrong in used.items()})
@@ -232,6 +237,17 @@ class Planting:
     def dropped(self):
         """The pooling's method `drop`, which has weights last before they are multiplied."""
         return lambda pooling, weights, training: self.own(self.rough(self.numpy(weights)))
+
+    def gate_by(self):
+        """The layer's method `gate_by`."""
+
+        def gated(layer, pooled, gates):
+            right, H = self.numpy(pooled), layer.config.num_heads
+            opened = self.plan.opened(self.numpy(gates).reshape(-1, H, *gates.shape[1:]))  # (B, H, Q, dv or 1)
+            made = parts.gated(right, opened.reshape(-1, *opened.shape[2:]))  # (B*H, Q, dv)
+            return self.own(made)
+
+        return gated
 
     def turn(self):
         """The layer's method `turn`."""

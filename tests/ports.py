@@ -36,7 +36,15 @@ class Port:
             seen = seen & ((score_bias if score_bias.ndim != 3 else score_bias[:, None]) > -np.inf)
         weights = self.softmax(scores, seen)
         pooled = self.gate(weights @ v, head_gates)
-        return self.project("W_o", self.merge(pooled)), weights
+        return self.finish(pooled, queries), weights
+
+    def finish(self, pooled, queries):
+        if self.config.output_gate:
+            pooled = pooled * self.opened(self.split(self.project("W_g", queries), self.H))
+        return self.project("W_o", self.merge(pooled))
+
+    def opened(self, gates):
+        return 1 / (1 + np.exp(-gates))
 
     def packed(self, own, others):
         own, others = own[:, None, :, None], others[:, None, None]  # (B or 1, 1, Q, 1), (B or 1, 1, 1, K)

@@ -27,6 +27,7 @@ KINDS = [
     ("the norm comes after the rotation", "", "norm_q"),
     ("lengths are tiled, not repeated", "", "scores"),
     ("gates of other heads", "reversed", "head_gated"),
+    ("the output gate comes after W_o", "", "gated"),
     ("the heads are interleaved", "by the split and the merge", "split_q"),
     ("heads of keys are tiled, not repeated", "", "scores"),
     ("the cap comes after the bias", "", "capped"),

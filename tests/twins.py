@@ -5,6 +5,7 @@ from functools import partial
 
 import by_hand
 import numpy as np
+import twins_of_sinks_and_gates
 from by_hand import (
     PROJECTIONS,
     Case,
@@ -53,7 +54,6 @@ of_values = Case(GROUPS | {"value_norm": mha.Norm("rms", 3e-3)})
 tempered = Case(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
 magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
 own = Case(OWN, {"offset": 2})
-sunk = Case(GROUPS | {"scale": 0.7, "softcap": 1.5, "sinks": True}, {"valid_lens": LENGTHS})
 ending = Case(MODERN, {"offset": [508, 2, 3]})
 far = Case(MODERN, {"offset": [9000, 4200, 700]})
 many = Case(PLAIN, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
@@ -70,14 +70,8 @@ ORDERS = {
 }  # of packed arrays
 QK, KV = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 QKV = PROJECTIONS[:3]
-TWINS = {}
-
-
-def add(name, case, *forms, **by_how):
-    """Add twins of a mistake: of its one form, or by the words of each."""
-    for how, twin in (*(("", form) for form in forms), *by_how.items()):
-        TWINS[name, how] = case, twin
-
+TWINS = {**twins_of_sinks_and_gates.TWINS}
+add = partial(by_hand.add, TWINS)
 
 # NaN
 
@@ -184,24 +178,6 @@ add("the bias is repeated over the batch, not tiled", modern, argument(score_bia
 for how, other in zip(by_hand.SLOPES, reversed(by_hand.SLOPES), strict=True):
     case = Case(PLAIN | {"num_heads": 6}, {"score_bias": by_hand.of_slopes(by_hand.SLOPES[other])})
     add("another rule of ALiBi's slopes", case, **{how: argument(score_bias=by_hand.of_slopes(by_hand.SLOPES[how]))})
-
-# Sinks
-
-add("sinks are forgotten", sunk, by_hand.beside_sinks(
-    lambda of_sink, of_keys: of_keys / np.maximum(1 - of_sink, 1e-9)[..., None]))  # fmt: skip
-add("sinks are scaled", sunk, by_hand.resunk(lambda X: [0.7 * x for x in X]))
-add("sinks are capped", sunk, by_hand.resunk(lambda X: [1.5 * math.tanh(x / 1.5) for x in X]))
-add("sinks are left out of the maximum", sunk, port(softmax=by_hand.unshifted))
-add("sinks pool a value", sunk, **{
-    "that of the first key": by_hand.beside_sinks(partial(by_hand.pooled_with, 0)),
-    "that of the last key": by_hand.beside_sinks(partial(by_hand.pooled_with, 6)),
-    "with every weight one key further": by_hand.beside_sinks(
-        lambda of_sink, of_keys: np.concatenate([of_sink[..., None], of_keys[..., :6]], -1))})  # fmt: skip
-add("sinks of other heads", sunk, **{
-    "reversed": by_hand.resunk(lambda X: X[::-1]),
-    "as (r, g)": by_hand.resunk(lambda X: [X[3 * g + r] for r in range(3) for g in range(2)]),
-    "as (r, g), the other way": by_hand.resunk(lambda X: [X[2 * r + g] for g in range(2) for r in range(3)]),
-})  # fmt: skip
 
 # What hides keys
 

@@ -60,12 +60,15 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         return in_slots(plan, before), before["k"]
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
     output = plan.output(merged)
+    if plan.closed is not None:
+        gates = plan.closed(plan.projected("W_g", plan.queries)[:, plan.rows, plan.features])  # (B, Q, D)
+        output = plan.rounded((widen(output) * gates).astype(output.dtype))
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
 
 
 def projected_gates(plan: Plan) -> Array:
     """Project the queries for the output gate, (B, H, T, dv or 1)."""
-    return plan.split_gates(plan.projected("W_g", plan.queries), plan.heads)
+    return split(plan.projected("W_g", plan.queries), plan.heads)
 
 
 def gated(pooled: Array, gates: Array) -> Array:

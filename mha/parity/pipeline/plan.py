@@ -54,7 +54,7 @@ class Plan:
     rotation; norms: by role, the norm of its heads, an `mha.Norm`; magnitude: of the rotation, and magnified: the roles
     that it is applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the
     right positions of queries to those that it goes by; opened: from projections of queries for the output gate, (B, H,
-    T, dv or 1), to gates, None = there is none; split_gates: to these projections from (B, T, any).
+    T, dv or 1), to gates, None = there is none; closed: from (B, T, any) to gates of the output, None = there is none.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -105,7 +105,7 @@ class Plan:
     rotate: Callable[..., Array] = rotate
     table: Callable[[Array], Array] = as_it_is
     opened: Callable[[Array], Array] | None = None
-    split_gates: Callable[[Array, int], Array] = split
+    closed: Callable[[Array], Array] | None = None
     split: Callable[[Array, int], Array] = split
     merge: Callable[[Array], Array] = merge
     share: Callable[[Array, int], Array] = share
