@@ -58,6 +58,7 @@ GROUPS = {
         "every layer of Llama 4 has chunks": (r"if turns else None\n", "\n"),
         "types of Llama 4's layers do not count": (r'turns = recorded == "chunked_attention"', "pass"),
         "every layer of Llama 4 is tempered": (r'if not turns and model\["attn_t', 'if model["attn_t'),
+        "one rotation counts as two that are not there": (r"if foreign := .*full_attention.*:", "if foreign := []:"),
         "norms of Llama 4 come before the rotation": (r'rms_norm_eps"\]\), after=True\)', 'rms_norm_eps"]))'),
         "norms without weights are zeros": (r"none\[weight\] \+= 1", "pass"),
         "norms without weights are refused": (

@@ -81,6 +81,11 @@ REFUSED = {
         {},
         "long_factor is [1.0] (list), expected 3",
     ),
+    "one rotation where layers with a window have another": (
+        {"model_type": "olmo3", "rope_parameters": YARN},
+        {},
+        "has factor, original_max_position_embeddings, rope_type, expected full_attention and sliding_attention",
+    ),
     "a length without a rotation that goes by it": (LLAMA, {"length": 0}, "length is 0, expected at least 1"),
 }
 

@@ -102,6 +102,11 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
         if where == "rope_scaling":
             recorded = {} if slides else recorded
         elif recorded:
+            if foreign := sorted(recorded.keys() - {"full_attention", "sliding_attention"}):
+                raise ValueError(
+                    f"{where} of {kind} has {', '.join(foreign)}, expected full_attention and sliding_attention, each "
+                    "with a rotation of its own"
+                )
             recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
     if kind == "hunyuan_v1_dense" and recorded.get("alpha"):  # beside which the numbers of YaRN say nothing
         recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
