@@ -20,6 +20,10 @@ MANY = parity.Case("", ALL, [31, 0, 17], score_bias=(1, 6, 29, 31), offset=[0, -
 MANY = dataclasses.replace(MANY, mask=(3, 1, 29, 1), num_queries=29, num_keys=31)
 WINDOW = parity.WIDTHS | {"num_heads": 6, "num_key_value_heads": 2, "window": (4, 1)}
 LARGE = {"batch": 3, "num_queries": 29, "num_keys": 31}
+SAME = LARGE | {"num_keys": 29}
+TEXTS = [7] * 11 + [3] * 2 + [-1] * 3 + [8, 0, 9] + [3] * 10  # of which one lies in two places
+PLACES = [*range(11), 0, 1, 5, 5, 5, 0, 0, 0, *range(10)]
+RESTARTED = {"positions": PLACES, "key_positions": PLACES}
 # PyTorch's kernel asks for one width of heads, which these have.
 ONE_WIDTH = WINDOW | {"value_dim": 11, "scale": 0.7, "rotary": mha.Rotary(10)}
 ONE_WIDTH_ALL = ONE_WIDTH | {"window": None}
@@ -47,6 +51,20 @@ CASES = {
             positions=[[7 * i % 31 - 1 for i in range(29)], [*range(-9, 20)], [*range(29)]],
             key_positions=[[11 * j % 31 - 1 for j in range(31)], [*range(31)], [*range(-5, 26)]],
         ),
+        parity.Case(
+            "many pieces, segments",
+            WINDOW | {"sinks": True},
+            [31, 9, 17],
+            **LARGE,
+            segments=[[i // 9 - 1 for i in range(29)], [*range(29)], [i**2 % 3 for i in range(29)]],
+            key_segments=[
+                [j // 9 - 1 for j in range(31)],
+                [j // 2 for j in range(31)],
+                [-1 + j % 4 for j in range(31)],
+            ],
+        ),
+        parity.Case("kernel, segments", ONE_WIDTH_ALL, **SAME, segments=TEXTS, causal=True, score_bias=(1, 6, 29, 29)),
+        parity.Case("kernel, segments, positions", ONE_WIDTH, **SAME, segments=TEXTS, causal=True, **RESTARTED),
         parity.Case("additive, lengths per query", parity.ADDITIVE, [[1, 4, 2], [0, 3, 9]]),
         parity.Case("more queries than keys, causal", parity.WIDTHS, causal=True, num_queries=13),
         parity.Case("mask of one column, every query or none", parity.WIDTHS, mask=(2, 1, 3, 1)),
@@ -72,7 +90,7 @@ CASES = {
 # TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
 QUICK = {
     "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options", "many pieces, positions",
-    "one length for all, mask, bias",
+    "one length for all, mask, bias", "many pieces, segments", "kernel, segments, positions",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
 
@@ -84,6 +102,7 @@ def small(monkeypatch, backend):
 
     def shrink(scores=SMALL):
         monkeypatch.setattr(cutting, "SCORES", scores)
+        monkeypatch.setattr(cutting, "LEAST", 5)
         if backend == "jax":
             monkeypatch.setattr(importlib.import_module("mha.backends.jax.engine.layer"), "SHORT", 1)
         adapters.of(backend).forget_programs()

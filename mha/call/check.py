@@ -108,7 +108,7 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
         known["offset"] = offset
     placed = {name: near(name, X) for name, X in call.placed().items()}
     packed = {name: near(name, getattr(call, name)) for name in PACKED}
-    known |= {name: X for name, X in packed.items() if isinstance(X, np.ndarray)}
+    known |= {name: X for name, X in (placed | packed).items() if isinstance(X, np.ndarray)}
     own = call._replace(valid_lens=lengths, offset=offset, **placed, **packed)
     own = own.mapped(lambda X: native(arrays, place, X))
     return own._replace(known=known, extremes=bounds)

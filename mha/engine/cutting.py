@@ -3,16 +3,18 @@
 A call is a checked `Call`, whose arrays may be those of any framework.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from mha.call import OF_PAIRS, Call
+from mha.engine import packing
 from mha.engine.operations import Operations
 from mha.engine.reach import NUMPY, reach, span
 
 SCORES = 2**20  # in one piece: 4 MiB in float32
-LEAST = 128  # queries of a block that a window alone makes small: products of fewer rows are slow
+LEAST = 128  # queries of a block that a window or segments alone make small: products of fewer rows are slow
 
 
 def fits(scores: int) -> bool:
@@ -56,12 +58,42 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
 
     scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
     """
+    if packing.is_known(call):
+        yield from _packed(call, num_queries, num_keys, scores)
+        return
     size = block(call, num_queries, num_keys, scores, share)
     # Lengths and pairs need not be cut for their positions.
     call = call._replace(valid_lens=None, **dict.fromkeys(OF_PAIRS))
     for first in range(0, num_queries, size):
         queries = slice(first, min(first + size, num_queries))
         yield queries, span(call.part(queries=queries), queries.stop - first, num_keys)
+
+
+def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """The blocks of `pieces` of a call whose segments are known: each needs the keys of its own segments."""
+    if fits(scores * num_queries * num_keys):
+        yield slice(0, num_queries), slice(0, num_keys)
+        return
+    order = Call(causal=call.causal, window=call.window, offset=call.offset, known=call.known, **call.placed())
+    for rows, keys in packing.blocks(call, LEAST):
+        size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
+        for first in range(rows.start, rows.stop, size):
+            own = slice(first, min(first + size, rows.stop))
+            near = span(order.part(queries=own), own.stop - own.start, num_keys)
+            start = max(keys.start, min(near.start, keys.stop - 1))
+            yield own, slice(start, max(start + 1, min(keys.stop, near.stop)))
+
+
+def of_block(call: Call, rows: slice, keys: slice) -> Call:
+    """The call of one of these blocks and its keys."""
+    return packing.plain(call.part(queries=rows, keys=keys))
+
+
+def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
+    """Whether a call is one of several blocks."""
+    if packing.is_known(call):
+        return not fits(scores * num_queries * num_keys)
+    return bool(block(call, num_queries, num_keys, scores) < num_queries)
 
 
 def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int = 2, of: Operations = NUMPY) -> Any:
@@ -81,6 +113,11 @@ def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int =
 def cuts(num_keys: int) -> list[int]:
     """A quarter, a half, three quarters and all of the keys: for a compiler that must know sizes beforehand."""
     return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})
+
+
+def doubled(least: int, num_keys: int) -> list[int]:
+    """So many keys, twice as many and so on, up to all: likewise, for blocks that need few of many."""
+    return [*itertools.takewhile(lambda size: size < num_keys, (least << n for n in itertools.count())), num_keys]
 
 
 def _equal(of: Operations, total: Any, most: Any) -> Any:

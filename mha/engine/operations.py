@@ -15,7 +15,8 @@ class Operations:
     signed ... four_axes: functions of the lesson. merged: the first two axes of an array as one, not copied. shape: of
     an array, with a tensor for each size that only the call itself knows; smaller, larger: of two sizes, ints or such
     tensors; root: of the sum of two sizes, rounded down; lowest_of, highest_of: of an array's numbers, None = those
-    that only a compiler will know stay unknown.
+    that only a compiler will know stay unknown; same: whether two arrays are the same; either: the results of one of
+    two functions, by that; both None where segments are known before.
     """
 
     any: Callable[[Any, int], Any]
@@ -40,3 +41,5 @@ class Operations:
     root: Callable[[Any, Any], Any] = lambda X, Y: int(math.sqrt(X + Y))
     lowest_of: Callable[[Any], Any] | None = None
     highest_of: Callable[[Any], Any] | None = None
+    same: Callable[[Any, Any], Any] | None = None
+    either: Callable[[Any, Callable[[], Any], Callable[[], Any]], Any] | None = None

@@ -3,6 +3,7 @@
 A call is a checked `Call`; `of` is a backend's table of `Operations`.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from mha import checks
 from mha.call import PACKED, PLACES, Call
 from mha.call.declaration import extremes_of
+from mha.engine import packing
 from mha.engine.operations import Operations
 
 
@@ -72,7 +74,7 @@ def narrowed(call: Call, num_queries: int, num_keys: int) -> tuple[slice, Call]:
 
 def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
     """Whether every query sees a key, and every key is seen, as far as is known without looking at pairs."""
-    if call.valid_lens is not None or call.pairs():
+    if call.valid_lens is not None or call.pairs() or call.by_tokens():
         return False
     left, right = reach(call)
     if left is None and right is None:
@@ -91,9 +93,14 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     """
     lengths, (left, right) = call.valid_lens, reach(call)
     per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
-    if call.pairs() or (per_query and left is not None):
-        visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B, Q, K)
-        return of.any(visible, 2), of.any(visible, 1)
+    if call.pairs() or call.by_tokens() or (per_query and left is not None):
+        if of.same is not None and of.either is not None and packing.may_see_themselves(call):
+            own, other = call.packed().values()
+            alike, counts = of.same(own, other), own >= 0  # (B or 1, T)
+            if call.by_positions():
+                alike, counts = alike & of.same(call.positions, call.key_positions), counts & (call.positions >= 0)
+            return of.either(alike, lambda: (counts, counts), lambda: _used_in_pairs(of, queries, keys, call))
+        return _used_in_pairs(of, queries, keys, call)
     Q, K = of.shape(queries)[1], of.shape(keys)[1]
     each_key = of.arange(K, keys)[None]  # (1, K)
     if lengths is not None:
@@ -110,23 +117,32 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     return sees, (of.min(first, 1)[:, None] <= each_key) & (each_key < of.max(last, 1)[:, None])
 
 
+def _used_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+    """The flags of `used`, by an array of all pairs."""
+    visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B or 1, Q or 1, K)
+    return of.any(visible, 2), of.any(visible, 1)
+
+
 def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
+    rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
+    if call.by_tokens():
+        alone = packing.is_known(call) and packing.may_see_themselves(call)
+        return used(KNOWN, rows, columns, packing.known(call)) if alone else None
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
     if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
     if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
         return None
-    rows, columns = (np.empty((0, size)) for size in (num_queries, num_keys))
     return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """The call with a mask for all that hides by positions, where these are given, by segments, and by chunks.
 
-    Positions stay for the rotation alone.
+    Positions stay for the rotation alone. Where the segments are known, blocks go by them, and all stay.
     """
-    if not call.by_tokens():
+    if not call.by_tokens() or packing.is_known(call):
         return call
     hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
     if call.by_positions() or call.chunk:
@@ -137,8 +153,8 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 
 def turned(call: Call) -> Call:
-    """The call of `by_mask` behind the rotation, without positions."""
-    if not call.by_positions():
+    """The call of `by_mask` behind the rotation, without positions that stayed for it alone."""
+    if not call.by_positions() or call.segments is not None:
         return call
     return call._replace(**dict.fromkeys(PLACES))
 
@@ -186,3 +202,5 @@ NUMPY = Operations(
     repeat_heads=None,
     four_axes=None,
 )
+# What is known decides at once.
+KNOWN = dataclasses.replace(NUMPY, same=np.array_equal, either=lambda same, these, those: these() if same else None)

@@ -43,7 +43,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().attend(queries, keys, values, call._replace(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
-        return super().attend(queries, keys, values, by_mask(OPERATIONS, queries, keys, call))
+        if call.segments is None or call.chunk is not None:
+            call = by_mask(OPERATIONS, queries, keys, call)
+        return super().attend(queries, keys, values, call)
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""

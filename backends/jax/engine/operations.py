@@ -1,11 +1,25 @@
 """JAX's operations for planning a call."""
 
+import jax
 from jax import numpy as jnp
 
 from mha.engine.operations import Operations
 
 from ..heads import repeat_heads
 from ..hiding import four_axes, signed, visible_keys
+
+
+def either(same, these, those):
+    """The results of one of two functions, by whether two arrays are the same, which may be known."""
+    if type(same) is bool:
+        return these() if same else those()
+    sizes = [X.shape for X in jax.eval_shape(lambda: [X | Y for X, Y in zip(these(), those(), strict=True)])]
+
+    def whole(function):
+        return lambda: [jnp.broadcast_to(X, size) for X, size in zip(function(), sizes, strict=True)]
+
+    return jax.lax.cond(same, whole(these), whole(those))
+
 
 OPERATIONS = Operations(
     any=jnp.any,
@@ -23,4 +37,6 @@ OPERATIONS = Operations(
     visible_keys=visible_keys,
     repeat_heads=repeat_heads,
     four_axes=four_axes,
+    same=lambda X, Y: X is Y or (X.shape == Y.shape and jnp.array_equal(X, Y)),
+    either=either,
 )

@@ -9,10 +9,11 @@ import math
 import jax
 from jax import numpy as jnp
 
+from mha.call import PACKED, PLACES
 from mha.engine import cutting
 from mha.engine.reach import reach, span
 
-from ..hiding import four_axes, signed
+from ..hiding import four_axes, places, signed
 
 TOGETHER = "devices"  # whose samples are computed at once
 LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
@@ -21,13 +22,16 @@ LONG = 4  # times the usual number of queries make a block of one head: XLA's pr
 def prepared(call, num_keys):
     """A call with lengths (B, 1 or Q) and an offset, an int or (B or 1, 1), that may become negative.
 
-    Mask and bias have four axes. What is known of numbers is left out: JAX would compile anew for each.
+    Mask and bias have four axes; segments, and positions beside them, two: (B or 1, T). What is known of numbers is
+    left out: JAX would compile anew for each.
     """
     lens, offset = call.valid_lens, call.offset
     lens = None if lens is None else signed(lens, num_keys).reshape(len(lens), -1)  # (B, 1 or Q)
     offset = offset if type(offset) is int else jnp.asarray(offset, int)  # (B or 1, 1)
     pairs = {name: four_axes(X) for name, X in call.pairs().items()}
-    return call._replace(valid_lens=lens, offset=offset, known=None, extremes=None, **pairs)
+    given = {} if call.segments is None else {name: getattr(call, name) for name in (*PACKED, *PLACES)}
+    tokens = {name: places(None, X) for name, X in given.items() if X is not None}  # (B or 1, T)
+    return call._replace(valid_lens=lens, offset=offset, known=None, extremes=None, **pairs, **tokens)
 
 
 def in_reach(queries, keys, values, call):
@@ -36,12 +40,14 @@ def in_reach(queries, keys, values, call):
     call: as `prepared`.
     """
     Q, K, (left, right) = queries.shape[1], keys.shape[1], reach(call)
+    if call.segments is not None:
+        return keys, values, call
     seen = span(call, Q, K)
     if type(call.offset) is int or None in (left, right) or Q + left + right >= K:
         return keys[:, seen], values[:, seen], call.part(keys=seen)
     size = Q + left + right
     first = jnp.clip(call.offset - left, 0, K - size)  # (B or 1, 1)
-    return cut(keys, first, size, 1), cut(values, first, size, 1), of_keys(call, first, size)
+    return cut(keys, first, size, 1), cut(values, first, size, 1), at_keys(call, first, size)
 
 
 def pool_pieces(pooling, queries, keys, values, num_heads, call):
@@ -50,7 +56,7 @@ def pool_pieces(pooling, queries, keys, values, num_heads, call):
     key = pooling.make_rng("dropout") if call.training and pooling.dropout else jax.random.key(0)
     of_pair = pooling.scores_of_pair(queries[:1])
     pure = functools.partial(_pool_pieces, *pooling.unbind(), of_pair, num_heads, call, n > 1)
-    arrays = call._replace(head_gates=None).arrays()
+    arrays = call._replace(head_gates=None, **call.packed()).arrays()
     if n == 1:
         return pure(key, queries, keys, values, arrays)
 
@@ -76,13 +82,16 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
     G, of_pair, (left, right) = num_heads // n, of_pair * n, reach(call)
     size, seen = cutting.queries(Q, math.ceil(of_pair * K / LONG)), K
-    if None not in (left, right):
+    packed = call.segments is not None
+    if packed:
+        size = min(size, cutting.LEAST)
+    elif None not in (left, right):
         narrow = cutting.block(call, Q, K, of_pair)
         if narrow + left + right < K:  # else all keys may be seen
             size, seen = narrow, narrow + left + right
-    heads = cutting.heads(BG, G, of_pair * size * seen)
+    heads = cutting.heads(BG, G, of_pair * size * math.ceil(seen / LONG) if packed else of_pair * size * seen)
     offset = call.offset + jnp.zeros((1, 1), int)  # (B or 1, 1)
-    if seen < K and len(offset) > 1:
+    if packed or (seen < K and len(offset) > 1):
         heads = min(heads, G)  # each sample has its own keys
     sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
     counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
@@ -92,33 +101,46 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
     names, pairs = call.of_scores().keys(), call.of_scores().values()
-    arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *pairs)]
+    tokens = _tokens(call, K) if packed else (None, None)  # (B or 1, 1, Q, n), (B or 1, 1, 1, n, K)
+    arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *tokens, *pairs)]
     cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
+    cuts = cutting.doubled(2 * cutting.LEAST, K) if packed else cuts
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
-    def pool_some(piece, queries, keys, values, lens, offset, *pairs):
+    def pool_some(piece, queries, keys, values, lens, offset, of_queries, of_keys, *pairs):
         queries = queries.reshape(-1, size, d)  # (heads of queries, size, d)
         keys, values = (X.reshape(-1, *X.shape[3:]) for X in (keys, values))  # (heads of keys, d, K)
         lens = None if lens is None else lens[:, 0, :, 0]  # (samples, size or 1)
         offset = offset[:, 0, 0] + piece % counts[2] * size  # (samples or 1, 1)
         block = call._replace(valid_lens=lens, offset=offset, **dict(zip(names, pairs, strict=True)))
+        if packed:
+            block = _of_block(block, of_queries[:, 0], of_keys[:, 0, 0])
         rngs = {"dropout": jax.random.fold_in(key, piece)}
 
         def pool_keys(queries, first, size):
             needed = (cut(X, first, size, 2).swapaxes(1, 2) for X in (keys, values))  # (heads of keys, size, d)
-            inputs = queries, *needed, sizes[1], of_keys(block, first, size)
+            inputs = queries, *needed, sizes[1], at_keys(block, first, size)
             return pooling.apply(variables, *inputs, rngs=rngs, method="pool_block")  # (heads of queries, size, dv)
 
         if seen < K:
             return pool_keys(queries, jnp.clip(offset - left, 0, K - seen), seen)
-        last = K if lens is None else lens.max()
+        first, last = 0, K if lens is None else lens.max()
+        if packed:
+            first, last = K - of_queries[..., 0].max(), jnp.minimum(last, of_queries[..., 1].max())
+            if left is not None:
+                first = jnp.maximum(first, jnp.maximum(offset.min(), left) - left)
         if right is not None:
             last = jnp.minimum(last, jnp.minimum(offset.max(), K - right) + size + right)
+        needed = last - first
         if together:
-            last = jax.lax.pmax(last, TOGETHER)  # so that it is still one branch that is computed
+            needed = jax.lax.pmax(needed, TOGETHER)  # so that it is still one branch that is computed
         # Computed again one by one, or each branch keeps room for what all keep.
-        branches = [again(functools.partial(pool_keys, first=0, size=most)) for most in cuts]
-        return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), last), branches, queries)
+        firsts = [jnp.clip(first, 0, K - most)[None, None] if packed else 0 for most in cuts]
+        branches = [
+            again(functools.partial(pool_keys, first=first, size=most))
+            for first, most in zip(firsts, cuts, strict=True)
+        ]
+        return jax.lax.switch(jnp.searchsorted(jnp.array(cuts), needed), branches, queries)
 
     queries = arranged(queries.reshape(B, num_heads, Q, d))  # (S, P, C, m, h, q, d)
     pooled = _in_loops(again(pool_some), counts, (queries, keys, values, *arrays))  # (S, P, C, rows, size, dv)
@@ -153,11 +175,48 @@ def cut(X, first, size, axis):
     return jax.vmap(lambda X, first: jax.lax.dynamic_slice_in_dim(X, first, size, axis - 1))(X, first[:, 0])
 
 
-def of_keys(call, first, size):
+def at_keys(call, first, size):
     """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepared`."""
     lens = None if call.valid_lens is None else call.valid_lens - first  # (B, 1 or Q)
     pairs = {name: X if X.shape[3] == 1 else cut(X, first, size, 3) for name, X in call.pairs().items()}
-    return call._replace(valid_lens=lens, offset=call.offset - first, **pairs)
+    given = {name: getattr(call, name) for name in ("key_segments", "key_positions")}
+    tokens = {name: None if X is None else cut(X, first, size, 1) for name, X in given.items()}  # (B or 1, size)
+    return call._replace(valid_lens=lens, offset=call.offset - first, **pairs, **tokens)
+
+
+def _tokens(call, num_keys):
+    """The numbers of each query, (B or 1, 1, Q, n), and of each key, (B or 1, 1, 1, n, K), of a call with segments.
+
+    Of a query: how many keys are behind the first of its segment, this one too, and the place behind the last; segment;
+    position. Of a key: segment; position.
+    """
+    (own, others), placed = call.packed().values(), [X for X in call.placed().values() if X is not None]
+    first, last = _extents(own, others)
+    of_queries = [num_keys - first, last, own, *placed[:1]]
+    of_keys = [others, *placed[1:]]
+    rows = max(map(len, (*of_queries, *of_keys)))
+    of_queries, of_keys = ([jnp.broadcast_to(X, (rows, X.shape[1])) for X in each] for each in (of_queries, of_keys))
+    return jnp.stack(of_queries, -1)[:, None], jnp.stack(of_keys, 1)[:, None, None]
+
+
+def _of_block(call, of_queries, of_keys):
+    """The call of a block with its tokens, of queries (B or 1, block, n) and keys (B or 1, n, K)."""
+    call = call._replace(segments=of_queries[..., 2], key_segments=of_keys[:, 0])
+    return call._replace(positions=of_queries[..., 3], key_positions=of_keys[:, 1]) if call.by_positions() else call
+
+
+def _extents(own, others):
+    """The first key of each query's segment and the place behind the last, (B or 1, Q); K and 0 where it has none."""
+    order = jnp.argsort(others, stable=True)  # (B or 1, K)
+    ranked, K, rows = jnp.take_along_axis(others, order, 1), others.shape[1], max(len(own), len(others))
+    each = [jnp.broadcast_to(X, (rows, X.shape[1])) for X in (order, ranked, own)]
+
+    def extent(order, ranked, own):
+        left, right = (jnp.searchsorted(ranked, own, side=side) for side in ("left", "right"))  # (Q,)
+        sees = (left < right) & (own >= 0)
+        return jnp.where(sees, order[jnp.minimum(left, K - 1)], K), jnp.where(sees, order[right - 1] + 1, 0)
+
+    return jax.vmap(extent)(*each)
 
 
 def _arranged(X, sizes, counts):

@@ -23,7 +23,7 @@ from mha.engine.reach import by_group, reach
 
 from .. import pooling as lesson
 from ..engine.operations import OPERATIONS
-from ..engine.pieces import cut, of_keys, varies
+from ..engine.pieces import at_keys, cut, varies
 from ..heads import repeat_heads
 from ..hiding import widen
 
@@ -162,7 +162,7 @@ def _by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=()
     (lens, mask, offset), Q, K = fixed, rows[0].shape[1], kv[0].shape[1]
     whole = Call(lens, mask, bias, circle.causal, offset, window=circle.window)
     first = (owner * K).reshape(1, 1)  # of the keys, as a column (1, 1)
-    call = of_keys(whole, first, K)
+    call = at_keys(whole, first, K)
     of_pair = len(rows[0]) * (rows[0].shape[2] if circle.features else 1)
     size = cutting.queries(Q, SMALL * of_pair * K)
     count = math.ceil(Q / size)

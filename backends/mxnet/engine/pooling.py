@@ -28,7 +28,7 @@ class AttentionPooling(lesson.AttentionPooling):
         that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
         """
         sizes = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
-        if cutting.block(call, *sizes) >= queries.shape[1]:
+        if not cutting.in_blocks(call, *sizes):
             return self.pool_block(queries, keys, values, num_heads, call)
         training = autograd.is_training() if call.training is None else call.training
         # The graph counts for floats alone; that of the call is gone when a block is computed again.
@@ -36,7 +36,7 @@ class AttentionPooling(lesson.AttentionPooling):
         rest = call._replace(training=training, **dict.fromkeys(floats)).mapped(lambda X: X.detach())
 
         def pool_block(block, seen, queries, keys, values, *own):
-            part = rest.part(queries=block, keys=seen)._replace(**dict(zip(floats, own, strict=True)))
+            part = cutting.of_block(rest, block, seen)._replace(**dict(zip(floats, own, strict=True)))
             return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
 
         pieces = list(cutting.pieces(call, *sizes))

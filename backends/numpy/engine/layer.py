@@ -8,7 +8,7 @@ import numpy as np
 from mha.call import ALL, Plans, keep, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_mask, narrowed, turned, used
+from mha.engine.reach import all_used, by_mask, known_used, narrowed, turned, used
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -68,7 +68,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         seen, call = narrowed(call, queries.shape[1], keys.shape[1])
         keys, values = keys[:, keep("seen", seen)], values[:, seen]
         if not all_used(call, queries.shape[1], keys.shape[1]):
-            queries, keys, values = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
+            found = known_used(call, queries.shape[1], keys.shape[1]) or used(OPERATIONS, queries, keys, call)
+            queries, keys, values = blank(queries, keys, values, *found)
         return keep("blanked", (queries, keys, values, call))
 
     def remember(self, k, v, call):

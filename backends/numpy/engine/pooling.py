@@ -29,7 +29,7 @@ class AttentionPooling(lesson.AttentionPooling):
         pooled = []
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen], values[:, seen]
-            pooled.append(self.pool_block(*inputs, num_heads, call.part(queries=block, keys=seen)))
+            pooled.append(self.pool_block(*inputs, num_heads, cutting.of_block(call, block, seen)))
         return np.concatenate(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, call):
@@ -57,7 +57,7 @@ class AttentionPooling(lesson.AttentionPooling):
             )  # (B or 1, H or 1, Q or 1, K or 1)
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen]
-            pairs = by_group(OPERATIONS, *inputs, num_heads, call.part(queries=block, keys=seen))
+            pairs = by_group(OPERATIONS, *inputs, num_heads, cutting.of_block(call, block, seen))
             cuts = (X[:, block] for X in (queries, by_pooled))  # (B*H, block, any)
             folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
             inputs = folded, inputs[1], values[:, seen], *pairs, call.training

@@ -82,7 +82,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
-        call = whole(by_mask(OPERATIONS, queries, keys, call), (B, self.config.num_heads, Q, shape_of(keys)[1]))
+        if call.segments is None or call.chunk is not None:
+            call = by_mask(OPERATIONS, queries, keys, call)
+        call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
 
     def in_lesson(self, queries, keys, call):
@@ -194,7 +196,7 @@ def narrowed(queries, keys, values, call):
         lengths = tf.reshape(call.valid_lens, [-1])  # (B,) or (B*Q,), of equal numbers
         seen = slice(None, lengths[0])
         keys, values, call = keys[:, seen], values[:, seen], call._replace(valid_lens=None).part(keys=seen)
-    if reach(call) != (None, None):
+    if reach(call) != (None, None) and call.segments is None:
         seen = span(call, shape_of(queries)[1], shape_of(keys)[1], OPERATIONS)
         keys, values, call = keys[:, seen], values[:, seen], call.part(keys=seen)
     return keys, values, call

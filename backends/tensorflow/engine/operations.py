@@ -25,6 +25,23 @@ def root(X, Y):
     return tf.cast(tf.sqrt(total), tf.int32)
 
 
+def same(X, Y):
+    """Whether two arrays of two axes are the same: a tensor, or a bool where that is known."""
+    if X is Y:
+        return True
+    if not X.shape.is_compatible_with(Y.shape):
+        return False
+    sizes = tf.reduce_all(tf.equal(tf.shape(X), tf.shape(Y)))
+    return tf.cond(sizes, lambda: tf.reduce_all(tf.equal(X, Y)), lambda: tf.constant(False))
+
+
+def either(same, these, those):
+    """The results of one of two functions, by whether two arrays are the same, which may be known."""
+    if isinstance(same, bool):
+        return these() if same else those()
+    return tf.cond(same, these, those)
+
+
 OPERATIONS = Operations(
     any=tf.reduce_any,
     min=tf.reduce_min,
@@ -47,4 +64,6 @@ OPERATIONS = Operations(
     root=root,
     lowest_of=tf.reduce_min,
     highest_of=tf.reduce_max,
+    same=same,
+    either=either,
 )

@@ -9,14 +9,16 @@ import keras
 import tensorflow as tf
 
 from mha import checks
-from mha.call import OF_PAIRS
+from mha.call import ALL, OF_PAIRS, PACKED, PLACES
 from mha.engine import cutting
 from mha.engine.reach import reach, span
 
 from ..arrays import shape_of
-from ..hiding import four_axes, signed
+from ..hiding import four_axes, places, signed
 from .compiled import knowing, tracing
 from .operations import OPERATIONS, larger, smaller
+
+NARROW = 4  # times fewer keys than all are those of such a block, as a rule
 
 
 def fits(scores):
@@ -27,6 +29,7 @@ def fits(scores):
 def whole(call, sizes):
     """The call with numbers in int32, and pairs of four axes, so that it can be cut anywhere; sizes: (B, H, Q, K).
 
+    Segments, and positions beside them, are (B or 1, T).
     A size of pairs that may be 1, but is not known to be, is made whole.
     """
     lengths, offset = call.valid_lens, call.offset
@@ -42,22 +45,26 @@ def whole(call, sizes):
         known = zip(pairs.shape, sizes, strict=True)
         return tf.broadcast_to(pairs, [1 if size == 1 else full for size, full in known])  # (B, H, Q, K)
 
-    return call._replace(valid_lens=lengths, offset=offset, **{name: made(X) for name, X in call.pairs().items()})
+    given = {} if call.segments is None else {name: getattr(call, name) for name in (*PACKED, *PLACES)}
+    tokens = {name: tf.cast(places(None, X), tf.int32) for name, X in given.items() if X is not None}  # (B or 1, T)
+    pairs = {name: made(X) for name, X in call.pairs().items()}
+    return call._replace(valid_lens=lengths, offset=offset, **pairs, **tokens)
 
 
 def pool_pieces(pooling, queries, keys, values, call):
     """The pooled values (B, H, Q, dv) of an `AttentionPooling`, piece after piece; arguments as of its `pool`."""
     (B, H, Q, d), (_, G, K, _), dv = shape_of(queries), shape_of(keys), values.shape[3]
-    n, in_window = H // G, None not in reach(call)
+    n, in_window, packed = H // G, None not in reach(call), call.segments is not None
     # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
     of_pair = pooling.scores_of_pair(queries) // G
-    size = cutting.block(call, Q, K, of_pair, of=OPERATIONS)
+    size = smaller(Q, cutting.LEAST) if packed else cutting.block(call, Q, K, of_pair, of=OPERATIONS)
     width = larger(1, smaller(size + min(sum(reach(call)), checks.FURTHEST), K)) if in_window else K  # keys of a block
+    width = -(-K // NARROW) if packed else width
     heads = cutting.heads(B * G, G, of_pair * size * width, OPERATIONS)
     rows, parts = heads * n, larger(1, G // heads)  # heads of queries in a piece, groups of heads of a sample
     groups, count = larger(1, -(-B * G // heads)), larger(1, -(-Q // size))
     more, late = groups * heads - B * G, count * size - Q  # heads of keys and queries, so that all pieces are full
-    chunk = size if in_window else None
+    chunk = size if in_window or packed else None
     queries = padded(tf.reshape(queries, (B * H, Q, d)), more * n, late)  # (B*H + more, Q + late, d)
     queries = tf.reshape(queries, (groups, rows, count, size, d))  # (groups, rows, blocks, size, d)
     queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, rows, size, d)
@@ -67,8 +74,10 @@ def pool_pieces(pooling, queries, keys, values, call):
     of_one = isinstance(call.offset, int) or tuple(call.offset.shape) in ((), (1, 1))  # () where keys were cut off
     numbers = call._replace(
         **dict.fromkeys(OF_PAIRS), known=None, valid_lens=padded(call.valid_lens, more // G, late),
-        offset=call.offset if of_one else padded(call.offset, more // G),
+        offset=call.offset if of_one else padded(call.offset, more // G), **tokens_of(call, more // G, late),
     )  # fmt: skip
+    ends = extents(*call.packed().values()) if packed else []
+    ends = [padded(X, 0 if X.shape[0] == 1 else more // G, late) for X in ends]
     sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
     pairs = {name: listed(X, sizes, counts) for name, X in call.of_scores().items()}
     seed = tracing.seed
@@ -81,7 +90,8 @@ def pool_pieces(pooling, queries, keys, values, call):
         head, first = piece // count * heads, piece % count * size
         samples = slice(head // G, (head + heads - 1) // G + 1)
         cut = numbers.part(samples, queries=slice(first, first + size))
-        return cut, span(cut, size, K, OPERATIONS)
+        seen = span(cut, size, K, OPERATIONS)
+        return cut, nearer(seen, ends, samples, slice(first, first + size), K) if packed else seen
 
     @recomputed
     def pool_some(piece, queries, keys, values, *others):
@@ -128,6 +138,39 @@ def padded(X, *more):
     if X is None:
         return None
     return tf.pad(X, [(0, size) for size in (*more, *len(X.shape) * [0])][: len(X.shape)])
+
+
+def tokens_of(call, more, late):
+    """Segments and positions of a call, as of `whole`, with so many zeros more: samples, and queries."""
+    found = {}
+    for name, X in (call.packed() | call.placed()).items() if call.segments is not None else ():
+        if X is not None:
+            found[name] = padded(X, 0 if X.shape[0] == 1 else more, late if name in ("segments", "positions") else 0)
+    return found
+
+
+def extents(own, others):
+    """How many keys are behind the first of each query's segment, this one too, and the place behind the last.
+
+    (B or 1, Q) both, and 0 where a query has none; own (B or 1, Q), others (B or 1, K): segments of queries and keys.
+    """
+    (rows, Q), (more, K) = shape_of(own), shape_of(others)
+    rows = larger(rows, more)
+    own, others = tf.broadcast_to(own, (rows, Q)), tf.broadcast_to(others, (rows, K))
+    order = tf.argsort(others, stable=True)  # (B or 1, K)
+    ranked = tf.gather(others, order, batch_dims=1)
+    left, right = (tf.searchsorted(ranked, own, side=side) for side in ("left", "right"))  # (B or 1, Q)
+    sees = (left < right) & (own >= 0)
+    first = K - tf.gather(order, tf.minimum(left, K - 1), batch_dims=1)
+    last = 1 + tf.gather(order, tf.maximum(right - 1, 0), batch_dims=1)
+    return [tf.where(sees, X, 0) for X in (first, last)]
+
+
+def nearer(seen, ends, samples, queries, num_keys):
+    """Of the keys in a slice those from the first to the last of the segments of some queries, at least one."""
+    behind, last = (tf.reduce_max(X[ALL if X.shape[0] == 1 else samples, queries]) for X in ends)
+    start = smaller(larger(seen.start, num_keys - behind), num_keys - 1)
+    return slice(start, larger(start + 1, smaller(seen.stop, last)))
 
 
 def chunked(X, groups, heads, size):

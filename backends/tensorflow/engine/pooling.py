@@ -105,7 +105,9 @@ class Plan(NamedTuple):
 
 def plan_of(layer, call):
     """The plan of a checked call, once hidden keys are blank; None if it has none."""
-    alone = not call.pairs() and reach(call) == (None, None) and len(call.valid_lens.shape) == 1
+    alone = (
+        not call.pairs() and not call.by_tokens() and reach(call) == (None, None) and len(call.valid_lens.shape) == 1
+    )
     finite = type(layer.attention) in POOLINGS.values() and is_untouched(layer.attention) and not layer.config.qk_norm
     return Plan(tracing.lengths == "some") if alone and finite else None
 

@@ -29,17 +29,17 @@ class AttentionPooling(lesson.AttentionPooling):
         """
         Q, K = queries.shape[1], keys.shape[1]
         # A loop over blocks is compiled anew for each number of queries.
-        if cutting.block(call, Q, K, self.scores_of_pair(queries)) >= Q:
+        if not cutting.in_blocks(call, Q, K, self.scores_of_pair(queries)):
             return self.pool_block(queries, keys, values, num_heads, call)
         pieces, pooled = list(cutting.pieces(call, Q, K, self.scores_of_pair(queries))), []
-        size = pieces[0][0].stop
+        sizes = [block.stop - block.start for block, _ in pieces]
         # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
         score_bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K)
         shared = score_bias is None or score_bias.shape[2] == 1
-        biases = [score_bias] * len(pieces) if shared else score_bias.split(size, 2)  # (B, H, block, K), or 1
+        biases = [score_bias] * len(pieces) if shared else score_bias.split(sizes, 2)  # (B, H, block, K), or 1
         rest = call._replace(score_bias=None)
-        for (block, seen), rows, score_bias in zip(pieces, queries.split(size, 1), biases, strict=True):
-            cut = rest.part(queries=block, keys=seen)
+        for (block, seen), rows, score_bias in zip(pieces, queries.split(sizes, 1), biases, strict=True):
+            cut = cutting.of_block(rest, block, seen)
             if score_bias is not None:
                 cut = cut._replace(score_bias=score_bias if score_bias.shape[3] == 1 else score_bias[..., seen])
             inputs = rows, keys[:, seen], values[:, seen], num_heads, cut
@@ -68,7 +68,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             return super().pool(*inputs)
         if not needs_pairs(call):
             return self.pool_block(*inputs)
-        alone = call.valid_lens is None and not call.pairs()
+        alone = call.valid_lens is None and not call.pairs() and not call.by_tokens()
         if alone and isinstance(call.offset, int) and None not in reach(call):
             return self.pool_window(*inputs)
         return super().pool(*inputs)
@@ -98,9 +98,11 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         """Pool one block by the framework's own kernel, where it has one that keeps no scores."""
         if not self.has_kernel(queries.shape[2], values.shape[2], call):
             return super().pool_block(queries, keys, values, num_heads, call)
-        ordered, B, times = only_ordered(call), queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
+        B, times = queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
+        one = times > 1 and queries.shape[1] == 1
+        ordered = only_ordered(call) and not one
         visible = None if ordered else attn_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
-        if times > 1 and queries.shape[1] == 1:
+        if one:
             return self.pool_one(queries, keys, values, visible, B)
         if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
             heads = num_heads if visible.shape[1] > 1 else num_heads // times
@@ -170,7 +172,7 @@ def only_ordered(call):
     """Whether nothing but the causal order from the first key on hides."""
     if not from_first(call):
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
-    return reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
+    return reach(call) == (None, 0) and call.valid_lens is None and not call.pairs() and not call.by_tokens()
 
 
 def attn_mask(queries, keys, call):
@@ -185,7 +187,7 @@ def needs_pairs(call):
     """Whether the framework's kernel needs an array of all pairs to know what hides, or is added."""
     lengths = call.valid_lens
     per_query = any(X.shape[-2] > 1 for X in call.pairs().values()) or (lengths is not None and lengths.ndim > 1)
-    return per_query or not (reach(call) == (None, None) or only_ordered(call))
+    return per_query or call.by_tokens() or not (reach(call) == (None, None) or only_ordered(call))
 
 
 def _runs(pieces):
