@@ -354,6 +354,16 @@ PLACED = {
     "positions may be anywhere": ("near", lambda right, name, X: X),
 }  # fmt: skip
 
+# Of segments that a call gives.
+PACKED_TESTS = "segments"
+PACKED = {
+    "segments are ignored": ("visible_keys", of_call(segments=lambda X: None)),
+    "padding is a segment, too": ("visible_keys", of_call(segments=lambda X: X + 1, key_segments=lambda X: X + 1)),
+    "segments of queries are other ones": ("visible_keys", of_call(segments=lambda X: X + 1)),
+    "all samples have the segments of the first": ("visible_keys", of_call(
+        segments=lambda X: X if len(X.shape) == 1 else X[:1])),
+}  # fmt: skip
+
 # Where a backend has lines of its own for a mistake of these, as in the loops of a compiler: `bugs_of_backends.py`.
 ELSEWHERE = {
     "jax": {
@@ -368,4 +378,10 @@ ELSEWHERE = {
     "mxnet": {"the bias of the first queries in every block"},
 }  # fmt: skip
 
-GROUPS = [(CALL, CALL_TESTS), (OPTIONS, OPTIONS_TESTS), (PIECES, PIECES_TESTS), (PLACED, PLACED_TESTS)]
+GROUPS = [
+    (CALL, CALL_TESTS),
+    (OPTIONS, OPTIONS_TESTS),
+    (PIECES, PIECES_TESTS),
+    (PLACED, PLACED_TESTS),
+    (PACKED, PACKED_TESTS),
+]

@@ -104,7 +104,7 @@ GROUPS = {
         "the kernel forgets the scale": {"torch": (r"is_causal=ordered, scale=self\.scale", "is_causal=ordered")},
         "a causal order with an offset is left to the kernel": {"torch": (
             r"return isinstance\(call\.offset, int\) and call\.offset == 0", "return True")},
-        "a bias of other blocks": {"torch": (r"score_bias(\.split\(size, 2\))", r"score_bias.roll(1, 2)\1")},
+        "a bias of other blocks": {"torch": (r"score_bias(\.split\(sizes, 2\))", r"score_bias.roll(1, 2)\1")},
         "keys of a chunk from its beginning": {"tensorflow": (r"seen\.start - start : seen\.stop - start",
             "0 : seen.stop - seen.start")},
         "the bias of the first keys in every part": {"jax": (r"cut\(X, first, size, 3\)", "X[:, :, :, :size]")},
@@ -251,7 +251,7 @@ GROUPS = {
         "a window to the right ends one key early": {"numpy torch mxnet": (
             r"num_keys - right\) \+ right\n", "num_keys - right) + right - 1\n")},
         "keys between those that are seen are blank": {"numpy torch mxnet": (
-            r"if call\.pairs\(\) or \(per_query and left is not None\)", "if call.pairs()",
+            r"if call\.pairs\(\) or call\.by_tokens\(\) or \(per_query and left is not None\)", "if call.pairs()",
             r"lengths\.ndim == 2 and reach\(call\)\[0\] is not None", "False")},
         "a length of the last query for all of its sample": {"numpy torch mxnet": (
             r"of\.maximum\(each_query, left\) - left", "of.maximum(each_query, left) - left + 1")},
@@ -369,7 +369,7 @@ GROUPS = {
         },
     }),
     "devices": ("devices_of_jax", {
-        "the samples of all devices take the first one's branch": {"jax": (r"jax\.lax\.pmax\(last, TOGETHER\)",
+        "the samples of all devices take the first one's branch": {"jax": (r"jax\.lax\.pmax\(needed, TOGETHER\)",
             "jax.lax.all_gather(last, TOGETHER)[0]")},
         "samples are looped over on all devices": {"jax": (r"return 1 if mesh\.empty or varies\(X\) else .*",
             "return 1")},

@@ -68,7 +68,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             return super().pool(*inputs)
         if not needs_pairs(call):
             return self.pool_block(*inputs)
-        alone = call.valid_lens is None and not call.pairs() and not call.by_tokens()
+        alone = not call.by_tokens() and call.valid_lens is None and not call.pairs()
         if alone and isinstance(call.offset, int) and None not in reach(call):
             return self.pool_window(*inputs)
         return super().pool(*inputs)
@@ -172,7 +172,7 @@ def only_ordered(call):
     """Whether nothing but the causal order from the first key on hides."""
     if not from_first(call):
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
-    return reach(call) == (None, 0) and call.valid_lens is None and not call.pairs() and not call.by_tokens()
+    return not call.by_tokens() and reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
 
 
 def attn_mask(queries, keys, call):
