@@ -36,6 +36,24 @@ GROUPS = {
         "sinks get no gradient": {"numpy": (r"by_sinks = -total", "by_sinks = 0 * total"),
             "mxnet": (r'items\(\) if name != "mask"', 'items() if name == "score_bias"')},
     }),
+    "output gate": ("output_gate alone", {
+        "the output gate is forgotten": {"all": (
+            r'pooled = keep\("gated", self\.gate_by\(pooled, call\.gates\)\)', "pass")},
+        "the output gate is of other heads": {
+            "numpy tensorflow jax mxnet": (r"(qkv\(self\.W_g\(queries\))", r"\1[..., ::-1]"),
+            "torch": (r"(qkv\(self\.W_g\(queries\))", r"\1.flip(-1)")},
+        "a gate that is not a number counts": {
+            "numpy tensorflow jax": (r"sees \| ~[\w.]+\(gates\)", "sees | True"),
+            "torch": (r"sees \| ~gates\.isnan\(\)", "sees | True"),
+            "mxnet": (r"sees \+ \(gates == gates\) > 0", "sees > -1")},
+        "a lone token is not gated": dict.fromkeys(("numpy", "torch", "mxnet"), (
+            r"if config\.output_gate:\n(        gates = layer)", r"if False:\n\1")),
+        "gated heads are views": {"torch": (r"config\.temperature or config\.output_gate", "config.temperature"),
+            "tensorflow": (r"head_gates is not None or config\.output_gate", "head_gates is not None")},
+        "a compiled layer has no gate": {"tensorflow": (r"dense\.append\(layer\.W_g\)", "pass")},
+        "gates get no gradient": {"numpy": (r"opened \* \(1 - opened\)", "0 * opened")},
+        "queries get no gradient of their gates": {"numpy": (r"by_queries \+ by_opened", "by_queries")},
+    }),
     "norms": ("norms", {
         "the norm comes before the rotation in any case": {"all": (
             r"if config\.qk_norm and not config\.qk_norm\.after:\n(.*)\n", r"if config.qk_norm:\n\1\n")},

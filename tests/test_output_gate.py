@@ -120,6 +120,23 @@ def test_gates_are_opened_in_float32(backend, gate):
 
 
 @GATES
+@pytest.mark.parametrize("name", ["queries", "W_g.kernel", "W_g.bias"])
+def test_gradients_are_those_of_differences(rng, gate, name):
+    """NumPy's, by hand; those of frameworks are compared with them."""
+    attention, inputs, step = layer("numpy", gate), rng.normal(size=(3, B, T, D)), 1e-5
+    weights, by_all = attention.weights, attention.gradients(*inputs)
+    direction = rng.normal(size=by_all[name].shape)
+
+    def moved(far):
+        attention.weights = {one: X + far * direction if one == name else X for one, X in weights.items()}
+        queries = inputs[0] + far * direction if name == "queries" else inputs[0]
+        return attention(queries, *inputs[1:]).sum()
+
+    found = (moved(step) - moved(-step)) / (2 * step)
+    assert np.isclose((by_all[name] * direction).sum(), found, rtol=1e-6, atol=1e-6)
+
+
+@GATES
 def test_files_have_layout_3(tmp_path, gate):
     from safetensors import safe_open
 
