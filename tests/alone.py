@@ -71,6 +71,9 @@ TOGETHER: tuple[dict[str, Any], ...] = (
     {"valid_lens": [K, 3, 5], "window": (1, None)},
     {"causal": True, "chunk": 3},
     {"window": (2, 1), "chunk": 4},
+    {"temperature": mha.Temperature(0.4, 2), "window": (2, 1), "offset": 3},  # whose first keys nobody sees
+    {"chunk": 3, "segments": [0, 0, 1, 1, 1], "key_segments": [0, 0, 0, 1, 1, 1, 1]},
+    {"chunk": 3, "window": (2, None), "offset": 2},
     {"mask": (B, 1, 1, K), "score_bias": (1, H, 1, K)},
     {"bias": True, "valid_lens": [0, 9, 2]},  # what nobody sees is projected to the bias
 )

@@ -51,6 +51,11 @@ class Call:
 
 DEFAULTS = {name: row.default for name, row in ROWS.items()}
 PADDED = {"positions": [[-1, 3, 4, 5, 6], [1, 2, 2, 3, 3], [0, 1, 2, 3, 4]], "key_positions": [-1, 5, 4, 3, 2, 1, 0]}
+PACKED = {
+    "segments": [[0, 0, 1, 1, 2], [3, 3, -1, 0, 0]],
+    "key_segments": [[0, 0, 0, 1, 1, 2, -1], [3, 3, -1, -1, 0, 0, 0]],
+}
+PACKED = {name: [*rows, rows[0]] for name, rows in PACKED.items()}
 SQUARE_MASK = np.random.default_rng(8).random((3, 1, 7, 7)) < 0.7
 MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
 ROTARY = mha.Rotary(4, base=500.0)
@@ -82,6 +87,7 @@ CALLS = (
     Call(SQUARE | {"rotary": ROTARY}, PADDED),
     Call(SQUARE | {"chunk": 3}, {"causal": True, "offset": 1}),
     Call(SQUARE | {"chunk": 3}, PADDED),
+    Call(SQUARE, PACKED),
     Call(SQUARE | {"rotary": ROTARY, "qk_norm": mha.Norm("rms", 0.02, "all", after=True)}, {"offset": [30, 2, 3]}),
     Call(SQUARE | {"value_norm": mha.Norm("rms", 0.02)}, {"valid_lens": [4, 0, 6]}),
     Call(SQUARE | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]}),

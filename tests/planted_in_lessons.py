@@ -36,6 +36,7 @@ PLACES = {
     "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
+    "segments": "`mask`", "key_segments": "`mask`",
     "rotary_offsets": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
@@ -146,6 +147,7 @@ class Planting:
         given, plan = dict(arguments), self.plan
         if self.names & {*OF_HIDING}:
             given |= {"valid_lens": None, "causal": False, "mask": plan.visible()}
+            given |= {"segments": None, "key_segments": None}
             if plan.frequencies is None:  # else the rotation needs them
                 given |= {"positions": None, "key_positions": None}
         if "score_bias" in self.names and plan.score_bias is not None:

@@ -226,6 +226,27 @@ for name, other in {"s are ignored": None, " is one longer": 4, " is one shorter
 add("the chunk is counted from the query", chunks, option(chunk=None, window=(2, 2)))
 add("the chunks begin again at every offset", chunks, argument(offset=0))
 add("the chunks go by rows", Case(chunks.options, PLACES), argument(positions=None, key_positions=None))
+OWN_SEGMENTS, KEY_SEGMENTS = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 2, -1])
+packed = Case(PLAIN, {"segments": OWN_SEGMENTS, "key_segments": KEY_SEGMENTS})
+add("the segments are ignored", packed, argument(segments=None, key_segments=None))
+add(
+    "other segments are seen",
+    packed,
+    **{
+        "earlier ones, too": argument(
+            segments=None, key_segments=None, mask=(KEY_SEGMENTS >= 0) & (OWN_SEGMENTS[:, None] >= KEY_SEGMENTS)
+        ),
+        "later ones, too": argument(segments=None, key_segments=None, mask=OWN_SEGMENTS[:, None] <= KEY_SEGMENTS),
+    },
+)
+add(
+    "the segments of keys are moved",
+    packed,
+    **{
+        "one later": argument(key_segments=[-1, 0, 0, 0, 1, 1, 2]),
+        "one earlier": argument(key_segments=[0, 0, 1, 1, 2, -1, 0]),
+    },
+)
 add("padding at positions below 0 is seen", hidden, argument(key_positions=None))
 
 # The softmax

@@ -61,9 +61,13 @@ def lengths_hide(call: Call, num_keys: int) -> bool:
     return bounds is None or bounds[0] < num_keys
 
 
-def narrowed(call: Call, num_queries: int, num_keys: int) -> tuple[slice, Call]:
-    """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these."""
+def narrowed(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> tuple[slice, Call]:
+    """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these.
+
+    moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
+    """
     seen = span(call, num_queries, num_keys)
+    seen = seen if moves else slice(0, seen.stop)
     seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
     if (seen.start, seen.stop) != (0, num_keys):  # PyTorch's compiler does not compare slices
         call = call.part(keys=seen)
@@ -82,7 +86,9 @@ def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
     if type(call.offset) is not int or (right is not None and call.offset + right < 0):
         return False
     known = all(isinstance(size, int) for size in (num_queries, num_keys))
-    return left is None or (known and call.offset + num_queries - 1 - left < num_keys)  # the last query's first key
+    if left is None:
+        return True
+    return known and call.offset <= left and call.offset + num_queries - 1 - left < num_keys  # each query's first key
 
 
 def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
@@ -142,7 +148,7 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
     Positions stay for the rotation alone. Where the segments are known, blocks go by them, and all stay.
     """
-    if not call.by_tokens() or packing.is_known(call):
+    if not call.by_tokens() or (packing.is_known(call) and not call.chunk):
         return call
     hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
     if call.by_positions() or call.chunk:
@@ -150,6 +156,22 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
         hiding = hiding._replace(causal=call.causal, offset=call.offset, **placed)
         done |= {"causal": False, "window": None, "chunk": None}
     return call._replace(mask=of.visible_keys(queries, keys, hiding), **done)
+
+
+def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
+    """The call with chunks as segments, whose blocks are short, where nothing else says segments; else `by_mask`."""
+    if not call.chunk or call.by_positions() or call.segments is not None:
+        return by_mask(of, queries, keys, call)
+    sizes, known = (of.shape(queries)[1], of.shape(keys)[1]), dict(call.known or {})
+    firsts = call.offset, 0
+    for name, size, X, first in zip(PACKED, sizes, (queries, keys), firsts, strict=True):
+        places = of.arange(size, X)[None] + first  # (B or 1, T)
+        call = call._replace(**{name: places - places % call.chunk})  # chunks before position 0 see nothing
+    if type(call.offset) is int and all(isinstance(size, int) for size in sizes):
+        for name, size, first in zip(PACKED, sizes, firsts, strict=True):
+            places = np.arange(size)[None] + first  # (1, T)
+            known[name] = places - places % call.chunk
+    return call._replace(chunk=None, known=known)
 
 
 def turned(call: Call) -> Call:

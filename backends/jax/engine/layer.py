@@ -10,7 +10,7 @@ import jax
 from jax import numpy as jnp
 
 from mha.engine import cutting
-from mha.engine.reach import all_used, by_mask, turned, used
+from mha.engine.reach import all_used, by_segments, turned, used
 
 from .. import layer as lesson
 from ..heads import transpose_qkv
@@ -44,7 +44,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         if call.segments is None or call.chunk is not None:
-            call = by_mask(OPERATIONS, queries, keys, call)
+            call = by_segments(OPERATIONS, queries, keys, call)
         return super().attend(queries, keys, values, call)
 
     def in_lesson(self, queries, keys, call):

@@ -10,7 +10,7 @@ from mxnet import autograd, np
 from mha.call import Plans, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_mask, known_used, narrowed, span, turned, used
+from mha.engine.reach import all_used, by_segments, known_used, narrowed, span, turned, used
 
 from .. import layer as lesson
 from ..arrays import tensor
@@ -54,7 +54,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         (B, Q, _), K = queries.shape, keys.shape[1]
         if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
             return call._replace(lesson=True, plan=Plan())
-        call = by_mask(OPERATIONS, queries, keys, call)
+        call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan())
         whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
@@ -93,7 +93,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.plan.whole:
             return queries, keys, values, call
         Q, K = queries.shape[1], keys.shape[1]
-        seen, call = narrowed(call, Q, K)
+        seen, call = narrowed(call, Q, K, self.config.temperature is None)
         if seen != slice(0, K):  # to slice is to copy here
             keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
         if all_used(call, Q, K):

@@ -8,7 +8,7 @@ import numpy as np
 from mha.call import ALL, Plans, keep, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_mask, known_used, narrowed, turned, used
+from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -41,7 +41,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             if is_token(queries, call):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
             return super().attend(queries, keys, values, call)
-        call = by_mask(OPERATIONS, queries, keys, call)
+        call = by_segments(OPERATIONS, queries, keys, call)
         parts = self.parts(queries, keys, call)
         outputs = [super(MultiHeadAttention, self).attend(*one) for one in cut(parts, queries, keys, values, call)]
         return np.concatenate(outputs) if len(outputs) > 1 else outputs[0]  # (B, Q, D)
@@ -65,7 +65,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
-        seen, call = narrowed(call, queries.shape[1], keys.shape[1])
+        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
         keys, values = keys[:, keep("seen", seen)], values[:, seen]
         if not all_used(call, queries.shape[1], keys.shape[1]):
             found = known_used(call, queries.shape[1], keys.shape[1]) or used(OPERATIONS, queries, keys, call)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from mha.cache import fit_values
 from mha.call import GIVEN, Plans, check, kind_of, takes_call, whole_heads
 from mha.engine import cutting
-from mha.engine.reach import all_used, by_mask, reach, span, turned, used
+from mha.engine.reach import all_used, by_segments, reach, span, turned, used
 
 from .. import arrays
 from .. import layer as lesson
@@ -83,7 +83,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
         if call.segments is None or call.chunk is not None:
-            call = by_mask(OPERATIONS, queries, keys, call)
+            call = by_segments(OPERATIONS, queries, keys, call)
         call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
 
@@ -117,7 +117,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(queries, keys, values, call)
-        keys, values, call = narrowed(queries, keys, values, call)
+        keys, values, call = narrowed(queries, keys, values, call, self.config.temperature is None)
         if all_used(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
         call = call._replace(plan=None if call.valid_lens is None else plan_of(self, call))
@@ -190,14 +190,18 @@ def compiled(layer, own, queries, keys, values, call):
     return run(attended, layer, own, queries, keys, values, call, seed=seed)
 
 
-def narrowed(queries, keys, values, call):
-    """The keys and values that lengths, order and window let any query see, at least one; and the call of these."""
+def narrowed(queries, keys, values, call, moves):
+    """The keys and values that lengths, order and window let any query see, at least one; and the call of these.
+
+    moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
+    """
     if call.valid_lens is not None and tracing.lengths == "one":
         lengths = tf.reshape(call.valid_lens, [-1])  # (B,) or (B*Q,), of equal numbers
         seen = slice(None, lengths[0])
         keys, values, call = keys[:, seen], values[:, seen], call._replace(valid_lens=None).part(keys=seen)
     if reach(call) != (None, None) and call.segments is None:
         seen = span(call, shape_of(queries)[1], shape_of(keys)[1], OPERATIONS)
+        seen = seen if moves else slice(0, seen.stop)
         keys, values, call = keys[:, seen], values[:, seen], call.part(keys=seen)
     return keys, values, call
 

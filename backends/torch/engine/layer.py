@@ -13,7 +13,19 @@ from mha.cache import LOST, left_of
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_mask, known_used, lengths_hide, longest, narrowed, reach, span, turned, used
+from mha.engine.reach import (
+    all_used,
+    by_mask,
+    by_segments,
+    known_used,
+    lengths_hide,
+    longest,
+    narrowed,
+    reach,
+    span,
+    turned,
+    used,
+)
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
@@ -71,7 +83,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call._replace(lesson=True, plan=Plan())
         if torch.compiler.is_compiling():  # which would stop at NumPy's values
             call = call._replace(known=None, extremes=None)
-        call = by_mask(OPERATIONS, queries, keys, call)
+        call = by_segments(OPERATIONS, queries, keys, call)
         views = self.takes_views(call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan(views))
@@ -135,7 +147,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return queries, keys, values, call
         if call.plan.alone and call.extremes is not None:
             return self.cut_short(queries, keys, values, call)
-        seen, call = narrowed(call, queries.shape[1], keys.shape[1])
+        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
         same = keys is values
         keys = keys[:, seen]
         values = keys if same else values[:, seen]

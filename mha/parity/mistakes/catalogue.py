@@ -9,6 +9,7 @@ from mha.parity.mistakes.of_norms import OF_NORMS
 from mha.parity.mistakes.of_output_gate import OF_OUTPUT_GATE
 from mha.parity.mistakes.of_rotations import OF_PERMUTATIONS, OF_ROTATIONS
 from mha.parity.mistakes.of_scores import OF_SCALE, OF_SCORES
+from mha.parity.mistakes.of_segments import OF_SEGMENTS
 from mha.parity.mistakes.of_sinks import OF_SINKS
 from mha.parity.mistakes.of_softmax import OF_NAN, OF_SOFTMAX
 from mha.parity.mistakes.of_temperature import OF_TEMPERATURE
@@ -17,7 +18,7 @@ from mha.parity.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 CATALOGUE = (
     *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_SOFTMAX, *OF_GROUPS,
     *OF_ROTATIONS, *OF_TEMPERATURE, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_SINKS, *OF_BIASES, *OF_WINDOWS,
-    *OF_CHUNKS, *OF_GATES, *OF_OUTPUT_GATE,
+    *OF_CHUNKS, *OF_SEGMENTS, *OF_GATES, *OF_OUTPUT_GATE,
 )  # fmt: skip
 
 CACHED_CATALOGUE = (*OF_DECODING, *CATALOGUE)  # of calls with a cache
