@@ -72,7 +72,8 @@ def test_where_every_query_sees_a_key():
     assert used(3, 5, causal=True)
     assert not used(3, 5, causal=True, offset=-1)  # the first query is before the first key
     assert used(3, 5, window=(0, 1), offset=-1)
-    assert used(3, 5, window=(1, 0), offset=3)
+    assert used(3, 5, window=(3, 0), offset=3)
+    assert not used(3, 5, window=(1, 0), offset=3)  # no query looks back to the first keys
     assert not used(3, 5, window=(1, 0), offset=4)  # the last query looks back to key 5
     assert not used(3, 5, mask=np.ones((3, 5), bool))
     assert not used(3, 5, score_bias=np.ones((3, 5)))

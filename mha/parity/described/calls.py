@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.call import ROWS
+from mha.call import PACKED, PLACES, ROWS
 from mha.config import numpy_dtype
 from mha.parity.described.near import EARLY, Near
 from mha.parity.mistakes.catalogue import FORMS
@@ -60,8 +60,11 @@ def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, kn
     if not possible(asked, theirs, clear):
         return None
     given = [*asked.call.given(), *["causal"] * asked.call.causal]
+    pairs = [PACKED, PLACES] if asked.call.segments is not None else []  # of which one alone is refused
     for name in given:
-        other = Other({name: ROWS[name].default}, f"{name}={ROWS[name].default}")
+        left_out = next((pair for pair in pairs if name in pair), (name,))
+        words = ", ".join(f"{one}={ROWS[one].default}" for one in left_out)
+        other = Other({one: ROWS[one].default for one in left_out}, words)
         if explains(asked, other, theirs, clear):
             return other
     if known and "offset" not in given:
