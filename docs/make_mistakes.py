@@ -69,10 +69,10 @@ precisions "everywhere", since a lesson has no one place where every result coul
   for certain.
 - A cell holds for all forms on all backends. If some differ, they stand in brackets.
 
-Two forms are not named first. With NaN in padding, the output shows nothing but NaN. A rotation of queries and keys by one
-more position changes no distance, and so no output. A comparison of steps says that all positions are shifted, but not
-where the norms come after the rotation: there they differ, and no mistake is named. If rows without keys get the weights of their scores, the numbers are also
-those of a weak mask fill that is added; both are named.
+Two forms are not named first. With NaN in padding, the output shows nothing but NaN. A rotation of queries and keys
+by one more position changes no distance, and so no output. A comparison of steps says that all positions are shifted,
+but not where the norms come after the rotation: there they differ, and no mistake is named. If rows without keys get
+the weights of their scores, the numbers are also those of a weak mask fill that is added; both are named.
 
 ## Whole calls
 
