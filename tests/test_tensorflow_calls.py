@@ -184,7 +184,7 @@ def normed_by_another(attention):
         def call(self, X):
             return 2 * super().call(X)
 
-    attention.layer.k_norm = Doubled(norm.norm, 4, "float64")
+    attention.layer.k_norm = Doubled(norm.norm, norm.num_heads, 4, "float64")
 
 
 def pooled(attention):

@@ -319,7 +319,7 @@ def test_the_layers_of_frameworks(peer):
     assert {"weights", "output", "gradient.queries", "gradient.values", "gradient.W_q.kernel"} <= set(names)
     assert len([name for name in names if name.endswith(".bias")]) == 4
     if peer not in ("nnx", "linen"):
-        assert len(outcome.reports) == 10
+        assert len(outcome.reports) == 12
         assert mha.testing.assert_parity(layer, cases="mask of one row").reports
         assert outcome.left_out["float32, length zero"] == "a query sees no key"
         assert outcome.left_out["float32, score bias"] == "it takes no score_bias"

@@ -62,7 +62,8 @@ class OfRows:
     def masked(self, queries, call):
         """The call with a mask of the queries here for all that hides by positions and by segments."""
         whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
-        done = by_mask(OPERATIONS, queries, whole_keys, moved(call, self.rows.first_query))
+        own = moved(call, self.rows.first_query)._replace(known=None)  # of known segments no mask is made
+        done = by_mask(OPERATIONS, queries, whole_keys, own)
         self.rows = self.rows._replace(own=self.rows.own | {"mask"})
         mask = done.mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
         return done._replace(mask=mask, offset=call.offset, known=call.known)
