@@ -60,7 +60,7 @@ GROUPS = {
         "every layer of Llama 4 is tempered": (r'if not turns and model\["attn_t', 'if model["attn_t'),
         "one rotation counts as two that are not there": (r"if foreign := .*full_attention.*:", "if foreign := []:"),
         "norms of Llama 4 come before the rotation": (r'rms_norm_eps"\]\), after=True\)', 'rms_norm_eps"]))'),
-        "norms without weights are zeros": (r"none\[weight\] \+= 1", "pass"),
+        "norms without weights are zeros": (r'weight\.endswith\("_norm\.scale"\), kind', "0, kind"),
         "norms without weights are refused": (
             r"if not options\.pop\(BARE, False\):", "options.pop(BARE, False)\n    if True:"),
         "every layer of Cohere2 rotates": (r"return slides\n", "return True\n"),

@@ -52,6 +52,8 @@ class Row:
 
 
 PAIRS = ("QK", "BQK", "BHQK")
+OF_QUERIES = "integers of shape (queries,) or (batch, queries)"
+OF_KEYS = "integers of shape (keys,) or (batch, keys)"
 
 LENGTHS = Row(
     "integers: query i of sample b sees key j iff j < valid_lens[b(, i)]",
@@ -84,22 +86,22 @@ HEAD_GATES = Row(
 POSITIONS = Row(
     "integers: the position of each query, instead of offset + i; one below 0 is padding, and sees nothing",
     "integers", ("Q", "BQ"), hides=True,
-    expected="integers of shape (queries,) or (batch, queries)",
+    expected=OF_QUERIES,
 )  # fmt: skip
 KEY_POSITIONS = Row(
     "integers: the position of each key, instead of j; one below 0 is padding, and is seen by no query",
     "integers", ("K", "BK"), hides=True,
-    expected="integers of shape (keys,) or (batch, keys)",
+    expected=OF_KEYS,
 )  # fmt: skip
 SEGMENTS = Row(
     "integers: the segment of each query, which sees the keys of its own one; below 0 is padding, and sees nothing",
     "integers", ("Q", "BQ"), hides=True,
-    expected="integers of shape (queries,) or (batch, queries)",
+    expected=OF_QUERIES,
 )  # fmt: skip
 KEY_SEGMENTS = Row(
     "integers: the segment of each key, None = as of the queries; below 0 is padding, and is seen by no query",
     "integers", ("K", "BK"), hides=True,
-    expected="integers of shape (keys,) or (batch, keys)",
+    expected=OF_KEYS,
 )  # fmt: skip
 
 

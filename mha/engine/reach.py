@@ -148,7 +148,7 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
     Positions stay for the rotation alone. Where the segments are known, blocks go by them, and all stay.
     """
-    if not call.by_tokens() or (packing.is_known(call) and not call.chunk):
+    if not call.by_tokens() or packing.is_known(call):
         return call
     hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
     if call.by_positions() or call.chunk:
@@ -162,16 +162,15 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """The call with chunks as segments, whose blocks are short, where nothing else says segments; else `by_mask`."""
     if not call.chunk or call.by_positions() or call.segments is not None:
         return by_mask(of, queries, keys, call)
-    sizes, known = (of.shape(queries)[1], of.shape(keys)[1]), dict(call.known or {})
-    firsts = call.offset, 0
-    for name, size, X, first in zip(PACKED, sizes, (queries, keys), firsts, strict=True):
-        places = of.arange(size, X)[None] + first  # (B or 1, T)
-        call = call._replace(**{name: places - places % call.chunk})  # chunks before position 0 see nothing
-    if type(call.offset) is int and all(isinstance(size, int) for size in sizes):
-        for name, size, first in zip(PACKED, sizes, firsts, strict=True):
-            places = np.arange(size)[None] + first  # (1, T)
-            known[name] = places - places % call.chunk
-    return call._replace(chunk=None, known=known)
+
+    def firsts(places: Any) -> Any:  # of the chunks of these (B or 1, T); those before position 0 see nothing
+        return places - places % call.chunk
+
+    (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.known or {})
+    own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
+    if all(isinstance(number, int) for number in (call.offset, Q, K)):
+        known |= {"segments": firsts(np.arange(Q)[None] + call.offset), "key_segments": firsts(np.arange(K)[None])}
+    return call._replace(chunk=None, segments=own, key_segments=others, known=known)
 
 
 def turned(call: Call) -> Call:

@@ -133,10 +133,9 @@ def to_canonical(
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
     canonical = unpacked(arrays, scheme, config, prefix)
-    none = {weight: np.zeros(shape, canonical["W_q.kernel"].dtype) for weight, shape in shapes(config).items()}
-    for weight in none:
-        if weight.endswith("_norm.scale"):  # a norm without weights
-            none[weight] += 1
+    kind = canonical["W_q.kernel"].dtype
+    # A bias that is missing is 0, the weight of a norm 1.
+    none = {weight: np.full(shape, weight.endswith("_norm.scale"), kind) for weight, shape in shapes(config).items()}
     return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
 
 
