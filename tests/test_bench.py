@@ -24,6 +24,7 @@ from mha.parity.run import processes
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
 ALL = Shape("all", 2, 29, 22, 2, keys="all")
+PACKED = Shape("packed", 2, 31, 22, 2, keys="all", segments=4)
 GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 6, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
 
 
@@ -36,7 +37,7 @@ def test_shapes():
         "S": (2, 6, 100, 5), "S32": (1, 32, 128, 4), "S64": (8, 64, 256, 8),
         "M": (8, 128, 512, 8), "L": (1, 1024, 768, 12), "XL": (1, 4096, 512, 8),
         "R": (16, 512, 512, 8), "C": (1, 4096, 512, 8), "G": (1, 4096, 512, 8), "W": (1, 4096, 512, 8),
-        "D": (1, 1024, 512, 8),
+        "P": (1, 4096, 256, 4), "D": (1, 1024, 512, 8),
     }  # fmt: skip
     assert [name for name, shape in cases.SHAPES.items() if shape.causal and not shape.decodes] == ["C", "W"]
     assert {name: shape.G for name, shape in cases.SHAPES.items() if shape.G and not shape.decodes} == {"G": 2}
@@ -46,7 +47,9 @@ def test_shapes():
         "D-G": (1, 1024, 2), "D-G-8192": (1, 8192, 2), "D-G-16": (16, 1024, 2), "D-G-16-8192": (16, 8192, 2),
     }  # fmt: skip
     assert {name: shape.window for name, shape in cases.SHAPES.items() if shape.window} == {"W": (511, 0)}
-    assert cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
+    assert {name: shape.segments for name, shape in cases.SHAPES.items() if shape.segments} == {"P": 16}
+    assert np.array_equal(cases.SHAPES["P"].packed(), np.repeat(np.arange(16), 256)[None])
+    assert cases.SHAPES["P"].lengths() is cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
     assert cases.SHAPES["G"].lengths().tolist() == cases.SHAPES["XL"].lengths().tolist()
     assert cases.SHAPES["M"].lengths().tolist() == 8 * [96]
     for name in ("S", "S32", "S64"):
@@ -93,6 +96,8 @@ def test_floor_by_hand():
     # Without the order, 3 and 2 of it and the two after.
     both_ways = Shape("", B=2, T=4, D=6, H=2, window=(1, 2))
     assert both_ways.multiply_adds() == 4 * 8 * 36 + 2 * 2 * (4 + 3 + 3 + 2) * 6
+    # Two segments of two: 2 * 2 pairs each.
+    assert Shape("", B=3, T=4, D=6, H=2, keys="all", segments=2).multiply_adds() == 3 * (4 * 4 * 36 + 2 * 8 * 6)
     # Two operations each, 2 GFLOP/s = 2e6 in a millisecond.
     assert plain.floor("inference", 2.0) == pytest.approx(1296e-6)
     assert plain.floor("training", 2.0) == pytest.approx(3 * 1296e-6)
@@ -110,6 +115,10 @@ def test_pairs_that_are_seen_are_those_of_the_layer():
         assert shape.multiply_adds() == 2 * (shape.B * shape.T + keys) * 22**2 + 2 * seen * 22
         mask = np.ones((1, 1, shape.T), bool) if shape.mask() is None else shape.mask()
         assert np.array_equal(np.broadcast_to(mask, weights[:, 0].shape), weights[:, 0] > 0)
+    X, segments = PACKED.inputs(), PACKED.packed()
+    weights = PACKED.layer("numpy")(X, X, X, segments=segments, return_weights=True)[1][:, 0]
+    assert np.array_equal(PACKED.mask(), weights > 0)
+    assert PACKED.multiply_adds() == 4 * 2 * 31 * 22**2 + 2 * np.count_nonzero(weights) * 22
 
 
 def test_a_shape_without_its_option():
@@ -117,6 +126,7 @@ def test_a_shape_without_its_option():
     assert {shape.name: shape.simpler() for shape in passes if shape.simpler()} == {
         "G": {"8 key-value heads": dataclasses.replace(cases.SHAPES["XL"], name="G")},
         "W": {"no window": dataclasses.replace(cases.SHAPES["C"], name="W")},
+        "P": {"no segments": Shape("P", 1, 4096, 256, 4, keys="all")},
     }
 
 
@@ -125,16 +135,28 @@ MORE = {"inference": pytest.mark.backends(*adapters.EAGER), "training": pytest.m
 WAYS = [
     pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=MORE[kind] if more else ())
     for kind in cases.PASSES
-    for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW, ALL])
+    for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW, PACKED, ALL])
 ]
 
 
 @pytest.mark.parametrize(("kind", "shape"), WAYS)
 def test_implementations_compute_what_numpy_computes(backend, kind, shape):
+    assert_implementations(backend, kind, shape, lambda role: role != "second kernel")
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.long("torch")
+def test_a_kernel_that_is_compiled_computes_what_numpy_computes(backend):
+    assert_implementations(backend, "inference", PACKED, lambda role: role == "second kernel")
+
+
+def assert_implementations(backend, kind, shape, chosen):
+    """Those of a backend whose role is chosen, one at least, compute what NumPy computes."""
     options = {"num_key_value_heads": shape.G, "window": shape.window}
     attention = mha.MultiHeadAttention(shape.D, shape.H, **options, backend="numpy")
     base, oracle = computed(attention, shape, kind), computed(parity.in_dtype(attention, "float64"), shape, kind)
     made = worker._module(backend).implementations(attention.to(backend), shape, kind)
+    assert (made := {name: one for name, one in made.items() if chosen(one.role)})
     for name, implementation in made.items():
         results = implementation.make()()
         found = {} if results.output is None else {"output": mha.to_numpy(results.output)}
@@ -154,7 +176,7 @@ def computed(attention, shape, kind):
     """The output, in training also the gradient by the input, and those by all weights in one array in order."""
     dtype = attention.config.dtype
     X, cotangent = shape.inputs().astype(dtype), shape.cotangent().astype(dtype)
-    call = {"valid_lens": shape.lengths(), "causal": shape.causal}
+    call = {"valid_lens": shape.lengths(), **shape.call()}
     output = {"output": attention(X, X, X, **call)}
     if kind == "inference":
         return output
@@ -179,7 +201,7 @@ def test_a_worker_names_the_implementations(backend, kind):
         assert next(iter(roles)) == REFERENCE
     for name in cases.SWEEP:
         assert len({report.LOOKS[role] for role in found[name].values()}) == len(found[name])
-    for shape, like in {"S": CAUSAL, "C": CAUSAL, "T128": CAUSAL, "G": GROUPED, "W": WINDOW}.items():
+    for shape, like in {"S": CAUSAL, "C": CAUSAL, "T128": CAUSAL, "G": GROUPED, "W": WINDOW, "P": PACKED}.items():
         made = worker._module(backend).implementations(like.layer(backend), like, kind)
         roles = {name: implementation.role for name, implementation in made.items()}
         others = cases.find(shape).simpler()
@@ -192,6 +214,8 @@ def test_the_frameworks_own_ways_stand_beside_ours(backend, kind):
     for shape, roles in worker.implementations(backend, kind)["roles"].items():
         theirs = {name for name, role in roles.items() if role in of_theirs}
         assert theirs == set(framework.beside_groups if shape == "G" else framework.beside)
+        compiled = {name for name, role in roles.items() if role == "second kernel"}
+        assert compiled == set(framework.beside_segments if (shape, kind) == ("P", "inference") else ())
 
 
 # A worker

@@ -15,8 +15,9 @@ class Shape:
     """Sizes of a self-attention, and the keys that a query sees: B samples of T positions, D hidden units, H heads.
 
     G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; keys: those of a
-    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given; decodes:
-    whether it is one token that comes after T others, which are in a cache.
+    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given;
+    segments: so many of equal length, packed in each sample, None = no segments; decodes: whether it is one token that
+    comes after T others, which are in a cache.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Shape:
     causal: bool = False
     G: int | None = None
     window: tuple[int | None, int | None] | None = None
+    segments: int | None = None
     decodes: bool = False
 
     def layer(self, backend: BackendName) -> mha.MultiHeadAttention:
@@ -36,12 +38,14 @@ class Shape:
         return mha.MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
 
     def simpler(self) -> dict[str, "Shape"]:
-        """This shape without its window, and without shared heads of keys, by a name that says so."""
+        """This shape without its window, segments or shared heads of keys, by a name that says so."""
         found = {}
         if self.G is not None:
             found[f"{self.H} key-value heads"] = dataclasses.replace(self, G=None)
         if self.window is not None:
             found["no window"] = dataclasses.replace(self, window=None)
+        if self.segments is not None:
+            found["no segments"] = dataclasses.replace(self, segments=None)
         return found
 
     def lengths(self) -> np.ndarray | None:
@@ -51,6 +55,17 @@ class Shape:
         if self.keys == "ragged":
             return np.random.default_rng(0).integers(1, self.T, self.B, "int32", endpoint=True)
         return np.full(self.B, self.T * 3 // 4, "int32")
+
+    def packed(self) -> np.ndarray | None:
+        """The segment of each position, (B, T); None if there are no segments."""
+        if self.segments is None:
+            return None
+        return np.tile(np.arange(self.T, dtype="int32") * self.segments // self.T, (self.B, 1))  # (B, T)
+
+    def call(self) -> dict[str, Any]:
+        """The arguments of a call that hide keys, beside the lengths; segments are known before anything compiles."""
+        segments = self.packed()
+        return {"causal": self.causal} | ({} if segments is None else {"segments": segments})
 
     def inputs(self) -> np.ndarray:
         """The queries, which are the keys and values too, (B, T, D), or (B, 1, D) of the token that is decoded."""
@@ -67,8 +82,13 @@ class Shape:
         return self.T if left is None else left, self.T if right is None else right
 
     def mask(self) -> np.ndarray | None:
-        """The keys that a query sees as booleans, (B, 1, T) by lengths or (1, T, T) by positions; None = all."""
-        lengths, positions = self.lengths(), np.arange(self.T)
+        """The keys that a query sees as booleans; None = all.
+
+        (B, 1, T) by lengths, (1, T, T) by positions, (B, T, T) by segments, which come alone.
+        """
+        lengths, positions, segments = self.lengths(), np.arange(self.T), self.packed()
+        if segments is not None:
+            return segments[:, :, None] == segments[:, None]  # (B, T, T)
         if lengths is not None:
             return (positions < lengths[:, None])[:, None]  # (B, 1, T)
         if not (self.causal or self.window):
@@ -79,10 +99,15 @@ class Shape:
 
     def multiply_adds(self) -> int:
         """The multiply-adds that a forward pass needs: four projections, and two products with the keys it sees."""
-        lengths, (left, right), queries = self.lengths(), self.bounds(), np.arange(self.T)
+        lengths, segments = self.lengths(), self.packed()
         ends = np.full(self.B, self.T) if lengths is None else lengths
-        seen = np.minimum(queries + right + 1, ends[:, None]) - np.maximum(queries - left, 0)  # (B, T)
-        pairs, keys = int(np.maximum(seen, 0).sum()), int(ends.sum())
+        if segments is None:
+            (left, right), queries = self.bounds(), np.arange(self.T)
+            seen = np.minimum(queries + right + 1, ends[:, None]) - np.maximum(queries - left, 0)  # (B, T)
+            pairs = int(np.maximum(seen, 0).sum())
+        else:
+            pairs = self.B * int((np.bincount(segments[0]) ** 2).sum())
+        keys = int(ends.sum())
         width = self.D // self.H * (self.G or self.H)  # of the keys of all heads
         projections = 2 * (self.B * self.T * self.D + keys * width) * self.D  # W_q and W_o, W_k and W_v
         return projections + 2 * pairs * self.D
@@ -111,6 +136,7 @@ SHAPES = {
         Shape("C", 1, 4096, 512, 8, causal=True),
         Shape("G", 1, 4096, 512, 8, G=2),
         Shape("W", 1, 4096, 512, 8, causal=True, window=(511, 0)),
+        Shape("P", 1, 4096, 256, 4, keys="all", segments=16),
         Shape("D", 1, 1024, 512, 8, causal=True, decodes=True),
         Shape("D-8192", 1, 8192, 512, 8, causal=True, decodes=True),
         Shape("D-16", 16, 1024, 512, 8, causal=True, decodes=True),

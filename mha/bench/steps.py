@@ -44,7 +44,7 @@ def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
 def call(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     X, lengths = _arrays(tensor, shape.inputs(), shape.lengths())
-    return lambda: Results(attention(X, X, X, lengths, causal=shape.causal))
+    return lambda: Results(attention(X, X, X, lengths, **shape.call()))
 
 
 def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
@@ -52,7 +52,7 @@ def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable 
     X, lengths, cotangent = _arrays(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
 
     def step() -> Results:
-        found = attention.gradients(X, X, X, lengths, causal=shape.causal, cotangent=cotangent)
+        found = attention.gradients(X, X, X, lengths, **shape.call(), cotangent=cotangent)
         by_input = tuple(found.pop(name) for name in ("queries", "keys", "values"))
         return Results(None, by_input, tuple(found.values()))
 

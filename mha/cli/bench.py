@@ -71,10 +71,12 @@ def bench(
       C         1  4096  512      8  causal, no lengths
       G         1  4096  512      8  2 key-value heads
       W         1  4096  512      8  as C, window=(511, 0)
+      P         1  4096  256      4  16 segments of 256, no lengths
       D         1  1024  512      8  one token after T others
 
     S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all and S64-all have none. At G, the
-    layer with 8 key-value heads is timed as well; at W, the layer with no window. D-8192, D-16 and D-16-8192 have that
+    layer with 8 key-value heads is timed as well; at W, the layer with no window; at P, that with no segments, and on
+    PyTorch the compiled flex_attention, which needs a C++ compiler. D-8192, D-16 and D-16-8192 have that
     T and that batch; D-G, D-G-8192, D-G-16 and D-G-16-8192 have 2 key-value heads.
 
     All shapes and kinds take about three hours, and --plot takes about one more. For the plot, an implementation stops

@@ -48,6 +48,7 @@ class Adapter:
     # What `mha bench` measures beside the layer, and beside one with groups: the classes that have them.
     beside: tuple[str, ...] = ()
     beside_groups: tuple[str, ...] = ()
+    beside_segments: tuple[str, ...] = ()
     # How some of what `mha page` measures begins; a new release may well answer otherwise, and then the page is right.
     measures: tuple[tuple[str, str], ...] = ()
     # Code that a process runs before several threads make their first calls.

@@ -14,6 +14,7 @@ class Adapter(adapters.Adapter):
 
     beside = ("nn.MultiheadAttention", "F.scaled_dot_product_attention")
     beside_groups = ("F.scaled_dot_product_attention",)
+    beside_segments = ("flex_attention, compiled",)
     measures = (
         ("kernel", "(out, in)"),
         ("training", "drops"),

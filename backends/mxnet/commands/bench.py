@@ -21,12 +21,13 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     layer: Any = attention.layer
+    hiding = shape.call()
 
     def ours(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, None, None, shape.causal)
+        return layer(X, X, X, *Call(lengths, **hiding)[GIVEN])
 
     def readable(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, *Call(lengths, causal=shape.causal, return_weights=True)[GIVEN])[0]
+        return layer(X, X, X, *Call(lengths, **hiding, return_weights=True)[GIVEN])[0]
 
     step = _training if kind == "training" else _inference
     made = {

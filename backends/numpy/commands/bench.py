@@ -20,12 +20,13 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives no output: the backward pass keeps none.
     """
     layer: Any = attention.layer
+    hiding = shape.call()
 
     def ours(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal)
+        return layer(X, X, X, lengths, **hiding)
 
     def readable(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
+        return layer(X, X, X, lengths, **hiding, return_weights=True)[0]
 
     if kind == "training":  # the backward pass has no weights to return, and gives no output
         made = {"attention.layer": Implementation("layer", functools.partial(_training, layer, shape))}
@@ -51,7 +52,7 @@ def _training(layer: Any, shape: Shape) -> Step:
     X, lengths, cotangent = shape.inputs(), shape.lengths(), shape.cotangent()
 
     def step() -> Results:
-        call = check(arrays, layer, X, X, X, Call(lengths, causal=shape.causal))
+        call = check(arrays, layer, X, X, X, Call(lengths, **shape.call()))
         gradients = vjp(layer, X, X, X, call)[1](cotangent)
         by_input = tuple(gradients.pop(name) for name in ("queries", "keys", "values"))
         return Results(None, by_input, tuple(gradients.values()))

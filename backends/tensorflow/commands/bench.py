@@ -20,14 +20,15 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     In training, a step gives the output too, but `attention.gradients(...)` does not.
     """
     layer: Any = attention.layer
-    step, lengths = _training if kind == "training" else _inference, shape.lengths()
+    step = _training if kind == "training" else _inference
+    lengths, hiding = shape.lengths(), shape.call()
     name: Any = "keras.layers.GroupQueryAttention" if shape.G else "keras.layers.MultiHeadAttention"
 
     def ours(X: Any, lengths: Any = None) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal)
+        return layer(X, X, X, lengths, **hiding)
 
     def readable(X: Any, lengths: Any = None) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
+        return layer(X, X, X, lengths, **hiding, return_weights=True)[0]
 
     def native(run: Callable) -> Step:
         theirs = steps.without_window(attention).to_native(name)

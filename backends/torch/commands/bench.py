@@ -1,4 +1,4 @@
-"""PyTorch, eager: our layer beside torch.nn.MultiheadAttention, which has no groups, and the fused kernel."""
+"""PyTorch, eager: our layer beside torch.nn.MultiheadAttention, which has no groups, and the fused kernels."""
 
 import functools
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import flex_attention
 
 import mha
 from mha.bench import steps
@@ -22,15 +23,16 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     """
     layer: Any = attention.layer
     step = _training if kind == "training" else _inference
-    mask, in_order = shape.mask(), shape.causal and shape.window is None  # in order, which both know without a mask
+    hiding, mask = shape.call(), shape.mask()
+    in_order = shape.causal and shape.window is None  # in order, which both know without a mask
     padded = shape.lengths() is not None
-    grouped = {"enable_gqa": True} if shape.G else {}  # which PyTorch 2.4 lacks
+    grouped: Any = {"enable_gqa": True} if shape.G else {}  # which PyTorch 2.4 lacks
 
     def ours(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal)
+        return layer(X, X, X, lengths, **hiding)
 
     def readable(X: Any, lengths: Any) -> Any:
-        return layer(X, X, X, lengths, causal=shape.causal, return_weights=True)[0]
+        return layer(X, X, X, lengths, **hiding, return_weights=True)[0]
 
     def native(step: Callable) -> Step:
         theirs = steps.without_window(attention).to_native("torch.nn.MultiheadAttention")
@@ -42,11 +44,25 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
         return step(theirs, call, shape, hidden)
 
-    def fused(X: Any, seen: Any) -> Any:
+    def around(pool: Callable, X: Any) -> Any:
         split = (shape.B, shape.T, -1, shape.D // shape.H)
         q, k, v = (W(X).view(split).transpose(1, 2) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, H or G, T, d)
-        pooled = functional.scaled_dot_product_attention(q, k, v, seen, is_causal=in_order, **grouped)  # (B, H, T, d)
-        return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, shape.T, shape.D))  # (B, T, D)
+        return layer.W_o(pool(q, k, v).transpose(1, 2).reshape(shape.B, shape.T, shape.D))  # (B, T, D)
+
+    def fused(X: Any, seen: Any) -> Any:
+        pool = functional.scaled_dot_product_attention
+        return around(functools.partial(pool, attn_mask=seen, is_causal=in_order, **grouped), X)
+
+    def flexible() -> Step:
+        """The kernel that torch.compile makes with a C++ compiler; on the CPU it has no gradients."""
+        (segments,) = _arrays(shape.packed())
+        kernel: Any = torch.compile(flex_attention.flex_attention, fullgraph=True)
+        blocks = flex_attention.create_block_mask(
+            lambda b, h, q, k: segments[b, q] == segments[b, k], shape.B, None, shape.T, shape.T, device="cpu"
+        )
+        step = _inference(layer, lambda X, _: around(functools.partial(kernel, block_mask=blocks), X), shape, None)
+        step()  # compiles
+        return step
 
     lengths, seen = shape.lengths(), None if mask is None or in_order else mask[:, None]  # (B or 1, 1, 1 or T, T)
     made = {
@@ -57,6 +73,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         made["nn.MultiheadAttention"] = Implementation("native", functools.partial(native, step))
     fused_step = functools.partial(step, layer, fused, shape, seen)
     made["F.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
+    if shape.segments and kind == "inference":
+        made["flex_attention, compiled"] = Implementation("second kernel", flexible)
     if kind == "training":
         return made | steps.user_calls(attention, shape, kind, tensor)
     if shape.G is None:
