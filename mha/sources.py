@@ -42,9 +42,10 @@ def from_native(
         **options: scale, softcap, window, rotary and qk_norm of the layer, which no mapping shows. If
             models of the scheme may rotate positions, as LLaMA's do, rotary must be given; None = no rotation. Also
             key_dim and num_key_value_heads, which the arrays must fit; fold_one: True if norms of queries and keys
-            multiply by 1 + w, as Gemma's do; and bare_norms: True if they have no weights, as Llama 4's. So it takes
-            all that `mha.weights.model_config.options` returns. Of a module whose rotation goes by the length of a
-            text, also length, the number of its tokens.
+            multiply by 1 + w, as Gemma's do; bare_norms: True if they have no weights, as Llama 4's; and
+            values_are_keys: True if W_v is W_k and has no array, as in Gemma 4. So it takes all that
+            `mha.weights.model_config.options` returns. Of a module whose rotation goes by the length of a text, also
+            length, the number of its tokens.
 
     Returns:
         The layer, with the sizes, biases, dtype and dropout of the source; dropout is 0 for a mapping, which has none.

@@ -15,6 +15,7 @@ from mha.weights import model_config
 SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
 LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "no_rope_layers": [], "attention_chunk_size": 64}
 TURNED = {"rotary": mha.Rotary(base=5e5, interleaved=True), "chunk": 64}
+BACKWARDS = mha.Rotary(frequencies=[-(10000.0 ** (-2 * i / d)) for i in range(d // 2)])
 MINISTRAL = {"model_type": "ministral", "sliding_window": 8}
 COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
@@ -57,6 +58,10 @@ MODELS = {
         {"temperature": mha.Temperature(0.2, 16)},
     ),
     "Llama 4, no rotation, no temperature": (LLAMA4 | {"no_rope_layers": [1, 0], "attn_temperature_tuning": False}, {}),
+    "nanochat": (
+        {"model_type": "nanochat"},
+        {"rotary": BACKWARDS, "qk_norm": mha.Norm("rms", 1e-5, after=True)},
+    ),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
     "Cohere2, no window": (COHERE2 | {"sliding_window_pattern": 2}, {"rotary": None}),
 }

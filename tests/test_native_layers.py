@@ -35,12 +35,15 @@ WIDEST = {
         "query_size": 11, "key_size": 13, "value_size": 13, "key_dim": 4, "value_dim": 4, "num_hiddens": 19,
     },
 }  # fmt: skip
-# What some kinds have beside the sizes: groups that share a head of keys and values, norms of queries and keys.
+# What some kinds have beside the sizes: groups that share a head of keys and values, norms of queries and keys, a gate.
 GROUPS = {"num_hiddens": 11, "num_heads": 6, "num_key_value_heads": 2, "key_dim": 4, "value_dim": 4, "bias": True}
 NORMS = {"num_hiddens": 12, "num_heads": 3, "bias": True, "qk_norm": "layer"}
 HAVE = [
     ("keras.layers.GroupQueryAttention", GROUPS | {"dropout": 0.25} | SIZES),
     ("keras.layers.GroupQueryAttention", GROUPS | {"num_key_value_heads": 1, "bias": False}),
+    ("keras.layers.MultiHeadAttention", CASES["equal widths"] | {"output_gate": "element"} | SIZES),
+    ("keras.layers.MultiHeadAttention", CASES["no bias"] | {"output_gate": "element", "value_dim": 7}),
+    ("keras.layers.GroupQueryAttention", GROUPS | {"output_gate": "element"} | SIZES),
     ("flax.nnx.MultiHeadAttention", GROUPS | {"dropout": 0.25, "qk_norm": "layer"}),
     ("flax.linen.MultiHeadDotProductAttention", NORMS),
 ]
@@ -95,7 +98,7 @@ def test_a_layer_made_of_ours_agrees(rng, kind, dtype, case):
     ("kind", "options"),
     [pytest.param(*have, marks=pytest.mark.backends(peers.backend_of(have[0]))) for have in HAVE],
 )
-def test_groups_and_norms_agree_there_and_back(rng, kind, options):
+def test_groups_norms_and_gates_agree_there_and_back(rng, kind, options):
     """In float64; layers that their frameworks make, test_native_layers_made.py, are of float32."""
     attention = random_layer(rng, options, "float64")
     layer = to_native(attention, kind)

@@ -220,7 +220,7 @@ def test_a_scheme_is_recognised_and_no_other(scheme, prefix):
 def test_names_that_only_end_alike_are_no_layer():
     _, arrays = stored("llama")
     assert schemes.recognise({f"my_{name}": X for name, X in arrays.items()}) == []
-    assert schemes.recognise(["q_proj.weight", "k_proj.weight", "other.v_proj.weight", "o_proj.weight"]) == []
+    assert schemes.recognise(["q_proj.weight", "other.k_proj.weight", "v_proj.weight", "o_proj.weight"]) == []
 
 
 def model():

@@ -15,7 +15,7 @@ from mha.weights import schemes
     [
         ("torch", "bias_k"),  # add_bias_kv
         ("torch", "parametrizations.in_proj_weight.original"),
-        ("keras", "gate.kernel"),  # use_gate
+        ("torch", "gate.kernel"),
         ("flax", "query_ln.bias"),
         ("meta", "q_norm.weight"),
         ("t5", "q.bias"),  # MPNet, which scales

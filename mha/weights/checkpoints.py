@@ -13,7 +13,7 @@ from mha.names import SchemeChoice, SchemeName
 from mha.weights import model_config, own_format, readers, recorded, said, schemes, sizes
 from mha.weights.readers import Source
 
-SAYABLE = (*MODERN, "key_dim", model_config.FOLDED, sizes.BARE, model_config.LENGTH)
+SAYABLE = (*MODERN, "key_dim", model_config.FOLDED, sizes.BARE, sizes.TIED, model_config.LENGTH)
 
 
 def load(

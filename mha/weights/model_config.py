@@ -18,9 +18,19 @@ from mha.names import SchemeName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text, model_layers, model_rotation
-from mha.weights.model_kinds import AFTER, KINDS, NEUTRAL_OF, NORMED, NOT_ROTATING, OF_ALL
+from mha.weights.model_kinds import (
+    AFTER,
+    BARE_NORMED,
+    FOLDING,
+    GATED,
+    KINDS,
+    NEUTRAL_OF,
+    NORMED,
+    NOT_ROTATING,
+    OF_ALL,
+)
 from mha.weights.scheme_table import SCHEMES
-from mha.weights.sizes import BARE
+from mha.weights.sizes import BARE, TIED
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
 WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
@@ -170,10 +180,15 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     if kind in NORMED:
         eps = checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
-    if kind == "gemma3_text":
+    if kind in FOLDING:
         found[FOLDED] = True
+    if kind in BARE_NORMED:
+        found[BARE] = True
     if kind == "gemma4_text":
-        found |= {"value_norm": found["qk_norm"], "scale": 1.0}
+        tied = checks.flag("attention_k_eq_v", model["attention_k_eq_v"]) and not slides
+        found |= {"value_norm": found["qk_norm"], "scale": 1.0} | ({TIED: True} if tied else {})
+    if kind in (*GATED, "afmoe"):
+        found["output_gate"] = "element"
     if kind == "gpt_oss":
         found["sinks"] = True
     if "query_pre_attn_scalar" in model:

@@ -33,6 +33,10 @@ _MINIMAX_M2: dict[str, Any] = {"num_attention_heads": 48, "num_key_value_heads":
 _MINIMAX_M2 |= {"rms_norm_eps": 1e-6, "partial_rotary_factor": 1.0, "rotary_dim": None}
 _OLMO3: dict[str, Any] = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 _OLMO3 |= {"rms_norm_eps": 1e-5, "rope_theta": 5e5}
+_QWEN3_NEXT: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}
+_QWEN3_NEXT |= {"layer_types": None, "full_attention_interval": 4, "rms_norm_eps": 1e-6}
+_AFMOE: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": None, "head_dim": 128}
+_AFMOE |= {"sliding_window": 1024, "layer_types": None, "global_attn_every_n_layers": 4, "rms_norm_eps": 1e-5}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -63,6 +67,11 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "minimax_m2": _MINIMAX_M2,
     "hunyuan_v1_dense": {"rms_norm_eps": 1e-5, "attention_head_dim": None},  # which says head_dim again
     "llama4_text": _LLAMA4,
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_text": _QWEN3_NEXT | {"num_key_value_heads": 4, "attn_output_gate": True},
+    "qwen3_5_moe_text": _QWEN3_NEXT | {"attn_output_gate": True},
+    "afmoe": _AFMOE,
+    "nanochat": {"num_attention_heads": 6, "num_key_value_heads": None, "rms_norm_eps": 1e-6},
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
 NOT_ROTATING = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
@@ -91,15 +100,27 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 
 # What kinds do that no name says.
 OF_ALL = "olmo2", "olmo3", "olmoe", "minimax_m2"  # they have norms over all heads of queries, and of keys
+GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries of each head lies its gate
+FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
 # They have norms of queries and keys.
-NORMED = "qwen3", "qwen3_moe", "gemma3_text", "exaone4", "hunyuan_v1_dense", "gemma4_text", *OF_ALL
-AFTER = ("hunyuan_v1_dense",)  # after the rotation
+NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "exaone4", "hunyuan_v1_dense", "gemma4_text", "afmoe")
+NORMED += ("nanochat", *OF_ALL, *GATED)
+AFTER = "hunyuan_v1_dense", "nanochat"  # after the rotation
+BARE_NORMED = ("nanochat",)  # their norms have no weights
+BACKWARDS = ("nanochat",)  # pairs turn the other way
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
-BY_WINDOW = "gemma3_text", "gemma4_text", "cohere2", "olmo3"  # their rotation depends on whether a layer has a window
+BY_WINDOW = (
+    "gemma3_text",
+    "gemma4_text",
+    "cohere2",
+    "olmo3",
+    "afmoe",
+)  # their rotation depends on whether a layer has a window
 INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
-SHARES = {"gpt_neox": "rotary_pct"} | dict.fromkeys(("glm", "glm4", "phi3", "minimax_m2"), "partial_rotary_factor")
+SHARES = {"gpt_neox": "rotary_pct"}
+SHARES |= dict.fromkeys(("glm", "glm4", "phi3", "minimax_m2", *GATED), "partial_rotary_factor")
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "cohere2": {"position_embedding_type": "rope_gptj"},

@@ -34,7 +34,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
     if types is None and "max_window_layers" in reads:
         return at >= checks.whole("max_window_layers", model["max_window_layers"])
     if types is None:
-        pattern = checks.size("sliding_window_pattern", model.get("sliding_window_pattern", 2))
+        name = "global_attn_every_n_layers" if kind == "afmoe" else "sliding_window_pattern"
+        pattern = checks.size(name, model.get(name, 2))
         return (at + 1) % pattern != 0
     recorded = types[at] if isinstance(types, list) and at < len(types) else None
     if recorded not in ("full_attention", "sliding_attention"):
@@ -51,7 +52,7 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
 
     Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
     """
-    if kind == "cohere2" or (kind == "exaone4" and model["sliding_window"] is not None):
+    if kind in ("cohere2", "afmoe") or (kind == "exaone4" and model["sliding_window"] is not None):
         return slides
     if kind in ("smollm3", "llama4_text"):
         return _turns_by_number(model, _number(prefix, "rotate no positions"))
@@ -79,7 +80,8 @@ def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
 
     Raises ValueError if the layer has no keys and values of its own; the message names the layer that has them.
     """
-    at, own = _number(prefix, "have a window"), dict(model)
+    at, model = _number(prefix, "have a window"), _last_is_full(model)
+    own = dict(model)
     slides_here = slides(model, "gemma4_text", prefix, model)
     if shared := checks.whole("num_kv_shared_layers", model["num_kv_shared_layers"]):
         first = checks.size("num_hidden_layers", model.get("num_hidden_layers")) - shared
@@ -98,6 +100,15 @@ def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
         if model["attention_k_eq_v"] and model["num_global_key_value_heads"] is not None:
             own["num_key_value_heads"] = model["num_global_key_value_heads"]
     return own
+
+
+def _last_is_full(model: dict[str, Any]) -> dict[str, Any]:
+    """What a Gemma 4 says, with its last layer as transformers makes it: without a window."""
+    types, count = model["layer_types"], model.get("num_hidden_layers")
+    if types is None and count is not None:
+        pattern = model["sliding_window_pattern"]
+        types = ["full_attention" if (at + 1) % pattern == 0 else "sliding_attention" for at in range(count)]
+    return model | {"layer_types": [*types[:-1], "full_attention"]} if isinstance(types, list) and types else model
 
 
 def _turns_by_number(model: dict[str, Any], at: int) -> bool:

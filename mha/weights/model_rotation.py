@@ -12,7 +12,7 @@ from typing import Any
 from mha import checks
 from mha.positions import Rotary
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-from mha.weights.model_kinds import INTERLEAVED, SHARES
+from mha.weights.model_kinds import BACKWARDS, GATED, INTERLEAVED, SHARES
 
 
 def _default(dim: int, *, rope_theta: float) -> Rotary:
@@ -112,6 +112,8 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
         recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
     if kind == "ministral3":  # which is told its temperature, and the model's length, there
         recorded = recorded | dict.fromkeys(("llama_4_scaling_beta", "max_position_embeddings"))
+    if kind in GATED:  # of pictures; a text's tokens have one position each
+        recorded = recorded | dict.fromkeys(("mrope_section", "mrope_interleaved"))
     if kind == "phi3" and (recorded.get("rope_type") or recorded.get("type")) in ("su", "yarn"):  # in older files
         recorded = recorded | {"rope_type": "longrope"}
     if share := SHARES.get(kind):
@@ -121,4 +123,6 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
         recorded = recorded | {"partial_rotary_factor": None}
         width = int(width * min(checks.positive(share, factor), 2.0))  # Rotary refuses factors above 1
     turned = made(model, where, recorded, width, theta, length)
+    if kind in BACKWARDS:
+        turned = dataclasses.replace(turned, frequencies=tuple(-angle for angle in turned.angles()))
     return dataclasses.replace(turned, interleaved=kind in INTERLEAVED)

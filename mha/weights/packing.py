@@ -1,4 +1,4 @@
-"""Queries, keys and values in one array: one after another, or group by group.
+"""Queries, keys and values in one array, one after another or group by group; queries and their gate, head by head.
 
 A group is the H / G query heads that share one head of keys and values. Group by group means: the query heads of a
 group, then its head of keys and of values, then the next group. Letters: H heads, G groups, d the width of a head. In
@@ -39,6 +39,20 @@ def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.nd
     rows = (slice(heads), slice(heads, -1), slice(heads + 1, None))[part]
     split = array.reshape(groups, heads + 2, -1, *array.shape[1:])  # (G, H / G + 2, d, ...)
     return split[:, rows].reshape(-1, *array.shape[1:])  # (H * d or G * d, ...)
+
+
+def of_heads(name: str, array: np.ndarray, part: int, num_heads: int) -> np.ndarray:
+    """Take the rows of queries (part 0) or of their gate (1) from an array of (H * 2d, ...).
+
+    Raises ValueError, which names the array, if it has another number of rows.
+    """
+    if len(array) % (2 * num_heads):
+        raise ValueError(
+            f"{name} has {len(array)} outputs, expected a multiple of {2 * num_heads}: of each of {num_heads} heads "
+            "its queries and then their gate, of one width"
+        )
+    split = array.reshape(num_heads, 2, -1, *array.shape[1:])  # (H, 2, d, ...)
+    return split[:, part].reshape(-1, *array.shape[1:])  # (H * d, ...)
 
 
 def packed(pieces: Sequence[np.ndarray], groups: int, width: int) -> np.ndarray:

@@ -9,8 +9,8 @@ of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be 
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Literal
 
 from mha.names import SchemeName
 from mha.norms import Norm
@@ -24,14 +24,14 @@ class Place:
     name: of the array, after the layer's prefix.
     axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm; "H" for sinks.
     part: None, or (i, n): the weight is part i of n that are packed along the outputs.
-    by_group: True if they are packed group by group: query heads of a group, its head of keys, its head of values;
-        False = one after another.
+    by: how they are packed: "all" = one after another; "group" = group by group: query heads of a group, its head of
+        keys, its head of values; "head" = head by head: queries of a head, then its gate.
     """
 
     name: str
     axes: str
     part: tuple[int, int] | None = None
-    by_group: bool = False
+    by: Literal["all", "group", "head"] = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Scheme:
     about: a description in one line.
     places: the array of each canonical weight.
     others: places of weights that some of its models name otherwise.
+    tied: projections that may have no arrays of their own, and then are another one, by name.
+    gate: places of the output gate, which some of its models have.
+    gate_beside_queries: True if a gate that has no array of its own lies in the queries' array, head by head.
     biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
     beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
     buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
@@ -54,6 +57,9 @@ class Scheme:
     about: str
     places: dict[str, Place]
     others: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gate: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    gate_beside_queries: bool = False
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
@@ -64,9 +70,28 @@ class Scheme:
     config: str = ""
 
     @property
+    def kernels(self) -> dict[str, None]:
+        """The names of the arrays that a layer has in any case, each once, that of W_q first."""
+        needed = {f"{name}.kernel" for name in PROJECTIONS if name not in self.tied}
+        return {place.name: None for weight, place in self.places.items() if weight in needed}
+
+    @property
     def every(self) -> list[tuple[str, Place]]:
         """Each weight with each of its places, the usual one last."""
-        return [*self.others.items(), *self.places.items()]
+        return [*self.others.items(), *self.gate.items(), *self.places.items()]
+
+    def of_layer(self, names: Container[str], prefix: str, gated: bool) -> list[tuple[str, Place]]:
+        """The places, as of `every`, in a layer with arrays of these names; gated: whether it has an output gate."""
+        gate, places = dict(self.gate), dict(self.places)
+        for name, other in self.tied.items():
+            if prefix + places[f"{name}.kernel"].name not in names:
+                places |= {f"{name}.{kind}": places[f"{other}.{kind}"] for kind in ("kernel", "bias")}
+        if gated and self.gate_beside_queries and not any(prefix + place.name in names for place in gate.values()):
+            for part, projection in enumerate(("W_q", "W_g")):
+                for kind in ("kernel", "bias"):
+                    packed = dataclasses.replace(self.places[f"W_q.{kind}"], part=(part, 2), by="head")
+                    (places if projection == "W_q" else gate)[f"{projection}.{kind}"] = packed
+        return [*self.others.items(), *gate.items(), *places.items()]
 
     def pattern(self, name: str) -> str:
         """The pattern of an array that stands beside the weights, by its name after the prefix; "" if it does not."""
@@ -91,12 +116,12 @@ def _vars(*names: str) -> dict[str, Place]:
     return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
 
 
-def _packed(kernel: str, bias: str, output: str, axes: str, by_group: bool = False) -> dict[str, Place]:
+def _packed(kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all") -> dict[str, Place]:
     """Places of queries, keys and values packed in one array, in this order, and of the output in its own array."""
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
-        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by_group)
-        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by_group)
+        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by)
+        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by)
     return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
 
 
@@ -127,11 +152,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "keras": Scheme(
         "keras.layers.MultiHeadAttention and GroupQueryAttention",
         _each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
+        gate={"W_g.kernel": Place("gate.kernel", "iHd"), "W_g.bias": Place("gate.bias", "Hd")},
         grouped=True,
     ),
     "keras3": Scheme(
         "the same as Keras 3 stores them, in .weights.h5 and .keras",
         _vars("query_dense", "key_dense", "value_dense", "output_dense"),
+        gate={"W_g.kernel": Place("gate_dense.vars.0", "iHd"), "W_g.bias": Place("gate_dense.vars.1", "Hd")},
         grouped=True,
     ),
     "flax": Scheme(
@@ -175,6 +202,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
         | _norms("q_norm.weight", "k_norm.weight")
         | {"sinks": Place("sinks", "H")},
         others=_norms("query_layernorm.weight", "key_layernorm.weight"),  # Hunyuan
+        gate={"W_g.kernel": Place("gate_proj.weight", "oi"), "W_g.bias": Place("gate_proj.bias", "o")},  # AFMoE
+        gate_beside_queries=True,  # Qwen3-Next
+        tied={"W_v": "W_k"},  # Gemma 4
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
         biases=(("W_q", "W_k", "W_v"), ("W_o",), ("W_q", "W_v", "W_o")),
         buffers=(r"rotary_emb\.inv_freq",),
@@ -193,7 +223,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "neox": Scheme(
         "GPT-NeoX, Pythia, Falcon, BLOOM",
-        _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by_group=True),
+        _packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by="group"),
         buffers=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
         grouped=True,
         asks=("rotary",),

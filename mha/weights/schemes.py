@@ -16,7 +16,7 @@ from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
 from mha.weights import packing, said
 from mha.weights.scheme_table import SCHEMES, Place
-from mha.weights.sizes import NORMED, PROJECTIONS, configured
+from mha.weights.sizes import NORMED, PROJECTIONS, TIED, configured
 
 
 def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
@@ -24,7 +24,7 @@ def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
     at = {name: number for number, name in enumerate(names)}
     found: dict[tuple[SchemeName, str], int] = {}
     for scheme, description in SCHEMES.items():
-        first, *others = (place.name for weight, place in description.places.items() if weight.endswith(".kernel"))
+        first, *others = description.kernels
         for name in at:
             prefix = name.removesuffix(first)
             at_start = name == first or (prefix != name and prefix.endswith("."))
@@ -64,6 +64,8 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
             return scheme, begin  # `wanted` says what is missing
     if fitting:
         raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
+    if prefix is not None and scheme == "auto" and (likely := _likely(names, prefix)):
+        return likely, prefix and prefix.removesuffix(".") + "."  # `wanted` says what is missing
     wanted = said.setting(scheme=scheme, prefix=prefix)
     if found:
         near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
@@ -89,12 +91,8 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
             f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "
             "place: it computes something else, or the prefix is too short"
         )
-    kernels = {prefix + place.name: None for weight, place in description.places.items() if weight.endswith(".kernel")}
-    if missing := [name for name in kernels if name not in own]:
-        raise ValueError(
-            f"the layer at prefix {prefix!r} lacks {', '.join(missing)}, which scheme {scheme!r} needs; "
-            f"it has {', '.join(own) or 'nothing'}"
-        )
+    if missing := [prefix + name for name in description.kernels if prefix + name not in own]:
+        raise _lacking(missing, scheme, prefix, own)
     return [name for name in own if name in places]
 
 
@@ -149,7 +147,7 @@ def unpacked(
     heads = config.num_heads, config.num_key_value_heads
     return {
         weight: _unpack(arrays[prefix + place.name], place, *heads)
-        for weight, place in SCHEMES[scheme].every
+        for weight, place in SCHEMES[scheme].of_layer(arrays, prefix, config.output_gate is not None)
         if prefix + place.name in arrays
     }
 
@@ -166,10 +164,14 @@ def describe(
 
     Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
-    names = wanted(arrays, scheme, prefix)
-    named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in SCHEMES[scheme].every]
+    names, description, sizes = wanted(arrays, scheme, prefix), SCHEMES[scheme], dict(options or {})
+    of_layer = description.of_layer(names, prefix, sizes.get("output_gate") is not None)
+    named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in of_layer]
     every, places = dict(named), {weight: place for weight, place in named if place.name in names}
-    description, sizes = SCHEMES[scheme], dict(options or {})
+    its_own = {prefix + description.places[f"{name}.kernel"].name for name in description.tied}
+    tied = checks.flag(TIED, sizes.pop(TIED, False))
+    if (untied := sorted(its_own.difference(names))) and not tied:
+        raise _lacking(untied, scheme, prefix, names)
     _check_each(arrays, places, description.grouped)
     num_heads, key_heads = _heads(arrays, places, num_heads, description.grouped)
     groups = _groups(arrays, places, num_heads) if description.grouped else num_heads
@@ -221,10 +223,13 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 
     Raises ValueError if the scheme has no place for a weight, or for an option.
     """
-    description, places = SCHEMES[scheme], SCHEMES[scheme].places
+    description = SCHEMES[scheme]
+    places = description.places | dict(description.gate)
     held = {name for name, value in description.implied.items() if getattr(config, name) == value}
     held |= {"num_key_value_heads"} if description.grouped else set()
     held |= {"sinks"} & places.keys()
+    if "W_g.kernel" in places and (config.output_gate == "element" or places["W_g.kernel"].axes == "oi"):
+        held |= {"output_gate"}
     if options := [name for name in special(config) if name not in held]:
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(options)}")
     for name in description.implied.keys() - held - {"qk_norm"}:
@@ -235,7 +240,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     groups, packed = config.num_key_value_heads, dict[str, list[np.ndarray]]()
     for weight, place in places.items():
         if weight in weights:
-            width = config.value_dim if weight.startswith(("W_v", "W_o")) else config.key_dim
+            width = config.key_dim if weight.startswith(("W_q", "W_k")) else config.value_dim
             heads = groups if weight.startswith(SHARED) else config.num_heads
             packed.setdefault(place.name, []).append(_lay(weights[weight], place.axes, heads, width))
     arrays = {}
@@ -247,7 +252,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
             if len(sizes) > 1:
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
-            if place.by_group:
+            if place.by == "group":
                 arrays[place.name] = packing.packed(pieces, groups, config.key_dim)
             else:
                 arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
@@ -256,8 +261,26 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 
 # Helpers of the functions above
 
+
+def _lacking(missing: list[str], scheme: SchemeName, prefix: str, names: list[str]) -> ValueError:
+    """The error where a layer that has arrays of these names lacks others."""
+    return ValueError(
+        f"the layer at prefix {prefix!r} lacks {', '.join(missing)}, which scheme {scheme!r} needs; "
+        f"it has {', '.join(names) or 'nothing'}"
+    )
+
+
 LISTED = 8  # so many names of a long list are shown
 SHARED = "W_k", "W_v"  # the projections whose heads may be shared by several heads of queries
+
+
+def _likely(names: Iterable[str], prefix: str) -> SchemeName | None:
+    """The scheme with the most kernels there, if it is one alone, and they are two at least."""
+    begin, held = prefix and prefix.removesuffix(".") + ".", set(names)
+    counts = {scheme: sum(begin + name in held for name in one.kernels) for scheme, one in SCHEMES.items()}
+    most = max(counts.values())
+    best = [scheme for scheme, count in counts.items() if count == most]
+    return best[0] if len(best) == 1 and most > 1 else None
 
 
 def _listed(layers: list[tuple[SchemeName, str]]) -> str:
@@ -314,7 +337,7 @@ def _heads(
 def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
     """The number of groups in an array that packs queries, keys and values; num_heads if they are not packed."""
     place, output = places["W_q.kernel"], places["W_o.kernel"]
-    if not place.part:
+    if not place.part or place.by == "head":
         return num_heads
     merged = arrays[output.name].shape[output.axes.index("i")]
     groups = packing.count_groups(place.name, len(arrays[place.name]), output.name, merged, num_heads)
@@ -326,7 +349,9 @@ def _groups(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_h
 
 def _unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.ndarray:
     """Take a canonical weight out of the array that is, or contains, it."""
-    if place.part and place.by_group:
+    if place.part and place.by == "head":
+        array = packing.of_heads(place.name, array, place.part[0], num_heads)
+    elif place.part and place.by == "group":
         array = packing.unpacked(array, place.part[0], num_heads, groups)
     elif place.part:
         array = packing.section(array, place.part[0], num_heads, groups, place.axes.index("o"))

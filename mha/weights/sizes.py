@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from mha import checks
-from mha.config import Config
+from mha.config import GATES, Config
 from mha.norms import norm
 from mha.weights import said
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 NORMED = ("q_norm.scale", "k_norm.scale")
 BARE = "bare_norms"  # an option of a file: True if its norms of queries and keys have no weights
+TIED = "values_are_keys"  # an option of a file: True if W_v has no arrays, and is W_k
 
 
 def configured(
@@ -61,6 +62,7 @@ def configured(
         outputs = f"the outputs of {called['W_v']}"
         shared = outputs if groups == num_heads else f"{num_heads} / {groups} times {outputs}"
         raise ValueError(f"{called['W_o']} has {merged} inputs, expected {value_dim * num_heads}, {shared}")
+    _check_gate(canonical, names, num_heads, options)
     derived = {"key_dim": key_dim, "num_key_value_heads": groups}
     for name, found in derived.items():
         if (expected := options.pop(name, found)) != found:
@@ -75,6 +77,26 @@ def configured(
         query_size=query_size, key_size=key_size, value_size=value_size, value_dim=value_dim, **derived,
         dtype=checks.dtype_name(canonical["W_q.kernel"].dtype), **options,
     )  # fmt: skip
+
+
+def _check_gate(
+    canonical: Mapping[str, np.ndarray], names: Mapping[str, str], num_heads: int, options: dict[str, Any]
+) -> None:
+    """Check that an output gate is there if the options say so, that its sizes fit, and say in them which one it is."""
+    given, kernel = options.get("output_gate"), canonical.get("W_g.kernel")
+    if kernel is None:
+        if given is not None:
+            raise ValueError(f"{said.name('output_gate')} is {given!r}, but the layer has no weights of a gate")
+        return
+    inputs, merged = len(canonical["W_q.kernel"]), len(canonical["W_o.kernel"])
+    shapes = {"element": (inputs, merged), "head": (inputs, num_heads)}
+    if given is not None:
+        shapes = {given: shapes[checks.choice(said.name("output_gate"), given, GATES)]}
+    found = [kind for kind, shape in shapes.items() if kernel.shape == shape]
+    if not found:
+        wanted = " or ".join(f"{shape} of output_gate={kind!r}" for kind, shape in shapes.items())
+        raise ValueError(f"{names['W_g.kernel']} is a kernel of (in, out) = {kernel.shape}, expected {wanted}")
+    options["output_gate"] = found[0]
 
 
 def _check_norms(

@@ -40,6 +40,10 @@ LLAMA4 |= {"attn_scale": 0.4, "rms_norm_eps": 1e-2}
 GEMMA4 = {"head_dim": 8, "global_head_dim": 12, "rms_norm_eps": 1e-2, "sliding_window": 4}
 GEMMA4 |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37}
 FULL = "full_attention"
+GATED = {"head_dim": 8, "rms_norm_eps": 1e-2, "layer_types": ["linear_attention", "full_attention"]}
+GATED |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+TURNED_IN_PART = {"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
+AFMOE = {"head_dim": 8, "sliding_window": 4, "rms_norm_eps": 1e-2, "num_experts": 2, "num_experts_per_tok": 1}
 OLMO3 = {"sliding_window": 4, "rms_norm_eps": 1e-2, "rope_parameters": {"full_attention": YARN}}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
@@ -142,6 +146,18 @@ MODELS = {
     "OLMo 3, window": ("Olmo3", OLMO3 | {"layer_types": WINDOW["layer_types"]}),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss, window": ("GptOss", GPT_OSS | {"layer_types": WINDOW["layer_types"], "head_dim": 8}),
+    "Qwen3-Next": ("Qwen3Next", GATED | EXPERTS),
+    "Qwen3-Next, biases": ("Qwen3Next", GATED | EXPERTS | {"attention_bias": True, "num_key_value_heads": 1}),
+    "Qwen3.5": ("Qwen3_5Text", GATED | {"rope_parameters": TURNED_IN_PART | {"mrope_section": [1, 1, 0]}}),
+    "AFMoE": ("Afmoe", AFMOE | {"layer_types": WINDOW["layer_types"]}),
+    "AFMoE, no window": ("Afmoe", AFMOE | {"global_attn_every_n_layers": 2}),
+    "nanochat": ("NanoChat", {"rms_norm_eps": 1e-2}),
+    "Gemma 4, keys as values": (
+        "Gemma4Text",
+        GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "layer_types": WINDOW["layer_types"][::-1]},
+    ),
+    "Gemma 4, the last without a window": ("Gemma4Text", GEMMA4 | {"attention_k_eq_v": True}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
 PADDED_LEFT = "Llama 4", "gpt-oss, window", "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
@@ -151,8 +167,9 @@ AT = {
     "Falcon": ("h.1.self_attention", "neox"),
     "Phi3": ("layers.1.self_attn", "phi3"),
 }
+BESIDE = "Qwen3Next", "Qwen3_5Text"  # with the queries of each head in the array lies its gate
 ARRAYS = {"q_proj": "W_q", "k_proj": "W_k", "v_proj": "W_v", "o_proj": "W_o", "q_norm": "q_norm", "k_norm": "k_norm"}
-ARRAYS |= {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
+ARRAYS |= {"query_layernorm": "q_norm", "key_layernorm": "k_norm", "gate_proj": "W_g"}
 
 
 @functools.cache
@@ -172,6 +189,10 @@ def computed(name, folder, left=False):
                 gradients[module] = gradient
                 continue
             ours = ".bias" if part == "bias" else ".scale" if "norm" in module else ".kernel"
+            if module == "q_proj" and kind in BESIDE:
+                gradient, of_gate = np.split(gradient.reshape(4, -1, *gradient.shape[1:]), 2, 1)  # (H, d, ...)
+                gradients["W_g" + ours] = of_gate.reshape(-1, *gradient.shape[2:]).T
+                gradient = gradient.reshape(-1, *gradient.shape[2:])
             gradients[ARRAYS[module] + ours] = gradient.T
     return folder / "model.safetensors", at, X, output, cotangent, gradients | {"inputs": by_inputs}
 
@@ -189,7 +210,10 @@ def test_outputs_and_gradients_are_those_of_transformers(backend, folder, name, 
 
     def results(backend, dtype):
         layer = parity.in_dtype(mha.load(path, prefix=prefix, backend=backend, length=LENGTH), dtype)
-        return theirs.ours(layer, X, cotangent, left, causal=True)
+        found, pulled = theirs.ours(layer, X, cotangent, left, causal=True)
+        if "W_v.kernel" not in gradients:  # one array is both
+            pulled["W_k.kernel"] = pulled["W_k.kernel"] + pulled.pop("W_v.kernel")
+        return found, pulled
 
     theirs.assert_agreement(results, backend, output, gradients, left)
 

@@ -17,7 +17,7 @@ KIND, GROUPED = "keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAtten
 DENSE = "Dense"  # the class of the book's projections
 FIRST = "call it once, so that its parts are built"
 # Options that have a counterpart, or that concern neither what is computed nor its gradients.
-KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "output_shape", "dtype"}
+KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "use_gate", "output_shape", "dtype"}
 KNOWN |= {"head_dim", "num_query_heads", "num_key_value_heads"}  # of grouped queries
 KNOWN |= {"name", "trainable", "kernel_initializer", "bias_initializer", "seed"}
 
@@ -42,15 +42,19 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """A built layer with these canonical weights."""
     H, G, d = config.num_heads, config.num_key_value_heads, config.key_dim
+    needed: dict[str, Any] = {"pooling": "dot"}
+    gated: dict[str, Any] = {}  # older Keras has no gate
+    if config.output_gate:
+        needed, gated = needed | {"output_gate": "element"}, {"use_gate": True}
     if kind == GROUPED:
         same = {"num_hiddens": config.query_size, "value_dim": d, "num_key_value_heads": G}
-        native.require(kind, config, same | {"pooling": "dot"})
-        layer = keras.layers.GroupQueryAttention(d, H, G, config.dropout, config.bias, dtype=config.dtype)
+        native.require(kind, config, same | needed)
+        layer = keras.layers.GroupQueryAttention(d, H, G, config.dropout, config.bias, **gated, dtype=config.dtype)
     else:
-        native.require(kind, config, {"pooling": "dot"})
+        native.require(kind, config, needed)
         sizes = {"value_dim": config.value_dim, "output_shape": config.num_hiddens}
         layer = keras.layers.MultiHeadAttention(
-            H, d, dropout=config.dropout, use_bias=config.bias, **sizes, dtype=config.dtype
+            H, d, dropout=config.dropout, use_bias=config.bias, **sizes, **gated, dtype=config.dtype
         )
     layer.build(*((None, None, size) for size in (config.query_size, config.value_size, config.key_size)))
     arrays = schemes.from_canonical(config, weights, "keras")
