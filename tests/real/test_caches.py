@@ -15,6 +15,13 @@ SMALL = {"vocab_size": 37, "num_hidden_layers": 2, "num_attention_heads": 6, "hi
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 64}
 WINDOWS = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 5}
 LONG = {"rope_type": "longrope", "rope_theta": 99.0, "short_factor": [1.5, 4.0], "long_factor": [9.0, 9.0]}
+TEMPERED = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "llama_4_scaling_beta": 0.4}
+TEMPERED |= {"original_max_position_embeddings": 3}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
+GEMMA4 = GROUPED | {"global_head_dim": 4, "sliding_window": 5, "pad_token_id": 0}
+GEMMA4 |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37}
+LLAMA4 = {"intermediate_size_mlp": 32, "attention_chunk_size": 4, "pad_token_id": 0}
 MODELS = {
     "Llama": GROUPED,
     "Qwen3": GROUPED,
@@ -22,6 +29,16 @@ MODELS = {
     "Phi3": GROUPED | {"rope_parameters": LONG, "original_max_position_embeddings": T, "pad_token_id": 0},
     "SmolLM3": GROUPED | WINDOWS | {"no_rope_layers": [1, 0], "use_sliding_window": True, "pad_token_id": 0},
     "Cohere2": GROUPED | WINDOWS,
+    "Olmo2": GROUPED,
+    "Olmo3": GROUPED | WINDOWS,
+    "HunYuanDenseV1": GROUPED,
+    "NanoChat": GROUPED,
+    "MiniMaxM2": GROUPED | EXPERTS | {"rotary_dim": 2},
+    "Ministral3": GROUPED | {"rope_parameters": TEMPERED},
+    "Qwen3Next": GROUPED | EXPERTS | LINEAR | {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8},
+    "Afmoe": GROUPED | WINDOWS | {"num_experts": 2, "num_experts_per_tok": 1},
+    "Gemma4Text": GEMMA4 | {"layer_types": WINDOWS["layer_types"][::-1], "attention_k_eq_v": True},
+    "Llama4Text": GROUPED | EXPERTS | LLAMA4,
     "GptOss": GROUPED | WINDOWS | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32},
 }
 PLACE = "layers.1.self_attn"
