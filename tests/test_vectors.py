@@ -128,31 +128,39 @@ def test_the_script_for_other_frameworks(monkeypatch):
 
 # A mistake in the script for decoders, and the files that show it.
 GROUPS, SINKS, RING, DRAFT = "decode-groups-rotary", "decode-sinks", "decode-ring", "decode-draft"
-CHUNKS, GATE = "decode-chunks", "decode-output-gate"
+CHUNKS, GATE, NORMS = "decode-chunks", "decode-output-gate", "decode-norms"
 MISTAKES = {
     "positions are one too far": (
         "positions.max() + 1 + np",
         "positions.max() + 2 + np",
-        {"decode", GROUPS, CHUNKS, SINKS, GATE, RING, DRAFT},
+        {"decode", GROUPS, CHUNKS, SINKS, GATE, NORMS, RING, DRAFT},
     ),
     "padding on the right is kept": ("if real[i] and places", "if places", {"decode", RING}),
     "padding on the left is kept": (
         "if real[i] and places[i] >= 0",
         "if real[i]",
-        {GROUPS, CHUNKS, SINKS, GATE, DRAFT},
+        {GROUPS, CHUNKS, SINKS, GATE, NORMS, DRAFT},
     ),
     "keys are rotated by their number": (
-        "(k[b, i].reshape(G, -1), places[i])",
-        "(k[b, i].reshape(G, -1), i)",
-        {GROUPS, CHUNKS, SINKS, GATE, DRAFT},
+        "k[b, i].reshape(G, -1), places[i])",
+        "k[b, i].reshape(G, -1), i)",
+        {GROUPS, CHUNKS, SINKS, GATE, NORMS, DRAFT},
     ),
-    "heads are in another order": ("[h // (H // G)]", "[h % G]", {GROUPS, CHUNKS, SINKS, GATE, DRAFT}),
+    "heads are in another order": ("[h // (H // G)]", "[h % G]", {GROUPS, CHUNKS, SINKS, GATE, NORMS, DRAFT}),
     "the window is one too wide": ("places[i] - left", "places[i] - left - 1", {RING}),
     "the chunk is one too long": ('config["chunk"])', '(config["chunk"] + 1))', {CHUNKS}),
     "the draft stays": ("positions[gone], cache", "_, cache", {DRAFT}),
     "the length of a draft stays": ("- gone.sum()", "- 0", {DRAFT}),
     "what is lost is not kept": ('max(cache["lost"][b], positions[slot])', "-1", {RING, CHUNKS}),
     "sinks are forgotten": ("(shares.sum() + sink)", "shares.sum()", {SINKS}),
+    "the weights of norms are forgotten": (' * arrays[f"weights/{role}_norm.scale"]', "", {NORMS}),
+    "the norm comes before the rotation": ('norm["after"] != after', 'norm["after"] == after', {NORMS}),
+    "values are not normed": ('normed("v", v[b, i].reshape(G, -1))', "v[b, i].reshape(G, -1)", {NORMS}),
+    "the temperature is of the token's number": (
+        "i].reshape(H, -1), places[i]), places[i])",
+        "i].reshape(H, -1), places[i]), i)",
+        {NORMS},
+    ),
     "the output gate is forgotten": ("pooled = pooled * gates", "gates", {GATE}),
 }
 

@@ -9,11 +9,14 @@ from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
 from mha.parity.cases.usual import Case
-from mha.positions import Rotary
+from mha.norms import Norm
+from mha.positions import Rotary, Temperature
 
 # Of equal widths, as a decoder is: queries, keys and values of a step are the same tokens.
 PLAIN: dict[str, Any] = {"num_hiddens": 13, "num_heads": 3, "bias": True, "key_dim": 5, "value_dim": 2}
 GROUPED = PLAIN | {"num_heads": 4, "num_key_value_heads": 2, "rotary": Rotary(4)}
+NORMS: dict[str, Any] = {"qk_norm": Norm("rms", over="all", after=True), "value_norm": "layer"}
+NORMS |= {"temperature": Temperature(0.4, 3)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,7 @@ DECODES = (
     Decode("decode-chunks", GROUPED | {"chunk": 4}, (PADDED_LEFT, *TOKENS, Portion(3), ONE)),
     Decode("decode-sinks", GROUPED | {"sinks": True}, (PADDED_LEFT, *TOKENS), 11),
     Decode("decode-output-gate", GROUPED | {"output_gate": "element"}, (PADDED_LEFT, *TOKENS), 11),
+    Decode("decode-norms", GROUPED | NORMS, (PADDED_LEFT, *TOKENS), 11),
     # Of a draft of three tokens, the first sample keeps one, the second two.
     Decode("decode-draft", GROUPED, (PADDED_LEFT, ONE, Portion(3), Portion(1, crop=[7, 6]), ONE), 11),
 )
