@@ -119,6 +119,16 @@ def test_padding_is_never_kept(backend):
     same(output[1:2, :1], whole(rows[:, 7:], rows, rows, causal=True, offset=7))
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_token_that_is_padding_in_every_sample(backend, weights):
+    attention, X = layer(backend, num_key_value_heads=1), tokens(3, 2)
+    _, cache = attention(X, X, X, causal=True, cache=attention.cache(B, 7))
+    before, x = numbers(cache), tokens(4, 1)
+    output, *_, cache = attention(x, x, x, causal=True, positions=B * [[-1]], cache=cache, return_weights=weights)
+    assert (output == 0).all()
+    assert numbers(cache) == before
+
+
 def test_a_slot_that_is_empty_or_hidden_does_not_count(backend):
     (attention, whole), X = pair(backend), tokens(5, 3)
     _, cache = decoded(attention, X, (2,), attention.cache(B, 5))

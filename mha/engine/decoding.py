@@ -110,7 +110,8 @@ def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
     new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
     if step.first is None:
         for slots, X in zip(heads, new, strict=True):
-            slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]
+            if step.rows.size:  # MXNet fails on indices of no size
+                slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]
         positions, lengths, lost = (of.tensor(X.astype("int32"), k) for X in book.arrays)
     else:
         for there, own in step.runs():
