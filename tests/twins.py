@@ -247,6 +247,9 @@ add(
         "one earlier": argument(key_segments=[0, 0, 1, 1, 2, -1, 0]),
     },
 )
+padding = {"segments": [0, -1, 1, 1, 2], "key_segments": KEY_SEGMENTS}
+seen = {"segments": [0, 7, 1, 1, 2], "key_segments": np.where(KEY_SEGMENTS < 0, 7, KEY_SEGMENTS)}
+add("padding is a segment like others", Case(PLAIN, padding), argument(**seen))
 add("padding at positions below 0 is seen", hidden, argument(key_positions=None))
 
 # The softmax

@@ -8,8 +8,8 @@ import numpy as np
 from mha.config import DTYPES, Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName
-from mha.parity.cases.usual import Case
 from mha.norms import Norm
+from mha.parity.cases.usual import Case
 from mha.positions import Rotary, Temperature
 
 # Of equal widths, as a decoder is: queries, keys and values of a step are the same tokens.

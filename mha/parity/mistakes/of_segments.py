@@ -35,4 +35,6 @@ OF_SEGMENTS = (
              "later ones, too": partial(compared, np.greater_equal)}),
     Mistake("the segments of keys are moved", "each key has the segment of its neighbour", ("weights",),
             {"one later": partial(moved, 1), "one earlier": partial(moved, -1)}),
+    Mistake("padding is a segment like others", "tokens of padding see padding: a number below 0 is compared like any",
+            ("weights",), one(partial(hiding, "key_segments", None))),
 )  # fmt: skip
