@@ -74,9 +74,9 @@ def test_a_gate_beside_the_queries_of_each_head(rng, bias):
     ("changed", "options", "message"),
     [
         (
-            {"q_proj": (2 * H * d - 1, D)},
+            {"q_proj": (2 * H * d - 2, D)},
             {"output_gate": "element"},
-            "q_proj.weight has 35 outputs, expected a multiple of 6",
+            "q_proj.weight has 34 outputs, expected a multiple of 6",
         ),
         ({"q_proj": (4 * H * d, D)}, {"output_gate": "element"}, "k_proj.weight has 18 outputs, expected 36 as q_proj"),
         (

@@ -170,7 +170,7 @@ def _ticks(axis: Any, names: Sequence[str], number: int, side: float) -> None:
 
     No names = no ticks.
     """
-    step = math.ceil(number * CELL / side - 1e-9) if number * CELL > side else 1
+    step = max(1, math.ceil(number * CELL / side - 1e-9))
     places = list(range(0, number, step)) if names else []
     points = 72 * 0.75 * step * side / number
     turned = {"rotation": 90} if axis.axis_name == "x" and any(len(name) > 2 for name in names) else {}
