@@ -44,7 +44,7 @@ def from_native(
             key_dim and num_key_value_heads, which the arrays must fit; fold_one: True if norms of queries and keys
             multiply by 1 + w, as Gemma's do; bare_norms: True if they have no weights, as Llama 4's; and
             values_are_keys: True if W_v is W_k and has no array, as in Gemma 4. So it takes all that
-            `mha.weights.model_config.options` returns. Of a module whose rotation goes by the length of a text, also
+            `mha.weights.models.options` returns. Of a module whose rotation goes by the length of a text, also
             length, the number of its tokens.
 
     Returns:

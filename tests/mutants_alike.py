@@ -17,7 +17,7 @@ ALIKE: dict[str, dict[str, str]] = {
     },
     "mha/engine/cutting.py": {
         "heads: 1 -> 2 (3)": "a piece has other sizes, and the same numbers",
-        "_packed: keys.stop - 1 -> keys.stop + 1": "a block that needs no key has one that nobody sees, and it is there",
+        "_packed: keys.stop - 1 -> keys.stop + 1": "what needs no key has one that nobody sees",
         "block: 1 -> 2": "a block of a window has one query fewer at most, and the same numbers",
     },
     "mha/parity/described/around.py": {

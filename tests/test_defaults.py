@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import mha
-from mha.weights import model_config, readers
+from mha.weights import models, readers
 from mha.weights.safetensors_writer import to_bytes
 
 # The defaults of transformers' configurations: a config.json may leave out what is as they say.
 GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.0625}
-GEMMA3 = GEMMA | {"qk_norm": mha.Norm("rms", 1e-6), model_config.FOLDED: True}
+GEMMA3 = GEMMA | {"qk_norm": mha.Norm("rms", 1e-6), models.FOLDED: True}
 PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
 QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}
@@ -46,7 +46,7 @@ DEFAULTS = [
                "rotary": mha.proportional(512, rope_theta=1e6, partial_rotary_factor=0.25)}),
     ("llama", "gemma4_text",
      {"num_attention_heads": ..., "layer": 5, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
-     GEMMA4 | {"key_dim": 512, "window": None, "num_key_value_heads": 2,
+     GEMMA4 | {"key_dim": 512, "window": None, "num_key_value_heads": 2, "values_are_keys": True,
                "rotary": mha.proportional(512, rope_theta=1e6, partial_rotary_factor=0.25)}),
     ("llama", "smollm3", {"layer": 2}, PLAIN | {"num_key_value_heads": 4, "rotary": mha.Rotary(8, 2e6)}),
     ("llama", "smollm3", {"layer": 3, "num_key_value_heads": None},
@@ -109,7 +109,7 @@ def test_what_a_model_leaves_out_is_the_default_of_its_kind(tmp_path, scheme, ki
     layer = model.pop("layer", 0)
     model = {name: value for name, value in model.items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(model))
-    found = model_config.options(tmp_path / "config.json", scheme, f"model.layers.{layer}.self_attn.")
+    found = models.options(tmp_path / "config.json", scheme, f"model.layers.{layer}.self_attn.")
     assert found == options
 
 

@@ -15,7 +15,7 @@ from layers import assert_same_weights
 from stored import stored
 
 import mha
-from mha.weights import model_config
+from mha.weights import models
 
 H, G, d, D = 4, 2, 6, 20
 PREFIX = "model.layers.1.self_attn."
@@ -292,7 +292,7 @@ def test_norms_of_a_model_without_them_are_refused(write):
 
 def test_a_large_config_is_not_read(write, monkeypatch):
     path = write(LLAMA)
-    monkeypatch.setattr(model_config, "LIMIT", 20)
+    monkeypatch.setattr(models.config, "LIMIT", 20)
     with pytest.raises(ValueError, match=r"config\.json beside it, .* more than 20 bytes"):
         mha.load(path)
 

@@ -10,7 +10,7 @@ from commands import run
 from test_model_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, arrays, d
 
 import mha
-from mha.weights import model_config
+from mha.weights import models
 
 SMOLLM3 = {"model_type": "smollm3", "no_rope_layers": [1, 0], "max_window_layers": 28}
 LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "no_rope_layers": [], "attention_chunk_size": 64}
@@ -109,8 +109,8 @@ def test_a_layer_without_keys_of_its_own_is_refused(number, owner):
     model["layer_types"] = 2 * ["sliding_attention", "full_attention"]
     words = f"layer {number} has no keys and values of its own, but those of model.layers.{owner}.self_attn"
     with pytest.raises(ValueError, match=re.escape(words)):
-        model_config.described(model, "llama", f"model.layers.{number}.self_attn.")
-    assert model_config.described(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
+        models.described(model, "llama", f"model.layers.{number}.self_attn.")
+    assert models.described(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
 
 
 def test_commands_read_it_too(write, tmp_path):

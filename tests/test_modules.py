@@ -13,7 +13,7 @@ from stored import asked, heads, stored
 
 import mha
 from mha import dispatch, parity
-from mha.weights import model_config
+from mha.weights import models
 
 D, H, G, WIDTH = 12, 3, 1, 4
 
@@ -160,7 +160,7 @@ def test_options_that_the_reader_of_config_json_returns_are_taken(tmp_path, rng)
     arrays, config = gemma(rng)
     path = saved(tmp_path, arrays, config)
     expected = mha.load(path, "numpy")
-    read = model_config.options(tmp_path / "config.json", "llama", "model.layers.2.self_attn.")
+    read = models.options(tmp_path / "config.json", "llama", "model.layers.2.self_attn.")
     assert {"key_dim", "num_key_value_heads", "fold_one", "num_heads", "window"} <= read.keys()
     found = mha.from_native(arrays, backend="numpy", **read)
     assert found.config == expected.config

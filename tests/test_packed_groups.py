@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import mha
-from mha.weights import packing
+from mha.weights.schemes import packing
 
 H = 4
 PREFIX = "model.layers.1.self_attn."

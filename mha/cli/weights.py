@@ -19,7 +19,7 @@ from mha.names import SchemeName
 from mha.norms import Norm
 from mha.positions import Rotary
 from mha.tables import plain_table
-from mha.weights import model_config, readers, schemes
+from mha.weights import models, readers, schemes
 from mha.weights.readers import Source
 
 
@@ -179,7 +179,7 @@ def _layers(source: Source) -> Table | str:
     for scheme, prefix in found:
         heads = schemes.shown_heads(sizes, scheme, prefix)
         try:
-            recorded = model_config.options(model_config.beside(source.path, scheme), scheme, prefix)
+            recorded = models.options(models.beside(source.path, scheme), scheme, prefix)
             heads = recorded.pop("num_heads", heads)
             beside = ", ".join(f"{name}={_option(value)}" for name, value in recorded.items() if value is not None)
         except ValueError as error:  # the file itself can be shown

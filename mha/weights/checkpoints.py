@@ -10,10 +10,10 @@ import numpy as np
 from mha import checks
 from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
-from mha.weights import model_config, own_format, readers, recorded, said, schemes, sizes
+from mha.weights import models, own_format, readers, recorded, said, schemes
 from mha.weights.readers import Source
 
-SAYABLE = (*MODERN, "key_dim", model_config.FOLDED, sizes.BARE, sizes.TIED, model_config.LENGTH)
+SAYABLE = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
 
 
 def load(
@@ -86,9 +86,9 @@ def take(
                 f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"
             )
         return config, arrays
-    path = model_config.beside(source.path, scheme)
-    length = given.pop(model_config.LENGTH, None)
-    found = model_config.options(path, scheme, prefix, length)
+    path = models.beside(source.path, scheme)
+    length = given.pop(models.LENGTH, None)
+    found = models.options(path, scheme, prefix, length)
     if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
     num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")

@@ -8,8 +8,8 @@ import numpy as np
 from mha import checks
 from mha.config import Config
 from mha.positions import Rotary
-from mha.weights import model_config, said
-from mha.weights.sizes import NORMED
+from mha.weights import models, said
+from mha.weights.schemes.sizes import NORMED
 
 
 def joined(
@@ -33,7 +33,7 @@ def joined(
             raise ValueError(f"{where}, which says {there}, not {value!r}; leave it out")
     options = dict(given) | dict(recorded)
     num_heads = options.pop("num_heads", num_heads)
-    return num_heads, checks.flag(model_config.FOLDED, options.pop(model_config.FOLDED, False)), options
+    return num_heads, checks.flag(models.FOLDED, options.pop(models.FOLDED, False)), options
 
 
 def fold(config: Config, weights: dict[str, np.ndarray]) -> None:
@@ -41,7 +41,7 @@ def fold(config: Config, weights: dict[str, np.ndarray]) -> None:
     exact = np.float64 if config.dtype == "float64" else np.float32
     for name in NORMED:
         if name not in weights:
-            raise ValueError(f"{model_config.FOLDED} is True, but the layer has no norms of queries and keys")
+            raise ValueError(f"{models.FOLDED} is True, but the layer has no norms of queries and keys")
         weights[name] = (1 + weights[name].astype(exact)).astype(weights[name].dtype)
 
 

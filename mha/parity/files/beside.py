@@ -2,7 +2,7 @@
 
 from mha.parity.files.one_file import File, Layer
 from mha.parity.same.weight_rows import WeightRow, array_row
-from mha.weights.scheme_table import SCHEMES
+from mha.weights.schemes.table import SCHEMES
 
 Names = tuple[str, str]  # of an array in A and in B; "" if it is missing
 

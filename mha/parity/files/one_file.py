@@ -9,7 +9,7 @@ import numpy as np
 
 from mha import weights
 from mha.names import SchemeChoice, SchemeName
-from mha.weights import model_config, readers, said, schemes
+from mha.weights import models, readers, said, schemes
 
 Name = str | os.PathLike[str]  # of a file
 Layer = tuple[SchemeName, str]  # scheme and prefix
@@ -49,7 +49,7 @@ class File:
     def silent(self, layer: Layer) -> bool:
         """Whether the file says no options of a layer: it is not of mha, and no configuration of its model is there."""
         with readers.opened(self.path) as source:
-            config = model_config.beside(source.path, layer[0])
+            config = models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from mha import checks, dispatch
 from mha.config import Config, plain, shapes
 from mha.names import BackendName
-from mha.weights import model_config, recorded, sayable, schemes
+from mha.weights import models, recorded, sayable, schemes
 from mha.weights.native import modules
 from mha.weights.native.kinds import BOOK, KINDS, found, kind_of, known, module_of, named_in_full
 from mha.weights.native.named import Layer, canonical, named, to_numpy
@@ -55,7 +55,7 @@ def _of_arrays(
 ) -> Layer:
     """The configuration and canonical weights of a layer in named arrays."""
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
-    if model_config.LENGTH in given:
+    if models.LENGTH in given:
         raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
     _, folded, options = recorded.joined({}, None, given, "")
     config, weights = canonical(arrays, chosen, prefix, num_heads, options=options, layer=layer)

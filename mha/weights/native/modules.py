@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.weights import json_text, model_config, recorded, schemes
+from mha.weights import json_text, models, recorded, schemes
 from mha.weights.native.named import Layer, canonical, to_numpy
 
 # What the probability of dropout of attention weights is called.
@@ -36,11 +36,11 @@ def take(
     arrays = _whole(source.state_dict())
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
     number, given = getattr(source, "layer_idx", None), dict(given)
-    length = given.pop(model_config.LENGTH, None)
+    length = given.pop(models.LENGTH, None)
     place = f"layers.{number}.{prefix}" if number is not None else prefix
     model = json_text.parse(config.to_json_string())
     try:
-        options = model_config.described(model, chosen, place, length)
+        options = models.described(model, chosen, place, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"source has a config, which does not describe such a layer: {error}") from error
     num_heads, folded, options = recorded.joined(options, num_heads, given, "source has a config")

@@ -12,7 +12,7 @@ from typing import Any
 from mha import checks
 from mha.positions import Rotary
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-from mha.weights.model_kinds import BACKWARDS, GATED, INTERLEAVED, SHARES
+from mha.weights.models.kinds import BACKWARDS, GATED, INTERLEAVED, SHARES
 
 
 def _default(dim: int, *, rope_theta: float) -> Rotary:

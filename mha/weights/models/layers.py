@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import Any
 
 from mha import checks
-from mha.weights.model_kinds import BY_WINDOW, SLIDING
+from mha.weights.models.kinds import BY_WINDOW, SLIDING
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:

@@ -17,8 +17,9 @@ from mha import checks
 from mha.names import SchemeName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
-from mha.weights import files, json_text, model_layers, model_rotation
-from mha.weights.model_kinds import (
+from mha.weights import files, json_text
+from mha.weights.models import layers, rotation
+from mha.weights.models.kinds import (
     AFTER,
     BARE_NORMED,
     FOLDING,
@@ -29,8 +30,8 @@ from mha.weights.model_kinds import (
     NOT_ROTATING,
     OF_ALL,
 )
-from mha.weights.scheme_table import SCHEMES
-from mha.weights.sizes import BARE, TIED
+from mha.weights.schemes.sizes import BARE, TIED
+from mha.weights.schemes.table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
 WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
@@ -153,7 +154,7 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
 def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:
     """The options of a layer whose positions rotate."""
     if kind == "gemma4_text":
-        model = model_layers.gemma4(model, prefix)
+        model = layers.gemma4(model, prefix)
     width = model.get("head_dim")
     if width is None:
         width = checks.size("hidden_size", model.get("hidden_size", model.get("n_embed"))) // num_heads
@@ -168,15 +169,15 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     elif "num_key_value_heads" in model:
         groups = model["num_key_value_heads"]
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
-    slides = model_layers.slides(model, kind, prefix, KINDS["llama"].get(kind, {}))
+    slides = layers.slides(model, kind, prefix, KINDS["llama"].get(kind, {}))
     window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
-    turns = model_layers.turns(model, kind, prefix, slides)
-    rotary = model_rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
+    turns = layers.turns(model, kind, prefix, slides)
+    rotary = rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
     found |= {"rotary": rotary, "window": window}
     if kind == "llama4_text":
         found |= _llama4(model, prefix, turns)
     if kind == "ministral3":
-        found["temperature"] = _temperature(model_rotation.named("rope_parameters", model.get("rope_parameters")))
+        found["temperature"] = _temperature(rotation.named("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED:
         eps = checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
@@ -202,7 +203,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
 
 def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
     """What only Llama 4 has: chunks and norms without weights where positions turn, else a temperature."""
-    found: dict[str, Any] = {"chunk": model_layers.chunk(model, prefix, turns)}
+    found: dict[str, Any] = {"chunk": layers.chunk(model, prefix, turns)}
     if turns and model["use_qk_norm"]:
         found["qk_norm"] = Norm("rms", checks.positive("rms_norm_eps", model["rms_norm_eps"]), after=True)
         found[BARE] = True

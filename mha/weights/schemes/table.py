@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from mha.names import SchemeName
 from mha.norms import Norm
-from mha.weights.sizes import PROJECTIONS
+from mha.weights.schemes.sizes import PROJECTIONS
 
 
 @dataclasses.dataclass(frozen=True)

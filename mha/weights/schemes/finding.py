@@ -1,0 +1,142 @@
+"""Find layers by the names that libraries give their arrays."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mha import checks
+from mha.names import SchemeChoice, SchemeName
+from mha.positions import Rotary
+from mha.weights import said
+from mha.weights.schemes.table import SCHEMES
+
+LISTED = 8  # so many names of a long list are shown
+
+
+def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
+    """Every layer that the names show, as (scheme, prefix), in the order of the names."""
+    at = {name: number for number, name in enumerate(names)}
+    found: dict[tuple[SchemeName, str], int] = {}
+    for scheme, description in SCHEMES.items():
+        first, *others = description.kernels
+        for name in at:
+            prefix = name.removesuffix(first)
+            at_start = name == first or (prefix != name and prefix.endswith("."))
+            if at_start and all(prefix + kernel in at for kernel in others):
+                found[scheme, prefix] = at[name]
+    return sorted(found, key=lambda layer: found[layer])
+
+
+def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
+    """The scheme and prefix of the one layer that fits the arguments.
+
+    Args:
+        names: of all arrays.
+        scheme: a scheme's name; "auto" = found from the names.
+        prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = any.
+
+    Raises:
+        TypeError: if scheme or prefix is no str.
+        ValueError: if no layer fits, or more than one; the message lists the layers that are there.
+    """
+    names = list(names)
+    known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
+    scheme = checks.choice(said.name("scheme"), scheme, known)
+    if not isinstance(prefix, str | None):
+        raise TypeError(f"{said.name('prefix')} is a {type(prefix).__name__}, expected a str or None")
+    found = recognise(names)
+    fitting = [
+        layer
+        for layer in found
+        if scheme in ("auto", layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    if scheme != "auto" and prefix is not None:
+        begin = prefix and prefix.removesuffix(".") + "."
+        if any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
+            return scheme, begin  # `wanted` says what is missing
+    if fitting:
+        raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
+    if prefix is not None and scheme == "auto" and (likely := _likely(names, prefix)):
+        return likely, prefix and prefix.removesuffix(".") + "."  # `wanted` says what is missing
+    wanted = said.setting(scheme=scheme, prefix=prefix)
+    if found:
+        near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
+        raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near)}")
+    arrays = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    raise ValueError(
+        "no attention layer of a known scheme is there; rename its arrays as one of mha.weights.SCHEMES does and pass "
+        f"them to mha.from_native; the arrays are {arrays or 'none'}"
+    )
+
+
+def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
+    """The names of the arrays that hold the weights of the layer with this prefix.
+
+    Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for.
+    """
+    description = SCHEMES[scheme]
+    places = {prefix + place.name for _, place in description.every}
+    own = [name for name in names if name.startswith(prefix)]
+    foreign = [name for name in own if name not in places and not description.pattern(name[len(prefix) :])]
+    if foreign:
+        raise ValueError(
+            f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "
+            "place: it computes something else, or the prefix is too short"
+        )
+    if missing := [prefix + name for name in description.kernels if prefix + name not in own]:
+        raise lacking_error(missing, scheme, prefix, own)
+    return [name for name in own if name in places]
+
+
+def shown_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
+    """The number of heads, if an array of a layer has an axis for them; else None."""
+    for place in SCHEMES[scheme].places.values():
+        shape = shapes.get(prefix + place.name, ())
+        if "H" in place.axes and len(shape) == len(place.axes):
+            return shape[place.axes.index("H")]
+    return None
+
+
+def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
+    """Raise TypeError if an option is missing that names and shapes do not show; ValueError if it is wrong."""
+    description = SCHEMES[scheme]
+    pairs = ", interleaved=True" if description.interleaved else ""
+    if "rotary" in description.asks and "rotary" not in options:
+        turned = said.setting(rotary=said.Code(f"mha.Rotary(base=...{pairs})"))
+        raise said.LackingError(
+            "rotary",
+            "an mha.Rotary or None",
+            f"names of scheme {scheme!r} do not show whether positions rotate queries and keys, and no "
+            f"{description.config} is there to say it; pass {turned} as the model's configuration says, or "
+            f"{said.setting(rotary=None)} if it rotates none",
+        )
+    rotary = options.get("rotary")
+    if description.interleaved and isinstance(rotary, Rotary) and not rotary.interleaved:
+        raise ValueError(
+            f"rotary has interleaved=False, expected True: in scheme {scheme!r} the components of a pair lie side by "
+            "side; pass rotary=mha.Rotary(base=..., interleaved=True), or rename the arrays as in scheme 'llama' if "
+            "the model turns halves"
+        )
+
+
+def lacking_error(missing: list[str], scheme: SchemeName, prefix: str, names: list[str]) -> ValueError:
+    """The error where a layer that has arrays of these names lacks others."""
+    return ValueError(
+        f"the layer at prefix {prefix!r} lacks {', '.join(missing)}, which scheme {scheme!r} needs; "
+        f"it has {', '.join(names) or 'nothing'}"
+    )
+
+
+def _likely(names: Iterable[str], prefix: str) -> SchemeName | None:
+    """The scheme with the most kernels there, if it is one alone, and they are two at least."""
+    begin, held = prefix and prefix.removesuffix(".") + ".", set(names)
+    counts = {scheme: sum(begin + name in held for name in one.kernels) for scheme, one in SCHEMES.items()}
+    most = max(counts.values())
+    best = [scheme for scheme, count in counts.items() if count == most]
+    return best[0] if len(best) == 1 and most > 1 else None
+
+
+def _listed(layers: list[tuple[SchemeName, str]]) -> str:
+    listed = "; ".join(said.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
+    return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")
