@@ -29,6 +29,17 @@ def test_save_and_load_are_exact(backend, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["layer.safetensors"]
 
 
+def test_the_same_layer_gives_the_same_bytes(backend, tmp_path):
+    attention = make(backend, seed=7, qk_norm="rms")
+    cache, written = attention.cache(2, 3), {"layer": set(), "cache": set()}
+    for _ in range(8):
+        attention.save(tmp_path / "layer")
+        cache.save(tmp_path / "cache")
+        for name, found in written.items():
+            found.add((tmp_path / name).read_bytes())
+    assert [len(found) for found in written.values()] == [1, 1]
+
+
 def other_byte_order(X):
     """The same numbers in the machine's other byte order; NumPy's bfloat16 has the one order alone."""
     return X if X.dtype.name == "bfloat16" else X.astype(X.dtype.newbyteorder())

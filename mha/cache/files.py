@@ -8,7 +8,7 @@ import numpy as np
 from mha import checks
 from mha.cache.slots import ARRAYS, dtypes, shapes
 from mha.config import Config
-from mha.weights import files, own_format
+from mha.weights import files, own_format, safetensors_writer
 from mha.weights.readers import SafetensorsFile, opened
 
 LAYOUT = "1"
@@ -19,11 +19,8 @@ def save(path: str | os.PathLike[str], config: Config, arrays: Mapping[str, np.n
 
     Raises FileError (an OSError and a ValueError) if something other than a regular file is there.
     """
-    from safetensors.numpy import save as to_bytes
-
     facts = {"layout": LAYOUT, "config": own_format.config_text(config), "frozen": str(int(frozen))}
-    data = to_bytes({name: checks.plain(X) for name, X in arrays.items()}, {"format": "mha.Cache", **facts})
-    files.write(path, data)
+    files.write(path, safetensors_writer.to_bytes(arrays, {"format": "mha.Cache", **facts}))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Config, list[np.ndarray], bool]:

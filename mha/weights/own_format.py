@@ -12,7 +12,7 @@ import numpy as np
 from mha import checks
 from mha.config import MODERN, Config, of_recorded, shapes, special
 from mha.norms import Norm
-from mha.weights import files, json_text
+from mha.weights import files, json_text, safetensors_writer
 from mha.weights.readers import SafetensorsFile, Source
 
 # Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation, a
@@ -28,8 +28,6 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
     Raises ValueError if a weight holds NaN or infinity, FileError (an OSError and a ValueError) if something other than
     a regular file is there, and OSError if the file cannot be written. Then nothing is written.
     """
-    from safetensors.numpy import save as to_bytes
-
     for name, array in arrays.items():
         checks.finite(name, array)  # `read` would refuse the file
     options = special(config)
@@ -39,9 +37,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
     if not options:
         recorded, layout = json.dumps({key: X for key, X in asdict(config).items() if key not in MODERN}), LAYOUTS[0]
     metadata = {"format": "mha", "layout": layout, "config": recorded}
-    # safetensors writes the bytes of an array in memory order: a transposed view would be saved untransposed.
-    data = to_bytes({name: checks.plain(array) for name, array in arrays.items()}, metadata)
-    files.write(path, data)
+    files.write(path, safetensors_writer.to_bytes(arrays, metadata))
 
 
 def is_own(source: Source) -> TypeGuard[SafetensorsFile]:
