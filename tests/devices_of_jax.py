@@ -23,7 +23,7 @@ from orbax import checkpoint
 from ranks import refused
 
 import mha
-from mha import parallel
+from mha import parallel, parity
 from mha.backends.jax.parallel import ring
 from mha.call import Call
 from mha.parity.cases import devices
@@ -289,6 +289,16 @@ def check_rows_that_do_not_divide_and_offsets_agree(folder):
     agree({"ring", "gather"}, "causal, offset, one sample")
     agree({"ulysses"}, "window, offsets")
     agree({"ring"}, "no lengths")
+
+
+def check_rows_that_do_not_divide_agree_where_shardings_are_types(folder):
+    (module, variables), rows = layer(), jax.make_mesh((N,), ("rows",))
+    for T in (2 * N + 5, 2 * N):  # how many there are decides where they lie in the end
+        X = jnp.asarray(np.random.default_rng(4).normal(size=(B, T, D)).astype("float32"))
+        call = {"causal": True, "mesh": rows, "sequence": "rows"}
+        found = jax.jit(lambda X, call=call: parallel.attend(module, variables, X, X, X, **call))(X)
+        attention = mha.MultiHeadAttention(D, H, backend="numpy", bias=True, seed=0)
+        assert parity.ratio(attention, np.asarray(found), *[np.asarray(X)] * 3, causal=True) <= 1
 
 
 def dropped(way):

@@ -65,7 +65,9 @@ def attend(
         # Nothing is there to spread.
         return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
     run = functools.partial(_spread, part, axes, how, call.mapped(lambda X: None))
-    return _in_mesh(run, PartitionSpec(data, sequence), mesh, variables, named)
+    # Rows that do not divide are on every device, in the end, where shardings are part of types.
+    rows = sequence if queries.shape[1] % mesh.shape.get(sequence, 1) == 0 else None
+    return _in_mesh(run, PartitionSpec(data, rows), mesh, variables, named)
 
 
 def _in_mesh(run, specs, mesh, *arrays):
