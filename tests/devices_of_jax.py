@@ -23,7 +23,7 @@ from orbax import checkpoint
 from ranks import refused
 
 import mha
-from mha import parallel, parity
+from mha import parallel
 from mha.backends.jax.parallel import ring
 from mha.call import Call
 from mha.parity.cases import devices
@@ -298,7 +298,7 @@ def check_rows_that_do_not_divide_agree_where_shardings_are_types(folder):
         call = {"causal": True, "mesh": rows, "sequence": "rows"}
         found = jax.jit(lambda X, call=call: parallel.attend(module, variables, X, X, X, **call))(X)
         attention = mha.MultiHeadAttention(D, H, backend="numpy", bias=True, seed=0)
-        assert parity.ratio(attention, np.asarray(found), *[np.asarray(X)] * 3, causal=True) <= 1
+        assert mha.parity.ratio(attention, np.asarray(found), *[np.asarray(X)] * 3, causal=True) <= 1
 
 
 def dropped(way):
