@@ -42,9 +42,6 @@ class Step(NamedTuple):
     def runs(self) -> Iterator[tuple[slice, slice]]:
         """Of tokens that go to the same slots in all samples: the slots of each round of the ring, and their tokens."""
         first, end, S = self.first or 0, self.book.tokens or 0, self.book.sizes[1]
-        if end == first + 1:  # as mostly
-            yield slice(first % S, first % S + 1), slice(0, 1)
-            return
         for begin in range(first - first % S, end, S):
             start, stop = max(begin, first), min(begin + S, end)
             yield slice(start - begin, stop - begin), slice(start - first, stop - first)
