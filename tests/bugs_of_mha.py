@@ -184,6 +184,10 @@ GROUPS = {
             r'np\.array\(old\.to_numpy\(X\), order="C"\)', "np.asarray(old.to_numpy(X))"),
         "empty slots keep what is in them": (r"heads\.swapaxes\(1, 2\)\[arrays\[2\] < 0\] = 0", "pass"),
         "a draft leaves what it was": (r"columns = np\.where\(filled, columns, order\[:, :1\]\)", "pass"),
+        "values are frozen without their norm": (r'f"norm_\{role\}", f"rotate_\{role\}"', '"norm_k", "rotate_k"'),
+        "keys are frozen as they turn, without a norm after it": (
+            r"\[X for name, X in steps\.items\(\) if name in names\]\[-1\]",
+            "next(steps[name] for name in reversed(names) if name in steps)"),
         "frozen padding is kept": (r"np\.where\(\(places >= 0\)\[:, None, :, None\], X, 0\)", "X"),
     }),
     "caches of other libraries": ("mha/cache backends/jax/commands", "cache_native", {

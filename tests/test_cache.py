@@ -272,7 +272,8 @@ def test_beams_are_reordered_and_decoded_on(backend):
 
 def test_a_frozen_cache_is_cross_attention(backend):
     options = {"num_key_value_heads": 2, "rotary": mha.Rotary(6), "key_size": 17, "value_size": 13}
-    attention, whole = pair(backend, **options)
+    norms = {"qk_norm": mha.Norm("rms", 0.3, after=True), "value_norm": "layer"}
+    attention, whole = pair(backend, **options, **norms)
     rng, queries = np.random.default_rng(12), tokens(12, 2)
     keys, values, lengths = rng.normal(size=(B, 5, 17)), rng.normal(size=(B, 5, 13)), np.array([5, 2, 0])
     hidden = np.arange(5)[None, :, None] >= lengths[:, None, None]

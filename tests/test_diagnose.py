@@ -206,9 +206,9 @@ def test_lower_precision_is_told_by_its_errors(rounding):
             assert diagnosis.explanations[0].left < 0.3
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_dropout_left_on_is_told_by_its_weights(p):
-    options = {"num_hiddens": 32, "num_heads": 4}
+@pytest.mark.parametrize(("p", "norm"), [(0.1, None), (0.5, None), (0.2, "rms")])
+def test_dropout_left_on_is_told_by_its_weights(p, norm):
+    options = {"num_hiddens": 32, "num_heads": 4, "value_norm": norm}
     layer = mha.MultiHeadAttention(**options, dropout=p, seed=0, backend="numpy")
     X = np.random.default_rng(6).normal(size=(3, 10, 32)).astype("float32")
     for lengths in ([10, 5, 6], None):

@@ -43,8 +43,9 @@ def test_a_token_in_a_ring_that_wraps(backend):
 
 def test_the_steps_are_those_of_one_causal_call(backend):
     K, N, S = 3, 4, 5
-    steps = named(explain.token(backend, prompt=K, tokens=N, slots=S, **OPTIONS))
-    attention = mha.MultiHeadAttention(seed=0, window=(S - 1, None), backend=backend, **OPTIONS)
+    options = OPTIONS | {"qk_norm": mha.Norm("rms", after=True), "value_norm": "layer"}
+    steps = named(explain.token(backend, prompt=K, tokens=N, slots=S, **options))
+    attention = mha.MultiHeadAttention(seed=0, window=(S - 1, None), backend=backend, **options)
     X = [mha.normal(0, 1, (2, K + N, 24), "float64", seed=seed, backend=backend) for seed in range(3)]
     whole = named(explain.call(attention, *X, causal=True))
     places = steps["positions_after"].value[0]
@@ -52,8 +53,10 @@ def test_the_steps_are_those_of_one_causal_call(backend):
         np.testing.assert_allclose(steps[name].value, whole[name].value[:, -1:, places], rtol=1e-12, atol=1e-14)
     for name in ("W_q", "rotate_q", "rotate_k", "pooled", "output"):
         np.testing.assert_allclose(steps[name].value, whole[name].value[:, -1:], rtol=1e-12, atol=1e-14)
-    for one, turned in (("k", "rotate_k"), ("v", "split_v")):
-        heads = whole[turned].value[:, places]  # (B*G, S, d)
+    for one in "kv":
+        normed = whole[f"norm_{one}"].value  # (B*G, T, d)
+        assert np.array_equal(whole[f"repeat_{one}"].value, normed[[0, 0, 1, 1, 2, 2, 3, 3]])
+        heads = normed[:, places]  # (B*G, S, d)
         kept = steps[{"k": "keys_after", "v": "values_after"}[one]].value
         np.testing.assert_allclose(kept.reshape(heads.shape), heads, rtol=1e-12, atol=1e-14)
         np.testing.assert_array_equal(steps[f"repeat_{one}"].value, kept.reshape(heads.shape).repeat(2, 0))

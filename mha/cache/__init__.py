@@ -2,6 +2,6 @@
 
 from mha.cache.cache import Cache
 from mha.cache.fitting import check_owner, fit, fit_values
-from mha.cache.slots import LOST, left_of
+from mha.cache.slots import LOST, attended, left_of
 
-__all__ = ["LOST", "Cache", "check_owner", "fit", "fit_values", "left_of"]
+__all__ = ["LOST", "Cache", "attended", "check_owner", "fit", "fit_values", "left_of"]

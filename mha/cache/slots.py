@@ -3,7 +3,8 @@
 Letters: B batch, G heads of keys and values, S slots, K key-value pairs, d width of a key head, dv of a value head.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -59,10 +60,16 @@ def empty(config: Config, batch_size: int, size: int | None) -> dict[str, np.nda
     }
 
 
+def attended(steps: Mapping[str, Any], role: Literal["k", "v"]) -> Any:
+    """The heads of keys or of values that queries attend to: of the steps of a call, in order, the last of these."""
+    names = f"split_{role}", f"norm_{role}", f"rotate_{role}"
+    return [X for name, X in steps.items() if name in names][-1]
+
+
 def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_positions: Any) -> dict[str, np.ndarray]:
     """The arrays of a frozen cache, by name, of the steps of a call with these lengths and positions of keys."""
-    k = steps.get("rotate_k", steps.get("norm_k", steps["split_k"]))  # (B*G, K, d)
-    keys, values = (X.reshape(-1, config.num_key_value_heads, *X.shape[1:]) for X in (k, steps["split_v"]))
+    both = attended(steps, "k"), attended(steps, "v")  # (B*G, K, d), (B*G, K, dv)
+    keys, values = (X.reshape(-1, config.num_key_value_heads, *X.shape[1:]) for X in both)  # (B, G, K, d)
     (B, _, K, _), each = keys.shape, np.arange(keys.shape[2])
     given: Any = each if key_positions is None else integers("key_positions", key_positions)
     places = np.broadcast_to(np.maximum(given, -1), (B, K))  # (B, K)

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from mha import arrays, checks, dispatch
-from mha.cache import Cache, check_owner
+from mha.cache import Cache, attended, check_owner
 from mha.call import Arguments, Call, check
 from mha.config import Config
 from mha.explain.lines import Place, place, stages
@@ -179,8 +179,7 @@ def call(
     with module.context(config.dtype):
         own = Call(valid_lens, cache=cache, return_weights=cache is not None, **call)
         checked = check(module, lesson.layer, inputs["queries"], inputs.get("keys"), inputs.get("values"), own)
-        k = next(traced[name] for name in ("rotate_k", "norm_k", "split_k") if name in traced)  # (B*G, K, d)
-        v, held = traced["split_v"], dict[str, Any]()  # (B*G, K, dv)
+        k, v, held = attended(traced, "k"), attended(traced, "v"), dict[str, Any]()  # (B*G, K, d), (B*G, K, dv)
         if cache is not None:
             inputs["positions_before"] = cache.positions
             k, v, held, checked = kept(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...

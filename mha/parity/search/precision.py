@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mha.cache import attended
 from mha.parity.mistakes.bench import ALL, Bench, State
 from mha.parity.mistakes.mistake import Form, forms_of
 from mha.parity.mistakes.of_precision import ROUNDINGS
@@ -114,7 +115,7 @@ def dropped(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None
     if (pooled := pooled_of(problem, theirs)) is None:
         return None
     groups = problem.config.num_heads // problem.config.num_key_value_heads
-    values = np.repeat(problem.oracle["split_v"], groups, 1)
+    values = np.repeat(attended(problem.oracle, "v"), groups, 1)
     counts = np.where(np.isfinite(pooled).all(3), (problem.counted_pairs & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
     places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
     rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
