@@ -20,6 +20,8 @@ GROUPS = {
         "the whole keeps the first part's memory": (r"else parts\[0\]\.copy\(\)", "else parts[0]"),
         "parts of other layers are joined": ("if config != first:", "if False:"),
         "an index beyond the last part": ("if not 0 <= index < count:", "if not index < count:"),
+        "a part that is a layer takes a norm over all heads": (r"_refuse_over_all\(config\)\n    if", "pass\n    if"),
+        "parts with norms over all heads are joined": (r"_refuse_over_all\(first\)", "pass"),
     }),
     "a split sequence": ("backends/torch/parallel", "sequence_over_ranks", {
         "the causal order begins anew on each rank": (r"moved\(call, self\.rows\.first_query\)", "call"),
@@ -57,7 +59,7 @@ GROUPS = {
         "W_o's bias is added by none": (r"if self\.config\.bias:", "if False:"),
         "columns of values are in another order": (r"distribute_tensor\(parameter\.detach\(\), ",
             'distribute_tensor(parameter.detach().roll(3 * (name == "W_v.weight"), 0), '),
-        "masks, biases and gates are those of the first heads": (r"slice\(rank \* count, .*\)\)", "slice(0, count))"),
+        "masks, biases and gates are those of the first heads": (r"slice\(rank \* count, .*\)", "slice(0, count)"),
         "gradients of what heads share are not summed": (r"else shared\(own, self\.heads\)", "else own"),
         "gradients of inputs are not summed": (r"shared\(X, mesh\) for X in \(queries", "X for X in (queries"),
         "gradients of gates and biases are not summed": (r"call\.mapped\(lambda X: shared\(X, self\.heads\)\)", "call"),
@@ -84,6 +86,17 @@ GROUPS = {
         "ranks may be out of step": (r"if \(theirs, count\) != .*:", "if False:"),
         "only the rank that writes knows of a failure": ("problem = problem or whole.*", "pass"),
         "gradients of gradients are those of this rank alone": (r"    @once_differentiable\n", ""),
+        "a mean over all heads is that of this rank": (
+            r"shared\(summed\(super\(\)\.mean\(X\), .*", "super().mean(X)"),
+        "gradients of a mean over all heads are those of this rank alone": (
+            r"shared\((summed\(super\(\)\.mean\(X\), self\.mesh\)), self\.mesh\)", r"\1"),
+        "a mean over all heads is divided by the width here": (r" / self\.mesh\.size\(\)  # \(B, T, 1\)", ""),
+        "weights of a norm over all heads stay whole": (r"split_axes\(module\.config\)\.items\(\)",
+            'split_axes(module.config).items() if "norm" not in name'),
+        "rows that heads on other ranks use are blank": (r"return call if self\.together\(\) else", "return",
+            r"return \*inputs, call\.part\(heads=self\.here\)", "return *inputs, call"),
+        "masks beside a norm over all heads are those of the first heads": (
+            r"call\.part\(heads=self\.here\)\n\Z", "call.part(heads=slice(self.here.stop - self.here.start))\n"),
     }),
     "ranks that end": ("backends/torch/parallel", "distributed/ranks_that_fail", {
         "ranks do not meet before a sum": (r"    ready\(mesh\)\n    total", "    total"),
@@ -123,5 +136,16 @@ GROUPS = {
             "_whole(plain, arrays)._replace(cache=Cache(part.config, (*slots[:2], slots[2] * 0 - 1, *slots[3:]),"),
         "a file is loaded whatever the options of its layer": (r"whole\.read\(path, layer\.config\)",
             'whole.weights.load(path, scheme="mha")[1]'),
+        "a mean over all heads is that of this device": (r"jax\.lax\.pmean\((X\.mean.*\)), axis\)", r"\1"),
+        "gradients of a mean over all heads are those of this device alone": (
+            r"return (jax\.lax\.pmean\(X\.mean.*, axis\))", r"own = X.mean(-1, keepdims=True) / jax.lax.axis_size(axis)"
+            r"\n    return own + jax.lax.stop_gradient(\1 - own)"),
+        "a mean over all heads is divided by the width here": (r"lax\.pmean", "lax.psum"),
+        "weights of a norm over all heads stay whole": (r"if name in specs:",
+            'if name in specs and "norm" not in name:'),
+        "rows that heads on other devices use are blank": ("of_pairs = None if of_all else of_pairs", "pass",
+            r"if pairs\.ndim < 4 or pairs\.shape\[1\] == 1:", "if True:"),
+        "masks beside a norm over all heads are those of the first heads": (r"jax\.lax\.axis_index\(axes\) \*",
+            "0 *"),
     }),
 }

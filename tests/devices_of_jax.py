@@ -1,8 +1,8 @@
 """Checks of a layer of JAX over eight devices in one process; test_devices_of_jax.py starts it.
 
 `python devices_of_jax.py FOLDER [NAME ...]` calls each function whose name begins with `check_`, or those that are
-named, the `long_` ones too, and prints JSON: what came of each, "" if it went well. Letters: B batch, T queries and
-keys, H heads, D num_hiddens, N devices. The oracle is NumPy.
+named, and prints JSON: what came of each, "" if it went well. Letters: B batch, T queries and keys, H heads, D
+num_hiddens, N devices. The oracle is NumPy.
 """
 
 import collections
@@ -24,8 +24,6 @@ from ranks import refused
 
 import mha
 from mha import parallel
-from mha.backends.jax.parallel import ring
-from mha.call import Call
 from mha.parity.cases import devices
 
 N, B, T, H, D = 8, 8, 16, 8, 64
@@ -37,6 +35,7 @@ WAYS = (
     {"data": "devices"},
     *({"sequence": "devices", "how": how} for how in ("ring", "ulysses", "gather")),
 )
+OF_ALL = {"qk_norm": mha.Norm("layer", over="all"), "value_norm": mha.Norm("rms", over="all")}
 RATE = 0.25
 
 
@@ -69,9 +68,9 @@ def layer(**options):
     return mha.MultiHeadAttention(D, H, backend="jax", bias=True, seed=0, **options).layer.unbind()
 
 
-def texts(**way):
-    """The compiled texts of a call of the layer over all devices."""
-    module, variables = layer()
+def texts(options=None, **way):
+    """The compiled texts of a call of the layer, with these options, over all devices."""
+    module, variables = layer(**(options or {}))
     X = jax.ShapeDtypeStruct((B, T, D), "float32")
     return compiled(lambda v, q, k, w: parallel.attend(module, v, q, k, w, mesh=mesh(), **way), variables, X, X, X)
 
@@ -158,45 +157,8 @@ def within(found, expected, base, gradient=True):
     assert mha.parity.error(np.asarray(found), expected) <= limit
 
 
-def needed(function, *arrays):
-    """MiB that XLA needs on each device for a call and its gradients, beside arguments and results."""
-
-    def both(*arrays):
-        output, pull = jax.vjp(function, *arrays)
-        return output, pull(output)
-
-    place = NamedSharding(mesh(), PartitionSpec(None, "devices"))
-    arrays = [jax.ShapeDtypeStruct(shape, "float32", sharding=place) for shape in arrays]
-    return jax.jit(both).lower(*arrays).compile().memory_analysis().temp_size_in_bytes / 2**20
-
-
-def long_a_ring_keeps_little(folder):
-    """The measured figures are in docs/scale.md: 14.1 and 21.1; scores of all pairs would be 256 MiB."""
-    size, attention = 8192, mha.MultiHeadAttention(512, 8, backend="jax", seed=0)
-    module, variables = attention.layer.unbind()
-
-    def pooled(q, k, v):
-        offset = jnp.full((1, 1), jax.lax.axis_index("devices") * q.shape[1])
-        call = q, k, v, 8, Call(offset=offset), "devices"
-        return module.bind(variables).attention.apply({}, *call, method=ring.pool)
-
-    spec = PartitionSpec(None, "devices")
-    heads = jax.shard_map(pooled, mesh=mesh(), in_specs=3 * (spec,), out_specs=spec)
-    assert needed(heads, *3 * [(8, size, 64)]) <= 15
-
-    def whole(X):
-        return parallel.attend(module, variables, X, X, X, mesh=mesh(), sequence="devices", how="ring")
-
-    assert needed(whole, (1, size, 512)) <= 24
-
-
 def check_a_sharded_batch_is_never_collected(folder):
     sharded_batch(256, True)
-
-
-def long_sharded_batches_are_never_collected(folder):
-    for size, causal in ((256, False), (2048, False), (2048, True)):
-        sharded_batch(size, causal)
 
 
 def agree(names, case, dtype="float64"):
@@ -272,17 +234,16 @@ def check_heads_with_masks_of_their_own_agree(folder):
     agree({"heads"}, "lengths per query, mask")
 
 
+def check_norms_over_all_heads_agree(folder):
+    agree({"heads"}, "norms over all heads, after the rotation")  # and a mask for each head
+
+
 def check_sinks_agree(folder):
     agree({"ring", "ulysses"}, "sinks, lengths")
 
 
 def check_large_scores_agree(folder):
     agree({"ring"}, "scale 30, lengths", "float32")
-
-
-def long_large_scores_agree(folder):
-    for dtype in ("float64", "float32"):
-        agree({"ring", "ulysses", "gather"}, "scale 30, lengths", dtype)
 
 
 def check_rows_that_do_not_divide_and_offsets_agree(folder):
@@ -345,13 +306,8 @@ def check_dropout_differs_between_devices(folder):
     dropout_of(WAYS[2])
 
 
-def long_dropout_differs_in_the_other_ways(folder):
-    for way in (WAYS[1], *WAYS[3:]):
-        dropout_of(way)
-
-
 def check_weights_are_split_saved_and_restored(folder):
-    attention = mha.MultiHeadAttention(D, H, num_key_value_heads=8, qk_norm="rms", bias=True, backend="jax", seed=3)
+    attention = mha.MultiHeadAttention(D, H, num_key_value_heads=8, bias=True, backend="jax", seed=3, **OF_ALL)
     expected, (module, variables) = attention.weights, attention.layer.unbind()
     specs = parallel.plan(module, "devices")
     place = functools.partial(NamedSharding, mesh())
@@ -359,6 +315,7 @@ def check_weights_are_split_saved_and_restored(folder):
     split = jax.device_put(variables, where)
     assert split["params"]["W_q"]["kernel"].addressable_shards[3].data.shape == (D, D // N)
     assert split["params"]["W_o"]["kernel"].addressable_shards[3].data.shape == (D // N, D)
+    assert split["params"]["q_norm"]["scale"].addressable_shards[3].data.shape == (D // N,)
     assert_same_weights(parallel.gather(module.bind(split)), expected)
     path = Path(folder) / "split.safetensors"
     parallel.save(module.bind(split), path)
@@ -381,9 +338,8 @@ def check_weights_are_split_saved_and_restored(folder):
 
 
 def check_a_cache_keeps_the_heads_of_a_device(folder):
-    attention = mha.MultiHeadAttention(
-        D, H, num_key_value_heads=4, rotary=mha.Rotary(4), window=(3, None), bias=True, seed=0, backend="jax"
-    )
+    options = {"num_key_value_heads": 4, "rotary": mha.Rotary(4), "window": (3, None), "bias": True} | OF_ALL
+    attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", **options)
     module, variables = attention.layer.unbind()
     grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("rows", "heads"))
     X = np.random.default_rng(1).normal(size=(B, 7, D)).astype("float32")
@@ -430,12 +386,12 @@ def check_what_does_not_divide_is_refused(folder):
     refused(lambda: parallel.plan(mha.MultiHeadAttention(4, 2, backend="jax")), "attention.layer", kind=TypeError)
 
 
-def main(folder, *names):
-    """The results of each check."""
+def main(checks, folder, *names):
+    """The results of each check; checks: the functions of a module, by name."""
     found = {}
-    for name in names or [name for name in globals() if name.startswith("check_")]:
+    for name in names or [name for name in checks if name.startswith("check_")]:
         try:
-            globals()[name](folder)
+            checks[name](folder)
             found[name] = ""
         except Exception:
             found[name] = traceback.format_exc()
@@ -443,4 +399,4 @@ def main(folder, *names):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(globals(), *sys.argv[1:])

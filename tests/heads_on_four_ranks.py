@@ -7,8 +7,9 @@ import warnings
 
 import numpy as np
 import torch
-from heads_over_ranks import torch_layer
+from heads_over_ranks import OF_ALL, torch_layer
 from layers import agrees, random_layer
+from sequence_over_ranks import ways_of
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -17,12 +18,13 @@ from mha import parallel, weights
 
 B, T, H, D = 4, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
+NORMED = SIZES | OF_ALL
 
 
-def drawn():
+def drawn(options):
     """A layer of NumPy, inputs (B, T, D) and a target, the same on every rank."""
     rng = np.random.default_rng(1)
-    attention = random_layer(rng, SIZES, "float64")
+    attention = random_layer(rng, options, "float64")
     return attention, *(rng.normal(size=(B, T, D)) for _ in range(2))
 
 
@@ -32,9 +34,20 @@ def gradient_of(parameter):
     return gradient.T if gradient.ndim == 2 else gradient
 
 
+def check_norms_over_all_heads(group):
+    names = "norms over all heads", "norms over all heads, after the rotation"
+    ways_of(group, "full", names, ("float64",), ("heads", "heads x ulysses", "heads x ring", "heads x gather"))
+
+
 def check_batches_beside_heads(group):
+    for options in (SIZES, NORMED):
+        batches_beside_heads(group, options)
+
+
+def batches_beside_heads(group, options):
+    """Heads are split over two ranks, and batches over two of those."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
-    attention, X, target = drawn()
+    attention, X, target = drawn(options)
     output, pull_back = attention.vjp(X, X, X)
     expected = pull_back((output - target) / B)
     row = mesh["data"].get_local_rank()
@@ -67,11 +80,11 @@ def check_batches_beside_heads(group):
 
 def check_checkpoint_of_four_ranks_on_two(group):
     warnings.simplefilter("ignore")
-    attention, _, _ = drawn()
+    attention, _, _ = drawn(NORMED)
     split = parallel.parallelize(torch_layer(attention).layer, group.mesh)
     checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "four")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
-    other = torch_layer(random_layer(np.random.default_rng(2), SIZES, "float64")).layer
+    other = torch_layer(random_layer(np.random.default_rng(2), NORMED, "float64")).layer
     other = parallel.parallelize(other, mesh)
     state = {"layer": other.state_dict()}
     checkpoint.load(state, checkpoint_id=group.folder / "four")
@@ -81,7 +94,13 @@ def check_checkpoint_of_four_ranks_on_two(group):
 
 
 def check_a_compiled_layer(group):
-    attention, X, target = drawn()
+    for options in (SIZES, NORMED):
+        compiled_layer(group, options)
+
+
+def compiled_layer(group, options):
+    """A split layer that is compiled gives the output and the gradients of the whole one."""
+    attention, X, target = drawn(options)
     output, pull_back = attention.vjp(X, X, X, [5, 3, 0, 1])
     expected = pull_back(output - target)
     layer = parallel.parallelize(torch_layer(attention).layer, group.mesh)

@@ -27,7 +27,14 @@ B, Q, K, H, D = 2, 3, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
 WIDTHS = SIZES | {"query_size": 7, "key_size": 6, "value_size": 5}
 NORMED = WIDTHS | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(4), "softcap": 2.0}
-LAYERS = {"grouped, normed": NORMED, "additive": WIDTHS | {"pooling": "additive"}}
+OF_ALL = {"qk_norm": mha.Norm("layer", 0.3, "all"), "value_norm": mha.Norm("rms", 0.2, "all")}
+AFTER = {"qk_norm": mha.Norm("rms", 0.3, "all", after=True), "value_norm": mha.Norm("layer", 0.2, "all")}
+LAYERS = {
+    "grouped, normed": NORMED,
+    "additive": WIDTHS | {"pooling": "additive"},
+    "norms over all heads": NORMED | OF_ALL,
+    "norms over all heads, after the rotation": NORMED | AFTER,
+}
 RATE = 0.25
 
 
@@ -50,17 +57,18 @@ def check_a_cache_keeps_the_heads_of_a_rank(group):
     rng = np.random.default_rng(7)
     sizes = {"num_hiddens": D, "num_heads": H, "bias": True}
     options = sizes | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(2), "window": (3, 0)}
-    attention, whole, whole.layer = made(group, options)
-    X = rng.normal(size=(B, 7, D))
-    expected = attention(X, X, X, causal=True)
-    cache, first = whole.cache(B), 0
-    assert tuple(cache.keys.shape) == (B, 1, 4, D // H)
-    for count in (3, 1, 2, 1):
-        x = torch.tensor(X[:, first : first + count])
-        with torch.no_grad():
-            output, cache = whole(x, x, x, causal=True, cache=cache)
-        np.testing.assert_allclose(output, expected[:, first : first + count], rtol=0, atol=1e-12)
-        first += count
+    for norms in ({}, OF_ALL, AFTER):
+        attention, whole, whole.layer = made(group, options | norms)
+        X = rng.normal(size=(B, 7, D))
+        expected = attention(X, X, X, causal=True)
+        cache, first = whole.cache(B), 0
+        assert tuple(cache.keys.shape) == (B, 1, 4, D // H)
+        for count in (3, 1, 2, 1):
+            x = torch.tensor(X[:, first : first + count])
+            with torch.no_grad():
+                output, cache = whole(x, x, x, causal=True, cache=cache)
+            np.testing.assert_allclose(output, expected[:, first : first + count], rtol=0, atol=1e-12)
+            first += count
     other = attention.cache(B).to("torch")  # of all heads
     refused(lambda: whole(x, x, x, cache=other), "cache is of a layer with another configuration")
 
@@ -75,30 +83,53 @@ def check_output_weights_and_gradients_are_those_of_the_whole(group):
             *inputs, cotangent = (rng.normal(size=shape) for shape in shapes)
             mask, bias = rng.random((B, H, Q, K)) < 0.7, rng.normal(size=(B, H, Q, K))
             call = {"mask": mask, "score_bias": bias, "head_gates": rng.normal(size=of_gates)}
-            expected = attention.gradients(*inputs, [5, 3], cotangent=cotangent, **call)
-            output, weights = attention(*inputs, [5, 3], return_weights=True, **call)
-            tensors = {name: torch.tensor(X) for name, X in zip(("queries", "keys", "values"), inputs, strict=True)}
-            tensors |= {name: torch.tensor(X) for name, X in call.items()}
-            for name in ("queries", "keys", "values", "score_bias", "head_gates"):
-                tensors[name].requires_grad_()
-            lengths = torch.tensor([5, 3])
-            for return_weights in (False, True):
-                found = split(**tensors, valid_lens=lengths, return_weights=return_weights)
-                result, by_head = found if return_weights else (found, None)
-                assert agrees(result, output)
-                assert by_head is None or agrees(by_head, weights)
-                split.zero_grad()
-                for X in tensors.values():
-                    X.grad = None
-                result.backward(torch.tensor(cotangent))
-                gradients = {name: X.grad for name, X in tensors.items() if X.requires_grad}
-                by_name = dict(split.named_parameters())
-                for name in attention.weights:
-                    gradient = by_name[name.replace("kernel", "weight")].grad.full_tensor()
-                    gradients[name] = gradient.T if gradient.ndim == 2 else gradient
-                assert set(gradients) == set(expected)
-                for name, gradient in gradients.items():
-                    assert agrees(gradient, expected[name], gradient=True), (name, return_weights)
+            assert_as_whole(split, attention, inputs, cotangent, call)
+
+
+def assert_as_whole(split, attention, inputs, cotangent, call):
+    """A split layer gives the output, weights and gradients of the whole one, also where padding is no number."""
+    clean = [np.nan_to_num(X) for X in inputs]
+    expected = attention.gradients(*clean, [5, 3], cotangent=cotangent, **call)
+    output, weights = attention(*clean, [5, 3], return_weights=True, **call)
+    tensors = {name: torch.tensor(X) for name, X in zip(("queries", "keys", "values"), inputs, strict=True)}
+    tensors |= {name: torch.tensor(X) for name, X in call.items()}
+    for name in ("queries", "keys", "values", "score_bias", "head_gates"):
+        tensors[name].requires_grad_()
+    lengths = torch.tensor([5, 3])
+    for return_weights in (False, True):
+        found = split(**tensors, valid_lens=lengths, return_weights=return_weights)
+        result, by_head = found if return_weights else (found, None)
+        assert agrees(result, output)
+        assert by_head is None or agrees(by_head, weights)
+        split.zero_grad()
+        for X in tensors.values():
+            X.grad = None
+        result.backward(torch.tensor(cotangent))
+        gradients = {name: X.grad for name, X in tensors.items() if X.requires_grad}
+        by_name = dict(split.named_parameters())
+        for name in attention.weights:
+            gradient = by_name[name.replace("kernel", "weight")].grad.full_tensor()
+            gradients[name] = gradient.T if gradient.ndim == 2 else gradient
+        assert set(gradients) == set(expected)
+        for name, gradient in gradients.items():
+            assert agrees(gradient, expected[name], gradient=True), (name, return_weights)
+
+
+def check_rows_that_heads_elsewhere_use_count_in_norms_over_all(group):
+    """What no head of a rank uses is no padding there, if it is in the means of heads on another rank."""
+    rng, first, second = np.random.default_rng(5), slice(H // 2), slice(H // 2, H)
+    mask, bias = np.ones((B, H, Q, K), bool), rng.normal(size=(B, H, Q, K))
+    mask[:, first, 1] = mask[:, second, :, 1] = False
+    bias[:, first, :, 2] = -np.inf
+    mask[..., 0] = False
+    call = {"mask": mask, "score_bias": bias, "head_gates": rng.normal(size=(B, H))}
+    for name in ("norms over all heads", "norms over all heads, after the rotation"):
+        attention, _, split = made(group, LAYERS[name])
+        queries, keys, values, cotangent = (
+            rng.normal(size=shape) for shape in ((B, Q, 7), (B, K, 6), (B, K, 5), (B, Q, D))
+        )
+        keys[:, 0] = values[1, 3:] = np.nan  # which no head sees
+        assert_as_whole(split, attention, (queries, keys, values), cotangent, call)
 
 
 def check_the_lesson_is_split_too(group):
@@ -148,6 +179,14 @@ def check_what_is_sent(group):
         assert backward.sums == [volume] * count, backward.sums
         assert 0 < forward.told <= 512 * (group.count - 1)
         assert backward.told <= 256 * count * (group.count - 1)  # that a rank is there
+    _, _, split = made(group, SIZES | OF_ALL)
+    means = [B * T * 8] * (2 + 2 + 1)  # of queries and keys two each, of values one
+    with Sent() as forward:
+        output = split(*X)
+    with Sent() as backward:
+        output.sum().backward()
+    assert sorted(forward.sums) == [*means, volume], forward.sums
+    assert sorted(backward.sums) == [*means, *[volume] * 3], backward.sums
 
 
 def see_through(group):

@@ -60,14 +60,14 @@ def same(found, expected, scale=1.0):
 # 1. The same numbers as the whole layer's
 
 
-def ways_of(group, suite, cases, dtypes):
-    """The results of the suite of `mha parity --distributed`, of the ways that split a sequence."""
+def ways_of(group, suite, cases, dtypes, ways=HOWS):
+    """The results of the suite of `mha parity --distributed`, of the ways of these names, here or behind others."""
     start, distributed.init_process_group = distributed.init_process_group, lambda *given, **options: None
     try:  # the group is there already
         checks = devices.plan("torch", suite, cases, dtypes, group.rank, group.count, "", ranks.WAIT)
     finally:
         distributed.init_process_group = start
-    checks = [one for one in checks if one.name.endswith(HOWS)]
+    checks = [one for one in checks if one.name.endswith(ways)]
     assert checks
     for one in checks:
         for result in one.run():

@@ -14,9 +14,9 @@ FLAGS = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_cou
 DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS, "OMP_NUM_THREADS": "1"}
 
 
-def found(folder, *names):
-    """The results of all checks, or those that are named, of one process with eight devices."""
-    command = [sys.executable, str(ranks.HERE / f"{CHECKS}.py"), str(folder), *names]
+def found(folder, *names, module=CHECKS):
+    """The results of all checks of a module, or those that are named, of one process with eight devices."""
+    command = [sys.executable, str(ranks.HERE / f"{module}.py"), str(folder), *names]
     result = subprocess.run(command, env=os.environ | DEVICES, capture_output=True, text=True, check=False, timeout=500)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
@@ -24,7 +24,7 @@ def found(folder, *names):
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """The results of all checks, but the long ones."""
+    """The results of all checks."""
     return found(tmp_path_factory.mktemp("devices"))
 
 

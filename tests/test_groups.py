@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,17 @@ def test_the_cases_divide_and_have_what_is_hard(count):
     assert any((~visible.any((1, 3))).any() for visible in by_name.values())  # queries that see no key
     assert any((~visible.any((1, 2))).any() for visible in by_name.values())  # keys that no query sees
     assert by_name["fewer rows than devices"].shape[2:] == (count - 1, max(2, count - 1))
+
+
+def test_parts_that_are_layers_get_no_norm_over_all_heads(monkeypatch):
+    ranks = types.SimpleNamespace(ways={"heads": 1, "shard": 1}, alone=("shard",), compute=None)
+    proof = types.SimpleNamespace(Ranks=lambda *given: ranks)
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: proof)
+    names = {"grouped heads", "norms over all heads"}
+    planned = devices.plan("numpy", "quick", names, ["float64"], 0, 2, "", 1)
+    assert [one.name.removeprefix("float64, ") for one in planned] == [
+        "grouped heads, heads", "grouped heads, shard", "norms over all heads, heads",
+    ]  # fmt: skip
 
 
 def test_a_check_notices_what_is_wrong_or_missing():

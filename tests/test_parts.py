@@ -124,6 +124,17 @@ def test_wrong_arguments_are_refused():
         parallel.unshard([(config, weights), (other.config, other.weights)])
 
 
+@pytest.mark.parametrize("name", ["qk_norm", "value_norm"])
+def test_parts_that_are_layers_take_no_norm_over_all_heads(name):
+    attention = mha.MultiHeadAttention(**WIDTHS, **{name: mha.Norm("rms", over="all")}, backend="numpy")
+    whole = parallel.shard(attention.config, attention.weights, 0, 1)
+    assert_same_weights(parallel.unshard([whole])[1], attention.weights)
+    words = f'{name} has over="all", expected "head": a part that is a layer itself does not know the mean of all heads'
+    for call in (lambda: parallel.shard(*whole, 0, 2), lambda: parallel.unshard([whole, whole])):
+        with pytest.raises(ValueError, match=f"{words}; split the layer with mha.parallel.parallelize on PyTorch, or"):
+            call()
+
+
 def test_a_layer_of_another_kind_is_refused():
     attention = mha.MultiHeadAttention(**WIDTHS, backend="numpy")
     with pytest.raises(TypeError, match=r"layer is an mha\.MultiHeadAttention, .*: write attention\.layer"):

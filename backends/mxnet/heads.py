@@ -83,13 +83,17 @@ class HeadNorm(nn.Block):
             return X * over_axes(widen(data(self.scale)), 0)[: X.shape[-1]]  # MXNet 1.9 takes no sum of an empty array
         if self.norm.over == "all":
             X = transpose_output(X, self.num_heads)  # (B, T, H*d)
-        wide, d = widen(X), X.shape[-1]
+        wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - wide.sum(-1, keepdims=True) / d  # as below; `mean` is of float32 in MXNet 2.0
-        roots = np.sqrt((wide * wide).sum(-1, keepdims=True) / d + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+            wide = wide - self.mean(wide)  # (B*H, T, d) or (B, T, H*d)
+        roots = np.sqrt(self.mean(wide * wide) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
         scale = over_axes(widen(data(self.scale)), X.size)  # (d,) or (H*d,)
         X = (wide / roots * scale).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
         return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
+
+    def mean(self, X):
+        """The mean of each row of X (any, T, width), (any, T, 1); devices that share all heads take it together."""
+        return X.sum(-1, keepdims=True) / X.shape[-1]  # (any, T, 1); `mean` is of float32 in MXNet 2.0
 
 
 def rotate(X, places, rotary, num_heads):

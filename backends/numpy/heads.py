@@ -81,12 +81,16 @@ class HeadNorm:
         X = (self.normalize(X)[0] * widen(self.scale)).astype(X.dtype)  # (B*H, T, d) or (B, T, H*d)
         return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
 
+    def mean(self, X):
+        """The mean of each row of X (any, T, width), (any, T, 1); devices that share all heads take it together."""
+        return X.mean(-1, keepdims=True)  # (any, T, 1)
+
     def normalize(self, X):
         """X (B*H, T, d) or (B, T, H*d) normalised, in float32 at least, and the roots of its rows."""
         X = widen(X)
         if self.norm.kind == "layer":
-            X = X - X.mean(-1, keepdims=True)  # (B*H, T, d) or (B, T, H*d)
-        roots = np.sqrt((X * X).mean(-1, keepdims=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+            X = X - self.mean(X)  # (B*H, T, d) or (B, T, H*d)
+        roots = np.sqrt(self.mean(X * X) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
         return X / roots, roots
 
 

@@ -79,11 +79,15 @@ class HeadNorm(keras.layers.Layer):
             X = transpose_output(X, self.num_heads)  # (B, T, H*d)
         wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - tf.reduce_mean(wide, -1, keepdims=True)  # (B*H, T, d) or (B, T, H*d)
-        roots = tf.sqrt(tf.reduce_mean(wide * wide, -1, keepdims=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+            wide = wide - self.mean(wide)  # (B*H, T, d) or (B, T, H*d)
+        roots = tf.sqrt(self.mean(wide * wide) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
         scale = widen(tf.convert_to_tensor(self.scale))  # (d,) or (H*d,)
         X = tf.cast(wide / roots * scale, X.dtype)  # (B*H, T, d) or (B, T, H*d)
         return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
+
+    def mean(self, X):
+        """The mean of each row of X (any, T, width), (any, T, 1); devices that share all heads take it together."""
+        return tf.reduce_mean(X, -1, keepdims=True)  # (any, T, 1)
 
 
 def rotate(X, places, rotary, num_heads):

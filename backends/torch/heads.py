@@ -76,10 +76,14 @@ class HeadNorm(nn.Module):
             X = transpose_output(X, self.num_heads)  # (B, T, H*d)
         wide = widen(X)
         if self.norm.kind == "layer":
-            wide = wide - wide.mean(-1, keepdim=True)  # (B*H, T, d) or (B, T, H*d)
-        roots = torch.sqrt((wide * wide).mean(-1, keepdim=True) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
+            wide = wide - self.mean(wide)  # (B*H, T, d) or (B, T, H*d)
+        roots = torch.sqrt(self.mean(wide * wide) + self.norm.eps)  # (B*H, T, 1) or (B, T, 1)
         X = (wide / roots * widen(self.scale)).to(X.dtype)  # (B*H, T, d) or (B, T, H*d)
         return transpose_qkv(X, self.num_heads) if self.norm.over == "all" else X  # (B*H, T, d)
+
+    def mean(self, X):
+        """The mean of each row of X (any, T, width), (any, T, 1); devices that share all heads take it together."""
+        return X.mean(-1, keepdim=True)  # (any, T, 1)
 
 
 def rotate(X, places, rotary, num_heads):

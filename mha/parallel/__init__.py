@@ -44,7 +44,8 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
         layer: the layer, `attention.layer`, with the same weights on every rank.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["heads"]`.
         how: None splits the heads: each of N ranks has H / N of them and G / N of the heads of keys and values, takes
-            the whole inputs and returns the whole output. The other ways split the sequence: each rank takes its
+            the whole inputs and returns the whole output; a norm over all heads takes its means over those of all
+            ranks. The other ways split the sequence: each rank takes its
             consecutive slice of queries, keys and values, of any length, even 0, and returns the output of its queries.
             "ulysses" gives each rank all rows of some heads (N <= H); "ring" passes keys and values from rank to rank,
             for any number of ranks; "gather" collects all keys and values on every rank.
@@ -77,7 +78,8 @@ def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *c
         call: valid_lens and the other arguments of a call, then training, as for the layer, also by name.
         options: `rngs`, {"dropout": key}, for dropout; `mesh`, a `jax.sharding.Mesh`; `data`, `heads` and `sequence`,
             the names of the mesh's axes that batch, heads and sequence are split over (all optional); `how`, the way to
-            split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather".
+            split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather". A
+            norm over all heads takes its means over those of all devices.
 
     Returns:
         The whole output (B, Q, D), on the devices of the mesh.

@@ -9,10 +9,11 @@ from mha import checks
 from mha.config import Config, shapes
 
 Part = tuple[Config, dict[str, np.ndarray]]
-# The axis of a weight that has the heads; other weights are the same in every part.
+# The axis of a weight that has the heads; other weights are the same in every part. For a layer: `split_axes`.
 SPLIT = {f"{name}.{kind}": -1 for name in ("W_q", "W_k", "W_v", "W_g") for kind in ("kernel", "bias")}
 SPLIT |= {"W_o.kernel": 0, "sinks": -1}
 ONCE = "W_o.bias"  # added by one part alone
+NORMS = {"qk_norm": ("q_norm", "k_norm"), "value_norm": ("v_norm",)}  # the parts of a layer that an option makes
 
 
 def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int) -> Part:
@@ -33,8 +34,8 @@ def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if the heads cannot be divided, if the layer has a norm over all heads, if index is not below
-            count, or if weights do not fit the layer.
+        ValueError: if the heads cannot be divided, if a layer with a norm over all heads is split, if index is not
+            below count, or if weights do not fit the layer.
 
     Source: Shoeybi et al., Megatron-LM (2019), section 3.
     """
@@ -42,13 +43,15 @@ def shard(config: Config, weights: dict[str, np.ndarray], index: int, count: int
         raise TypeError(f"config is {checks.brief(config)}, expected attention.config")
     weights = checks.weights(shapes(config), config.dtype, weights)
     part, index = part_of(config, count), checks.whole("index", index)
+    if count > 1:
+        _refuse_over_all(config)
     if not 0 <= index < count:
         raise ValueError(f"index is {index}, expected 0 to {count - 1}, a part of {count}")
     return part, {name: _part(name, X, index, count) for name, X in weights.items()}
 
 
 def part_of(config: Config, count: int) -> Config:
-    """The configuration of each of `count` equal parts of a layer; raises the errors of `shard`."""
+    """The configuration of each of `count` equal parts of a layer; raises ValueError if the heads cannot be divided."""
     checks.size("count", count)
     for name in ("num_heads", "num_key_value_heads"):
         heads = getattr(config, name)
@@ -58,18 +61,27 @@ def part_of(config: Config, count: int) -> Config:
                 f"{name} is {heads}, expected a multiple of the number of parts, {count}; these heads can be split "
                 f"into {' or '.join(map(str, common))}"
             )
-    if count > 1:
-        refuse_over_all(config)
     heads, groups = config.num_heads // count, config.num_key_value_heads // count
     return dataclasses.replace(config, num_heads=heads, num_key_value_heads=groups)
 
 
-def refuse_over_all(config: Config) -> None:
-    """Raise ValueError if a layer has a norm over all heads, of which a part of them does not know the mean."""
-    for name in ("qk_norm", "value_norm"):
-        norm = getattr(config, name)
-        if norm and norm.over == "all":
-            raise ValueError(f'{name} has over="all", expected "head": a part of the heads has not the mean of all')
+def over_all(config: Config) -> list[str]:
+    """The options of a layer that are norms over all heads."""
+    return [name for name in NORMS if (norm := getattr(config, name)) and norm.over == "all"]
+
+
+def split_axes(config: Config) -> dict[str, int]:
+    """The axis of each weight of a layer that has the heads, by name; other weights are shared by all heads."""
+    return SPLIT | {f"{norm}.scale": -1 for name in over_all(config) for norm in NORMS[name]}
+
+
+def _refuse_over_all(config: Config) -> None:
+    """Raise ValueError if a layer has a norm over all heads, of which parts that are layers do not know the mean."""
+    for name in over_all(config):
+        raise ValueError(
+            f'{name} has over="all", expected "head": a part that is a layer itself does not know the mean of all '
+            "heads; split the layer with mha.parallel.parallelize on PyTorch, or mha.parallel.attend on JAX"
+        )
 
 
 def unshard(parts: Sequence[Part]) -> Part:
@@ -83,13 +95,15 @@ def unshard(parts: Sequence[Part]) -> Part:
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if there are no parts, if they are of different layers, if weights do not fit, or if weights that
-            heads share differ between parts.
+        ValueError: if there are no parts, if they are of different layers, if one of several has a norm over all
+            heads, if weights do not fit, or if weights that heads share differ between parts.
     """
     parts = [(config, checks.weights(shapes(config), config.dtype, arrays)) for config, arrays in parts]
     if not parts:
         raise ValueError("parts is empty, expected all parts of a layer")
     (first, own), count = parts[0], len(parts)
+    if count > 1:
+        _refuse_over_all(first)
     for number, (config, arrays) in enumerate(parts):
         if config != first:
             raise ValueError(f"parts[{number}] is a part of {config}, expected {first} as parts[0]")

@@ -6,15 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import ranks
 import test_devices_of_jax
 
 pytestmark = pytest.mark.backends("jax")
-LONG = (
-    "long_sharded_batches_are_never_collected",
-    "long_a_ring_keeps_little",
-    "long_large_scores_agree",
-    "long_dropout_differs_in_the_other_ways",
-)
+LONG = "long_devices_of_jax"
 
 # Each process has two devices; together they have a layer whose heads are split over four.
 TOGETHER = """
@@ -71,9 +67,9 @@ except (OSError, mha.parallel.whole.FileError) as error:
 """
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("name", ranks.checks(LONG))
 def test_devices(name, tmp_path):
-    assert not test_devices_of_jax.found(tmp_path, name)[name]
+    assert not test_devices_of_jax.found(tmp_path, name, module=LONG)[name]
 
 
 def test_two_processes(tmp_path):

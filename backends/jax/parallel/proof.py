@@ -23,6 +23,7 @@ class Ranks:
     def __init__(self, rank, count, meet, limit):
         devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
         self.devices = np.array(devices[:count])
+        self.alone = ()
         self.ways = {JIT: count, "data": count, "heads": 1, **dict.fromkeys(HOWS, 1)}
         if count % 4 == 0:
             self.ways |= {f"data x heads x {how}": 2 for how in HOWS}

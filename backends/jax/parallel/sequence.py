@@ -4,8 +4,6 @@ Letters as in the chapters; Q and K are the rows here, of which each device has 
 the lesson's.
 """
 
-import dataclasses
-
 import jax
 from jax import numpy as jnp
 
@@ -17,6 +15,7 @@ from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, repeat_heads, rotate, temper
 from ..hiding import blank, four_axes, places, visible_keys
 from .ring import pool as ring
+from .twins import twin_of
 
 
 def over(part, axis, how, sizes, each, placed):
@@ -26,10 +25,7 @@ def over(part, axis, how, sizes, each, placed):
     and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own; placed:
     positions of the queries and of the keys here, for the rotation, or None.
     """
-    # Of the class: Flax makes a module again by its fields.
-    known = {"axis": axis, "sizes": sizes, "each": each, "placed": placed}
-    fields = {one.name: getattr(part, one.name) for one in dataclasses.fields(part) if one.name not in FLAX}
-    return type(type(part).__name__, (HOWS[how], type(part)), known)(**fields)
+    return twin_of(part, HOWS[how], axis=axis, sizes=sizes, each=each, placed=placed)
 
 
 class OfRows:
@@ -157,5 +153,4 @@ def _pooled(attention, q, k, v, num_heads, call):
     return attention(q, k, v, visible, bias, training=call.training, **sinks)[0]  # (B*H, Q, dv)
 
 
-FLAX = "parent", "name"  # fields of every module
 HOWS = {"ring": Ring, "ulysses": Ulysses, "gather": Gather}

@@ -17,12 +17,13 @@ from mha.cache import Cache
 from mha.call import OF_PAIRS, PACKED, PLACES, axes_of, check, given_call
 from mha.config import shapes
 from mha.engine.reach import by_mask, turned
-from mha.parallel.parts import SPLIT, part_of
+from mha.parallel.parts import over_all, part_of, split_axes
 
 from .. import arrays
 from ..engine.operations import OPERATIONS
 from ..engine.pieces import prepared
 from ..layer import MultiHeadAttention
+from . import norms
 from .sequence import HOWS, over
 
 
@@ -31,9 +32,9 @@ def plan(module, heads="heads"):
     if not isinstance(module, MultiHeadAttention):
         raise TypeError(f"layer is a {type(module).__name__}, expected a module: attention.layer.unbind()[0]")
     specs = {name: [None] * len(shape) for name, shape in shapes(module.config).items()}
-    for name, spec in specs.items():
-        if name in SPLIT:
-            spec[SPLIT[name]] = heads
+    for name, axis in split_axes(module.config).items():
+        if name in specs:
+            specs[name][axis] = heads
     named = {("params", *name.split(".")): PartitionSpec(*spec) for name, spec in specs.items()}
     return flax.traverse_util.unflatten_dict(named)
 
@@ -84,7 +85,9 @@ def _decoded(part, axes, call, mesh, variables, named):
     """The output of a checked call with a cache, and the one that is left: each device keeps the heads that it has."""
     data, heads, cache = axes.get("data"), axes.get("heads"), call.cache
     plain = call.mapped(lambda X: None)._replace(cache=None, step=None)
-    place = functools.partial(_place, axes=axes, together=False)
+    of_all = heads and over_all(part.config)
+    layer = norms.over(part, heads, heads) if of_all else part
+    place = functools.partial(_place, axes=axes, together=False, of_all=of_all)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in named.items()}
     of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
     kept = (*2 * [PartitionSpec(data, heads)], *3 * [PartitionSpec(data)])
@@ -95,7 +98,7 @@ def _decoded(part, axes, call, mesh, variables, named):
         if heads and part.config.bias:
             variables = _once(variables, heads)
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
-        output, left = part.apply(variables, *inputs, call, **options)
+        output, left = layer.apply(variables, *inputs, call, **options)
         return jax.lax.psum(output, heads) if heads else output, left.arrays()  # (B, Q, D)
 
     def run(mesh, *arrays):
@@ -121,7 +124,8 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
     arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which are in the mask now
     arrays |= {"queries": queries, "keys": keys, "values": values} | call.arrays()
     each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
-    place = functools.partial(_place, axes=axes, together=how == "ulysses" and sequence)
+    together, of_all = how == "ulysses" and sequence, heads and over_all(part.config)
+    place = functools.partial(_place, axes=axes, together=together, of_all=of_all)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}
     of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
@@ -134,6 +138,8 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
         layer, placed = part, (call.positions, call.key_positions)
         if sequence:
             layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each, placed)
+        if of_all:
+            layer = norms.over(layer, heads, (heads, sequence) if together else heads)
         output = layer.apply(variables, *inputs, **options)
         return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
 
@@ -146,14 +152,18 @@ def _whole(plain, arrays):
     return plain._replace(**{name: X for name, X in arrays.items() if name in plain._fields})
 
 
-def _place(name, X, axes, together):
-    """Where an array of a call lies; together: whether all rows of some heads meet, with what hides of them."""
+def _place(name, X, axes, together, of_all):
+    """Where an array of a call lies; together: whether all rows of some heads meet, with what hides of them.
+
+    of_all: whether a norm is over all heads, of which each device then needs what hides.
+    """
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     rows, of_pairs = (sequence, heads) if not together else (None, (heads, sequence) if heads else sequence)
     if name in ("queries", "keys", "values"):
         return PartitionSpec(data, sequence)
     if name == "rngs":
         return PartitionSpec()
+    of_pairs = None if of_all else of_pairs
     split = {"B": data, "H": of_pairs if name in OF_PAIRS else heads, "Q": rows}
     if name in PLACES:  # which the rotation takes, of the rows here
         split |= {"Q": sequence, "K": sequence}

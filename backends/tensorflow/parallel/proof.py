@@ -25,7 +25,7 @@ class Ranks:
             (cpu, *_), kind = tf.config.list_physical_devices("CPU"), "CPU"
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         self.strategy = tf.distribute.MirroredStrategy([f"{kind}:{number}" for number in range(count)])
-        self.ways = {"data (MirroredStrategy)": count, "heads (shard)": 1}
+        self.ways, self.alone = {"data (MirroredStrategy)": count, "heads (shard)": 1}, ("heads (shard)",)
 
     def compute(self, way, case, dtype, inputs, call):
         """Output and gradients of a case, as `mha.parity.cases.devices` asks for them."""

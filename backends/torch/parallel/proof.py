@@ -8,7 +8,7 @@ import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from mha import parallel
-from mha.parallel.parts import SPLIT
+from mha.parallel.parts import split_axes
 from mha.parity.cases.devices import ALL, part_of_call
 from mha.parity.same.layouts import GRADIENT
 
@@ -33,6 +33,7 @@ class Ranks:
             world_size=count, rank=rank,
         )  # fmt: skip
         self.mesh = init_device_mesh(kind, (count,), mesh_dim_names=("ranks",))
+        self.alone = ()
         self.ways = {DATA: count, HEADS: 1, **dict.fromkeys(HOWS, 1)}
         if count % 2 == 0 and count > 2:
             self.both = init_device_mesh(kind, (2, count // 2), mesh_dim_names=("heads", "sequence"))
@@ -75,14 +76,15 @@ class Ranks:
             if way == DATA and arrays[name].shape == call[name].shape:
                 torch.distributed.all_reduce(gradient)
             found[GRADIENT + name] = gradient, place
+        axes = {} if heads is None else split_axes(layer.config)
         for name, parameter in parameters(layer).items():
             gradient, place = canonical(parameter.grad), ()
             if way == DATA:
                 gradient = gradient * self.count  # these are means
             if hasattr(gradient, "to_local"):
                 gradient = gradient.to_local()
-            if heads is not None and name in SPLIT:
-                place = _of_heads(name, gradient.shape, heads)
+            if name in axes:
+                place = _of_heads(axes[name], gradient.shape, heads)
             found[GRADIENT + name] = gradient, place
         return {name: (to_numpy(X), place) for name, (X, place) in found.items()}
 
@@ -96,8 +98,8 @@ def _rows(total, mesh):
     return slice(first, first + sizes[mesh.get_local_rank()])
 
 
-def _of_heads(name, shape, mesh):
-    """The place of this rank's heads in a weight, of which the part has this shape."""
-    axis = SPLIT[name] % len(shape)
+def _of_heads(axis, shape, mesh):
+    """The place of this rank's heads along an axis of a weight, of which the part has this shape."""
+    axis = axis % len(shape)
     first = mesh.get_local_rank() * shape[axis]
     return (ALL,) * axis + (slice(first, first + shape[axis]),)

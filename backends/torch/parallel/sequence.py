@@ -1,8 +1,8 @@
 """A layer of PyTorch whose sequence is split over ranks: each has rows of queries, keys and values, in their order.
 
-Letters as in layer.py; Q and K are the rows on this rank. A call is projected here; then a rank gets all rows of some
-heads ("ulysses"), all keys and values ("gather"), or meets them one rank's after another ("ring"). The steps and their
-order are the lesson's.
+Letters as in layer.py; Q and K are the rows on this rank. A call is projected and turned here; then a rank gets all
+rows of some heads ("ulysses"), all keys and values ("gather"), or meets them one rank's after another ("ring"). The
+steps and their order are the lesson's.
 """
 
 import dataclasses
@@ -11,14 +11,13 @@ import functools
 import torch
 
 from mha.call import ROWS, axes_of
-from mha.engine.reach import by_mask, used
-from mha.parallel.parts import refuse_over_all
+from mha.engine.reach import by_mask, turned, used
 
 from .. import layer as lesson
 from ..engine.layer import Plan
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
-from ..heads import repeat_groups, rotate, temper, transpose_output, transpose_qkv
+from ..heads import repeat_groups, rotate, temper
 from ..hiding import blank, places
 from . import ring
 from .exchange import anywhere, gathered, to_heads, to_rows
@@ -84,6 +83,23 @@ class OfRows:
         seen = seen[:, rows.first_key : rows.first_key + keys.shape[1]]  # (B, K)
         return *blank(queries, keys, values, sees, seen), call
 
+    def turn(self, q, k, call):
+        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
+        config, of_keys = self.config, call.key_positions
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        of_queries = places(q, call.positions, call.offset + self.rows.first_query)  # (B or 1, Q)
+        if config.rotary:
+            first = self.rows.first_key
+            of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
+            q = rotate(q, of_queries, config.rotary, config.num_heads)
+            k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        if config.temperature:
+            q = temper(q, of_queries, config.temperature, config.num_heads)
+        return q, k
+
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv), by the fast path of the pooling where it has one."""
         fast = isinstance(self.attention, AttentionPooling) and 0 not in (*q.shape[:2], k.shape[1])
@@ -91,38 +107,28 @@ class OfRows:
 
 
 class Ulysses(OfRows):
-    """All rows of some heads on each rank: turned and pooled there, and brought back."""
+    """All rows of some heads on each rank: pooled there, and brought back."""
 
-    def attend(self, queries, keys, values, call):
-        """Take the steps as a layer of the heads that meet here."""
-        refuse_over_all(self.config)
-        self.whole, rank = self.config, self.rows.rank
-        H, G, N = self.whole.num_heads, self.whole.num_key_value_heads, self.mesh.size()
-        self.times = 1 if N <= G else H // G  # or heads of keys are too few to go round
-        self.of_keys = [len(one) for one in torch.arange(G * self.times).tensor_split(N)]  # heads on each rank
-        self.of_queries = [H // (G * self.times) * one for one in self.of_keys]
-        here = {"num_heads": self.of_queries[rank], "num_key_value_heads": self.of_keys[rank]}
-        self.config = dataclasses.replace(self.whole, **here)
-        return super().attend(queries, keys, values, call)
-
-    def project(self, queries, keys, values, call):
-        """Heads (B*H, all queries, d), (B*G, all keys, d) and (B*G, all keys, dv), and the call of these."""
-        queries, keys, values, call = self.blanked(queries, keys, values, call)
-        q = self.exchanged(self.W_q(queries), self.of_queries, 1, self.rows.queries)
-        k = self.exchanged(self.W_k(keys), self.of_keys, self.times, self.rows.keys)
-        v = self.exchanged(self.W_v(values), self.of_keys, self.times, self.rows.keys)
-        return q, k, v, self.of_all_queries(self.beside_gates(queries, call))
-
-    def beside_gates(self, queries, call):
-        """The call with projections of all queries for the output gate of the heads here."""
-        if not self.config.output_gate:
-            return call
-        gates = self.exchanged(self.W_g(queries), self.of_queries, 1, self.rows.queries)  # (B*H, all queries, dv or 1)
-        return call._replace(gates=gates)
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        whole, rank = self.config, self.rows.rank
+        H, G, N = whole.num_heads, whole.num_key_value_heads, self.mesh.size()
+        times = 1 if N <= G else H // G  # or heads of keys are too few to go round
+        of_keys = [len(one) for one in torch.arange(G * times).tensor_split(N)]  # heads on each rank
+        self.of_queries = [H // (G * times) * one for one in of_keys]
+        q = self.exchanged(q, self.of_queries, 1, self.rows.queries)  # (B*H, all queries, d)
+        k = self.exchanged(k, of_keys, times, self.rows.keys)  # (B*G, all keys, d)
+        v = self.exchanged(v, of_keys, times, self.rows.keys)  # (B*G, all keys, dv)
+        here = {"num_heads": self.of_queries[rank], "num_key_value_heads": of_keys[rank]}
+        self.config = dataclasses.replace(whole, **here)
+        pooled, _ = super().pool(q, k, v, self.of_all_queries(turned(call)))  # (B*H, all queries, dv)
+        self.config = whole
+        pooled = pooled.unflatten(0, (-1, here["num_heads"]))  # (B, H, all queries, dv)
+        return to_rows(pooled, self.of_queries, self.rows.queries, self.mesh).flatten(0, 1), None
 
     def exchanged(self, X, heads, times, rows):
-        """Projected rows here, (B, T, H*d), as all rows of the heads here, (B*H, all rows, d)."""
-        split = repeat_groups(transpose_qkv(X, sum(heads) // times), times)  # (B*all heads, T, d)
+        """Heads of the rows here, (B*all heads, T, d), as all rows of the heads here, (B*H, all rows, d)."""
+        split = repeat_groups(X, times)  # (B*all heads, T, d)
         return to_heads(split.unflatten(0, (-1, sum(heads))), heads, rows, self.mesh).flatten(0, 1)
 
     def of_all_queries(self, call):
@@ -145,54 +151,23 @@ class Ulysses(OfRows):
             return call
         return call._replace(sinks=call.sinks[:, first : first + self.config.num_heads])  # (1, H, 1, 1)
 
-    def merge(self, pooled):
-        """The heads of all ranks side by side: (B*H, all queries, dv) -> (B, Q, all heads * dv)."""
-        by_sample = pooled.unflatten(0, (-1, self.config.num_heads))  # (B, H, all queries, dv)
-        by_sample = to_rows(by_sample, self.of_queries, self.rows.queries, self.mesh)  # (B, all heads, Q, dv)
-        return transpose_output(by_sample.flatten(0, 1), self.whole.num_heads)
 
-
-class InPlace(OfRows):
-    """The queries that are here, over the keys of all ranks."""
-
-    def project(self, queries, keys, values, call):
-        """Heads of the rows here, and the call from the first query here on."""
-        q, k, v, call = super().project(queries, keys, values, call)
-        return q, k, v, moved(call, self.rows.first_query)
-
-    def turn(self, q, k, call):
-        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
-        config = self.config
-        if config.qk_norm and not config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        if config.rotary:
-            first, of_keys = self.rows.first_key, call.key_positions
-            of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
-            q = rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads)
-            k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
-        if config.qk_norm and config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        if config.temperature:
-            q = temper(q, places(q, call.positions, call.offset), config.temperature, config.num_heads)
-        return q, k
-
-
-class Ring(InPlace):
+class Ring(OfRows):
     """Keys and values of one rank after another."""
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = self.beside_sinks(call)
+        call = moved(self.beside_sinks(call), self.rows.first_query)
         return ring.pool(self.attention, self.config.num_heads, self.mesh, self.rows.keys, q, k, v, call), None
 
 
-class Gather(InPlace):
+class Gather(OfRows):
     """All keys and values on each rank."""
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
         k, v = (gathered(X, 1, self.rows.keys, self.mesh) for X in (k, v))  # (B*G, all keys, d)
-        return super().pool(q, k, v, call)
+        return super().pool(q, k, v, moved(call, self.rows.first_query))
 
 
 HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}

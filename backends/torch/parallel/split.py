@@ -16,18 +16,15 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import checks
 from mha.call import check, takes_call
-from mha.parallel.parts import part_of
+from mha.parallel.parts import over_all, part_of, split_axes
 
 from .. import arrays
 from .. import layer as lesson
-from . import sequence
+from . import norms, sequence
 from .agreement import agreed, agreed_rows
 from .ranks import agree, joined, own_randomness, shared, summed
 from .twins import twin_of, with_parameters
 
-# Which axis of a parameter, (out, in), has the heads; all heads share the others.
-SPLIT = {f"{name}.{kind}": 0 for name in ("W_q", "W_k", "W_v", "W_g") for kind in ("weight", "bias")}
-SPLIT |= {"W_o.weight": 1, "sinks": 0}
 WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 
 
@@ -90,23 +87,35 @@ class Split:
 
     def part(self, rows):
         """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
-        part = twin_of(self) if self.heads is None else with_parameters(self, self.own)
-        part.__class__ = type(self).whole
-        if self.heads is not None:
+        if self.heads is None:
+            part = twin_of(self)
+        else:
+            part = with_parameters(self, functools.partial(self.own, axes_of(self)))
             part.config = part_of(self.config, self.heads.size())
             part.W_o.bias = None  # added once, to the sum
-        return part if rows is None else sequence.over(part, self.sequence, self.how, rows)
+        part.__class__ = type(self).whole
+        if rows is not None:
+            part = sequence.over(part, self.sequence, self.how, rows)
+        return norms.over(part, self.heads, self.here()) if self.together() else part
 
-    def own(self, name, parameter):
+    def own(self, axes, name, parameter):
         """A parameter as this rank has it; what the heads share gets the gradients of all ranks."""
         own = parameter.to_local()
-        return own if name in SPLIT else shared(own, self.heads)
+        return own if name in axes else shared(own, self.heads)
 
     def of_heads(self, call):
-        """The call of the heads on this rank alone."""
-        count, rank = self.config.num_heads // self.heads.size(), self.heads.get_local_rank()
+        """The call of the heads on this rank alone, unless a norm is over those of all ranks."""
         call = call.mapped(lambda X: shared(X, self.heads))
-        return call.part(heads=slice(rank * count, (rank + 1) * count))
+        return call if self.together() else call.part(heads=self.here())
+
+    def here(self):
+        """The heads on this rank, as a slice."""
+        count, rank = self.config.num_heads // self.heads.size(), self.heads.get_local_rank()
+        return slice(rank * count, (rank + 1) * count)
+
+    def together(self):
+        """Whether the ranks that have the heads take the means of a norm together."""
+        return self.heads is not None and bool(over_all(self.config))
 
     def randomness(self, call):
         """Where weights are dropped: other ones on each rank."""
@@ -145,14 +154,20 @@ class HeadParallel(ParallelStyle):
         if isinstance(module, Split):
             raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
         part_of(module.config, device_mesh.size())  # or it cannot be split so
+        axes = axes_of(module)
         for name, parameter in dict(module.named_parameters()).items():
-            placement = Shard(SPLIT[name]) if name in SPLIT else Replicate()
+            placement = Shard(axes[name]) if name in axes else Replicate()
             path, _, last = name.rpartition(".")
             split = distribute_tensor(parameter.detach(), device_mesh, [placement])
             module.get_submodule(path).register_parameter(last, nn.Parameter(split, parameter.requires_grad))
         module.__class__ = _split_class(type(module))
         module.heads = device_mesh
         return module
+
+
+def axes_of(module):
+    """Which axis of a parameter, (out, in), has the heads, by name; all heads share the others."""
+    return {name.replace("kernel", "weight"): int(axis == 0) for name, axis in split_axes(module.config).items()}
 
 
 def plan(module):

@@ -3,6 +3,7 @@
 `backends/<framework>/parallel/proof.py` knows how its framework spreads a call:
     Ranks(rank, count, meet, limit) -> this process as one of several; meet: a file where ranks find one another
     ways -> the names of the ways to spread a call, each with the number of parts of the batch
+    alone -> those of the ways in which parts of the heads are layers themselves, and take no norm over all heads
     compute(way, case, dtype, inputs, call) -> by name "output" and "gradient.queries" and so on, a NumPy array and the
         place of this rank's part in the whole
 """
@@ -60,6 +61,8 @@ def cases_of(count: int) -> tuple[Case, ...]:
     grouped = WIDTHS | {"num_heads": 2 * G, "num_key_value_heads": G}
     rest = {"softcap": 1.5, "window": (9, 3)}
     turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("layer", 0.01)}
+    of_all = {"qk_norm": Norm("layer", 0.01, "all"), "value_norm": Norm("rms", 0.01, "all"), "rotary": Rotary(10)}
+    after = {"qk_norm": Norm("rms", 0.01, "all", after=True), "value_norm": Norm("layer", 0.01, "all")}
     lengths = [7 * b % (K + 3) for b in range(B)]  # 0 is one of them, and some are above K
     of_queries = [[(3 * b + 5 * i) % (K + 1) for i in range(Q)] for b in range(B)]
     offsets = [b % 7 - 2 for b in range(B)]
@@ -102,6 +105,11 @@ def cases_of(count: int) -> tuple[Case, ...]:
             "rotary, interleaved, far", grouped | {"rotary": Rotary(6, interleaved=True)}, offset=131072,
             head_gates=(2 * G,), **sizes, quick=(),
         ),
+        Case("norms over all heads", grouped | of_all, lengths, **sizes, dtypes=DTYPES),
+        Case(
+            "norms over all heads, after the rotation", plain | of_all | after, causal=True, mask=(B, H, Q, K), **sizes,
+            quick=(),
+        ),
     )  # fmt: skip
 
 
@@ -128,12 +136,14 @@ def plan(
     for case in cases_of(count):
         if cases is not None and case.name not in cases:
             continue
+        together = any(isinstance(X, Norm) and X.over == "all" for X in case.options.values())
+        ways = [way for way, parts in ranks.ways.items() if case.batch % parts == 0]
+        ways = [way for way in ways if not (together and way in ranks.alone)]
         wanted = case.quick if suite == "quick" and cases is None else case.dtypes
         for dtype in (one for one in wanted if one in known):
-            for way, parts in ranks.ways.items():
-                if case.batch % parts == 0:
-                    run = partial(_check, group, ranks.compute, way, case, dtype)
-                    checks.append(Check(f"{dtype}, {case.name}, {way}", run))
+            for way in ways:
+                run = partial(_check, group, ranks.compute, way, case, dtype)
+                checks.append(Check(f"{dtype}, {case.name}, {way}", run))
     return checks
 
 

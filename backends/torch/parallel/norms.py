@@ -1,0 +1,48 @@
+"""Norms over all heads, of a layer of PyTorch whose heads are split over ranks: all ranks take the means together.
+
+Letters as in layer.py; H and G are the heads on this rank.
+"""
+
+import functools
+
+from mha.parallel.parts import NORMS, over_all
+
+from .ranks import shared, summed
+
+
+def over(part, mesh, heads):
+    """A layer of the heads on this rank, for one call, with the means of all ranks of a mesh; heads: theirs, a slice.
+
+    Its call is of the heads of all ranks: which rows count in a mean, all of them decide.
+    """
+    for name in over_all(part.config):
+        for one in NORMS[name]:
+            norm = getattr(part, one)
+            norm.__class__ = _class_of(NormOverRanks, type(norm))
+            norm.num_heads, norm.mesh = norm.num_heads // mesh.size(), mesh
+    part.__class__ = _class_of(OverRanks, type(part))
+    part.here = heads
+    return part
+
+
+@functools.cache
+def _class_of(first, kind):
+    """The class of a module of this class in a call over ranks."""
+    return type(kind.__name__, (first, kind), {})
+
+
+class NormOverRanks:
+    """A norm of the heads of all ranks, of which some are here: comes before the class that it was."""
+
+    def mean(self, X):
+        """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1)."""
+        return shared(summed(super().mean(X), self.mesh), self.mesh) / self.mesh.size()  # (B, T, 1)
+
+
+class OverRanks:
+    """A layer with such norms: comes before the class that it was."""
+
+    def blanked(self, queries, keys, values, call):
+        """The inputs with zeros where no head of any rank uses them, and the call of the heads here."""
+        *inputs, call = super().blanked(queries, keys, values, call)
+        return *inputs, call.part(heads=self.here)
