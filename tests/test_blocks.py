@@ -90,7 +90,7 @@ CASES = {
 # TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
 QUICK = {
     "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options", "many pieces, positions",
-    "one length for all, mask, bias", "many pieces, segments", "kernel, segments, positions",
+    "one length for all, mask, bias", "many pieces, segments",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
 

@@ -19,7 +19,9 @@ ONE_BY_ONE = {
     "rotary, interleaved, offsets", "no lengths", "length above K", "mask of each sample", "mask of one row",
     "mask of one head for all", "mask of one column, every query or none", "no bias", "one head", "head of width 1",
     "equal widths, no bias", "more queries than keys, causal", "additive, one head", "additive, head of width 1",
-    "additive, scale 0.01", "additive, lengths per query", "additive, 2053 keys",
+    "additive, scale 0.01", "additive, lengths per query", "additive, 2053 keys", "scale 30, 2053 keys, causal",
+    "output gate of heads", "additive, output gate of heads", "sinks, scale 30", "additive, sinks", "chunks, offsets",
+    "segments, lengths, mask, causal", "additive, segments", "positions, window", "positions of keys",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
 
