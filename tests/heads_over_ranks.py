@@ -6,6 +6,7 @@ Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens. The orac
 import copy
 import dataclasses
 import math
+import os
 import pickle
 import warnings
 
@@ -278,6 +279,31 @@ def check_calls_that_differ_are_refused_on_both(group):
     for name, (inputs, options) in calls.items():
         refused(lambda: split(*inputs, **options), named.get(name, name), "rank 1", "rank 0")  # noqa: B023
     assert agrees(split(X, X, X, training=False), attention(X.numpy(), X.numpy(), X.numpy()))  # they still agree
+
+
+def check_other_numbers_on_one_rank_are_refused_where_that_is_asked(group):
+    _, _, split = made(group, SIZES)
+    X, second = torch.zeros(B, K, D, dtype=torch.float64), group.rank == 1
+    other, mask = X + second, torch.ones(K, K, dtype=torch.bool)
+    calls = {"queries": ((other, X, X), {}), "values": ((X, X, other), {})}
+    calls["mask"] = ((X, X, X), {"mask": mask.tril() if second else mask})
+    calls["head_gates"] = ((X, X, X), {"head_gates": X.new_full((H,), 1.0 + second)})
+    for name, (inputs, options) in calls.items():
+        split(*inputs, **options)  # not noticed
+        os.environ["MHA_CHECK_RANKS"] = "1"
+        assert split(X, X, X).shape == (B, K, D)
+        refused(lambda: split(*inputs, **options), f"the digest of {name} of rank 1")  # noqa: B023
+        del os.environ["MHA_CHECK_RANKS"]
+    with torch.no_grad():
+        split.W_o.bias.to_local().add_(second)
+    split(X, X, X)
+    os.environ["MHA_CHECK_RANKS"] = "1"
+    refused(lambda: split(X, X, X), "the digest of the weights of rank 1")
+    os.environ["MHA_CHECK_RANKS"] = "yes"
+    refused(lambda: split(X, X, X), "MHA_CHECK_RANKS is 'yes', expected one of 0, 1")
+    del os.environ["MHA_CHECK_RANKS"]
+    whole = mha.MultiHeadAttention(**SIZES, backend="torch", seed=group.rank).layer
+    refused(lambda: mha.parallel.parallelize(whole, group.mesh), "the digest of the weights of rank 1")
 
 
 def check_what_one_rank_refuses_is_told(group):

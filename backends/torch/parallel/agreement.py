@@ -3,9 +3,12 @@
 Letters as in layer.py. All but queries, keys and values derives from the declaration of a call's arguments.
 """
 
+import hashlib
+import os
 from typing import NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from mha import checks
 from mha.call import ROWS, Call, axes_of, check
@@ -15,6 +18,7 @@ from mha.call.fitting import fit_call, fit_inputs
 from .. import arrays
 from .ranks import agree, global_rank, reporting
 
+CHECKS = "MHA_CHECK_RANKS"  # 1: numbers that ranks must have alike are compared, too, which reads all of them
 SWITCHES = [name for name, row in ROWS.items() if row.holds == "switch"]
 FLOATS = [name for name, row in ROWS.items() if row.differentiable]
 PAIRS = [name for name, row in ROWS.items() if row.broadcasts]  # which have one row where it is the same for all
@@ -74,7 +78,7 @@ def _of_sequence(layer, queries, keys, values, call):
     rows = _told(mesh, facts, queries, keys, rows_of_pairs)
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
-    again = "an array" in given.values()  # of which it is not known yet that they are alike
+    again = "an array" in given.values() or checks_numbers()  # of which it is not known yet that they are alike
     with reporting(mesh if again else None):
         call = check(arrays, layer, queries, whole_keys, whole_values, call)
     if again:
@@ -101,10 +105,45 @@ def _facts(layer, queries, keys, values, call, whole=True):
         found["which of queries, keys and values are one array"] = (queries is keys, keys is values, queries is values)
         floats = *inputs.values(), *(getattr(call, name) for name in FLOATS), *layer.parameters()
         found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
+    if checks_numbers():
+        found |= _digests(layer, inputs if whole else {}, call, whole)
     if call.cache is not None:
         book = call.cache.book()
         found["cache"] = call.cache.keys.shape, *(book.arrays if book else ())
     return found | {"return_weights": bool(call.return_weights), "training": _trains(layer, call)}
+
+
+def checks_numbers():
+    """Whether the user wants the numbers that ranks must have alike compared, too."""
+    return checks.choice(CHECKS, os.environ.get(CHECKS) or "0", ("0", "1")) == "1"
+
+
+def _digests(layer, inputs, call, whole):
+    """All numbers that are the same on ranks which make the same call, in a few letters, by name."""
+    alike = {name: X for name, X in call.arrays().items() if whole or "Q" not in axes_of(name, X)}
+    found = {f"the digest of {name}": _digest([X]) for name, X in (inputs | alike).items()}
+    return found | {"the digest of the weights": digest_of_weights(layer, shared=whole)}
+
+
+def digest_of_weights(layer, shared=False):
+    """The weights in a few letters; what another engine has split, or what is nowhere yet, is left out.
+
+    shared: leave out those that are split with the heads, too.
+    """
+    own = []
+    for X in layer.parameters():
+        if isinstance(X, DTensor) and X.device_mesh == getattr(layer, "heads", None):
+            X = None if shared and X.placements[0].is_shard() else X.to_local()
+        if not (X is None or isinstance(X, DTensor) or X.is_meta):
+            own.append(X)
+    return _digest(own)
+
+
+def _digest(tensors):
+    digest = hashlib.blake2b(digest_size=8)
+    for X in tensors:
+        digest.update(torch.as_tensor(X).detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _value(call, name, X):

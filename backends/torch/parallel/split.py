@@ -6,12 +6,11 @@ a layer of the class that it was, with fewer heads; what that one computes is no
 
 import contextlib
 import functools
-import hashlib
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import checks
@@ -21,7 +20,7 @@ from mha.parallel.parts import over_all, part_of, split_axes
 from .. import arrays
 from .. import layer as lesson
 from . import norms, sequence
-from .agreement import agreed, agreed_rows
+from .agreement import agreed, agreed_rows, digest_of_weights
 from .ranks import agree, joined, own_randomness, shared, summed
 from .twins import twin_of, with_parameters
 
@@ -154,6 +153,7 @@ class HeadParallel(ParallelStyle):
         if isinstance(module, Split):
             raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
         part_of(module.config, device_mesh.size())  # or it cannot be split so
+        agree(device_mesh, {"the digest of the weights": digest_of_weights(module)})
         axes = axes_of(module)
         for name, parameter in dict(module.named_parameters()).items():
             placement = Shard(axes[name]) if name in axes else Replicate()
@@ -193,22 +193,11 @@ def parallelize(layer, mesh, how=None):
     heads = layer.config.num_heads if not isinstance(layer, Split) else layer.config.num_heads // layer.heads.size()
     if how == "ulysses" and mesh.size() > heads:
         raise ValueError(f'how is "ulysses" on {mesh.size()} ranks, expected at most {heads}, one a head; use "ring"')
-    agree(mesh, {"the digest of the weights": _digest_of(layer)})
+    agree(mesh, {"the digest of the weights": digest_of_weights(layer)})
     if not isinstance(layer, Split):
         layer.__class__ = _split_class(type(layer))
     layer.sequence, layer.how = mesh, how
     return layer
-
-
-def _digest_of(layer):
-    """The weights in a few letters; what another engine has split, or what is nowhere yet, is left out."""
-    digest = hashlib.blake2b(digest_size=8)
-    for X in layer.parameters():
-        if isinstance(X, DTensor) and isinstance(layer, Split) and X.device_mesh == layer.heads:
-            X = X.to_local()
-        if not (isinstance(X, DTensor) or X.is_meta):
-            digest.update(X.detach().cpu().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def check_layer(layer):
