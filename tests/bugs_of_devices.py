@@ -43,7 +43,7 @@ GROUPS = {
         "the merge without its maximum": (r"torch\.where\(most == -math\.inf, 0, most\)", "0 * most"),
         "what was pooled is not weighed anew": (r"pooled \* again", "pooled"),
         "the sum is not weighed anew": (r"total \* again", "total"),
-        "gradients of keys stay where they are": (r"by_pairs = self\.passed\(by_pairs, owner\)", "pass"),
+        "gradients of keys stay where they are": (r"beside\[:\] = self\.passed\(beside, owner\)", "pass"),
         "NaN becomes 0": (r"\(pooled / total\)", "torch.nan_to_num(pooled / total)"),
         "a backward pass drops other weights": (r"manual_seed\(self\.seed\)",
             "manual_seed(int(torch.randint(2**62, ())))"),
@@ -54,7 +54,7 @@ GROUPS = {
         "gradients of keys of one rank alone": (r"torch\.stack\(found\)\.sum\(0\)", "found[0]"),
         "as many rows are taken of each rank": (r"part\[:count\]", "part"),
     }),
-    "split heads": ("backends/torch/parallel", "heads_over_ranks", {
+    "split heads": ("backends/torch/parallel", "heads_over_ranks failing_ranks", {
         "W_o's bias is added by every rank": (r"part\.W_o\.bias = None.*", "pass"),
         "W_o's bias is added by none": (r"if self\.config\.bias:", "if False:"),
         "columns of values are in another order": (r"distribute_tensor\(parameter\.detach\(\), ",
@@ -65,6 +65,9 @@ GROUPS = {
         "gradients of gates and biases are not summed": (r"call\.mapped\(lambda X: shared\(X, self\.heads\)\)", "call"),
         "inputs that are one are summed three times": (r"queries, keys, values = once\[id\(queries\)\].*",
             "queries, keys, values = (shared(X, mesh) for X in (queries, keys, values))"),
+        "a rank that failed in a ring does not say so": (r"settled\(self\.mesh, error\)", "ready(self.mesh)"),
+        "calls are not counted": (r"layer\.calls \+= 1", "pass"),
+        "calls that are apart go on": (r"if calls != found\[0\]\[0\]:", "if False:"),
         "weights may differ where heads are split": (r'agree\(device_mesh, \{"the digest.*', "pass"),
         "numbers are not compared where that is asked": (r"if checks_numbers\(\):", "if False:"),
         "weights are not compared where that is asked": (r'found \| \{"the digest of the weights": .*', "found"),

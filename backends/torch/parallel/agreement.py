@@ -16,7 +16,7 @@ from mha.call.declaration import ARRAYS
 from mha.call.fitting import fit_call, fit_inputs
 
 from .. import arrays
-from .ranks import agree, global_rank, reporting
+from .ranks import agree, global_rank, in_step, reporting
 
 CHECKS = "MHA_CHECK_RANKS"  # 1: numbers that ranks must have alike are compared, too, which reads all of them
 SWITCHES = [name for name, row in ROWS.items() if row.holds == "switch"]
@@ -48,14 +48,16 @@ class Rows(NamedTuple):
 
 def agreed(layer, queries, keys, values, call):
     """A call of all inputs, checked, on which the ranks that have the heads agree."""
+    layer.calls += 1
     with reporting(layer.heads):
         call = check(arrays, layer, queries, keys, values, call)
-    agree(layer.heads, _facts(layer, queries, keys, values, call))
+    in_step(layer.heads, agree(layer.heads, _facts(layer, queries, keys, values, call), (layer.calls,)))
     return call
 
 
 def agreed_rows(layer, queries, keys, values, call):
     """A call of this rank's rows, checked, on which all ranks of the layer agree; and the `Rows` of all."""
+    layer.calls += 1
     with reporting(layer.heads):
         call, rows = _of_sequence(layer, queries, keys, values, call)
     if layer.heads is not None:
@@ -75,7 +77,7 @@ def _of_sequence(layer, queries, keys, values, call):
     facts = {"the layer": str(layer.config), "how": layer.how, "batch": len(queries)} | given | switches
     facts["training"] = _trains(layer, call)
     facts["requires_grad"] = _tracked(layer, queries, keys, values, call)
-    rows = _told(mesh, facts, queries, keys, rows_of_pairs)
+    rows = _told(mesh, facts, queries, keys, rows_of_pairs, layer.calls)
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
     again = "an array" in given.values() or checks_numbers()  # of which it is not known yet that they are alike
@@ -142,7 +144,7 @@ def digest_of_weights(layer, shared=False):
 def _digest(tensors):
     digest = hashlib.blake2b(digest_size=8)
     for X in tensors:
-        digest.update(torch.as_tensor(X).detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        digest.update(torch.as_tensor(X).detach().cpu().reshape(-1).view(torch.uint8).numpy())  # (bytes,)
     return digest.hexdigest()
 
 
@@ -178,10 +180,11 @@ def _rows_of(name, pairs):
     return pairs.shape[-2] if hasattr(pairs, "shape") and len(pairs.shape) > 1 else 1
 
 
-def _told(mesh, facts, queries, keys, rows_of_pairs):
+def _told(mesh, facts, queries, keys, rows_of_pairs, calls):
     """The `Rows` of a call on which all ranks agree: facts, by name, are alike; rows_of_pairs: those of `PAIRS`."""
-    found = agree(mesh, facts, (queries.shape[1], keys.shape[1], *rows_of_pairs))
-    of_queries, of_keys, *of_pairs = zip(*found, strict=True)
+    found = agree(mesh, facts, (calls, queries.shape[1], keys.shape[1], *rows_of_pairs))
+    in_step(mesh, found)
+    _, of_queries, of_keys, *of_pairs = zip(*found, strict=True)
     for name, counts in zip(PAIRS, of_pairs, strict=True):
         wrong = [rank for rank, count in enumerate(counts) if {*counts} != {1} and count != of_queries[rank]]
         if wrong:

@@ -13,8 +13,9 @@ from mha.call import ROWS
 TAG = 17  # of these messages, beside what else is sent from rank to rank
 # Integers in a message: as many whatever a rank does, since an engine ends the process where sizes differ.
 LENGTH = 12 + 2 * len(ROWS)
-MEETS, CALLS, REFUSES = range(3)  # what a rank is about to do
+MEETS, CALLS, REFUSES, FAILS = range(4)  # what a rank is about to do
 DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "refuses its arguments"}
+DOES[FAILS] = "has failed inside a call"
 
 # 1. Whether all make the same call
 
@@ -36,6 +37,30 @@ def agree(mesh, alike, own=()):
                     f"of the group; here, on rank {distributed.get_rank()}, it is {_brief(alike[name])}"
                 )
     return [theirs[len(alike) :] for theirs in everybody]
+
+
+def in_step(mesh, found):
+    """Refuse a call that is not the same one on all ranks; found: how many calls each has begun, then other integers.
+
+    A rank that caught an error inside a call and went on would take part in its next call with another batch.
+    """
+    for rank, (calls, *_) in enumerate(found):
+        if calls != found[0][0]:
+            other, first = global_rank(mesh, rank), global_rank(mesh, 0)
+            raise RuntimeError(
+                f"rank {other} begins call {calls} of this layer where rank {first} begins call {found[0][0]}, "
+                "expected the same call on all: one of them caught an error inside a call and went on, and their "
+                "batches would be mixed; let such an error end all ranks, and start again from what was saved"
+            )
+
+
+def settled(mesh, error):
+    """Tell the other ranks whether this one failed inside a call, and raise its error; or that of another rank."""
+    if error is not None:
+        with contextlib.suppress(RuntimeError):  # that others failed, too, is not what is to be said
+            _exchanged(mesh, FAILS, [])
+        raise error
+    ready(mesh)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from .. import pooling as lesson
 from ..engine.operations import OPERATIONS
 from ..heads import repeat_heads
 from ..hiding import four_axes, widen
-from .ranks import answering, global_rank
+from .ranks import answering, global_rank, ready, settled
 from .twins import with_parameters
 
 
@@ -76,7 +76,8 @@ class _Circle:
         if sinks is not None:
             state[:2] = widen(sinks).repeat(1, q.shape[1], 1), torch.ones_like(state[1])
         draw = self.generator(q.device)
-        for owner, (k, v), travels in self.round(own_k, own_v):
+
+        def merge(owner, k, v):
             for block, seen, call in self.pieces(q, k, owner, score_bias):
                 rows = q[:, block].reshape(len(k), -1, q.shape[2])  # (B*G, H/G*block, d)
                 scores, visible = self.scores(attention, rows, q[:, block], k[:, seen], call)
@@ -91,7 +92,8 @@ class _Circle:
                 pooled = torch.baddbmm(pooled * again, weights, widen(v[:, seen]))  # (B*G, H/G*block, dv)
                 for X, new in zip(state, (most, total, pooled), strict=True):
                     X[:, block] = new.reshape(len(q), -1, X.shape[2])  # (B*H, block, any)
-            travels()
+
+        self.go_round((own_k, own_v), merge)
         largest, total, pooled = state
         sees = total != 0  # so that NaN stays
         largest, total = torch.where(sees, largest, 0), torch.where(sees, total, 1)
@@ -108,7 +110,8 @@ class _Circle:
             by_sinks = -(shares * torch.exp(sinks - largest) / total).sum(1, keepdim=True)  # (B*H, 1, 1)
         by_weights = [_zeros(X, gradient.dtype) for X in weights]
         draw = self.generator(q.device)
-        for owner, (k, v), travels in self.round(own_k, own_v):
+
+        def collect(owner, k, v):
             for block, seen, call in self.pieces(q, k, owner, score_bias):
                 rows, own_gradient, own_shares, most, own_total = (
                     X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, largest, total)
@@ -134,9 +137,8 @@ class _Circle:
                     _add(by_bias, rest.pop(0), block, self.place(owner, seen))
                 for summed, found in zip(by_weights, rest, strict=True):
                     summed += found
-            travels()
-            del k, v  # while as much is sent
-            by_pairs = self.passed(by_pairs, owner)
+
+        self.go_round((own_k, own_v), collect, by_pairs)
         found = by_q, *by_pairs, by_bias, by_sinks, *by_weights
         return tuple(X if X is None else X.to(q.dtype) for X in found)
 
@@ -180,21 +182,31 @@ class _Circle:
         kept = (drawn >= self.rate).to(drawn.dtype) / (1 - self.rate)
         return [X * kept for X in alike]
 
-    def round(self, *own):
-        """The keys and values of each rank, from our own backwards: owner, arrays, and what to call when done.
+    def go_round(self, own, use, beside=None):
+        """Call use(owner, *arrays) with the keys and values of each rank, from our own backwards.
 
-        The next ones travel while these are used.
+        The next ones travel while these are used. beside: a list of arrays of the owner's size that travel with them,
+        after they were used. A rank that fails sends on what comes, so that no other waits for ever, and says it then.
         """
-        size, here = self.mesh.size(), self.mesh.get_local_rank()
+        size, here, error = self.mesh.size(), self.mesh.get_local_rank(), None
+        ready(self.mesh)
         arrays = [X.contiguous() for X in own]
         for step in range(size):
             owner = (here - step) % size
-            if step == size - 1:
-                yield owner, arrays, lambda: None
-                return
-            coming, wait = self.send(arrays, (owner - 1) % size)
-            yield owner, arrays, wait
-            arrays = coming
+            coming, wait = self.send(arrays, (owner - 1) % size) if step < size - 1 else (None, None)
+            try:
+                if error is None:
+                    use(owner, *arrays)
+            except Exception as failure:
+                if self.mesh.device_type != "cpu":  # where ranks do not meet again
+                    raise
+                error = failure
+            if wait is not None:
+                wait()
+            arrays = coming  # while as much is sent
+            if beside is not None:
+                beside[:] = self.passed(beside, owner)
+        settled(self.mesh, error)
 
     def passed(self, arrays, owner):
         """Arrays of the owner's size handed to the next rank, for those that come from the one before."""

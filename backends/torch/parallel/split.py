@@ -30,10 +30,12 @@ WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 class Split:
     """A layer over several ranks: comes before the class that it was.
 
-    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is.
+    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is; calls: how
+    many calls this rank has begun.
     """
 
     heads = sequence = how = None
+    calls = 0
 
     @property
     def kept(self):

@@ -1,0 +1,72 @@
+"""Checks by two ranks of which one fails inside a call and goes on; test_failing_ranks.py starts them.
+
+No rank waits for ever, and no call takes rows of two batches: ranks come together again, or refuse every later call.
+"""
+
+import torch
+from sequence_over_ranks import HOWS, D, layer_of, part, random, refused
+
+import mha
+from mha import parallel
+from mha.backends.torch.parallel import ring
+
+MIXED = "their batches would be mixed"
+
+
+def rows(mesh):
+    return part(random(2, 3 * mesh.size(), D), mesh).detach().requires_grad_()
+
+
+def stop(*_):
+    raise OSError("of a hook")
+
+
+def check_a_round_that_fails(group):
+    """All know it when the ring ends, forward and backward, and the next call works."""
+    layer, X, fails, own = layer_of("ring", group.mesh), rows(group.mesh), group.rank == 1, ring._Circle.scores
+    right = layer(X, X, X).detach()
+
+    def failing(self, attention, rows, queries, keys, call):
+        if fails and call.offset != 0:  # not in the first round
+            raise MemoryError("of this rank")
+        return own(self, attention, rows, queries, keys, call)
+
+    expected = (MemoryError, "of this rank") if fails else (RuntimeError, "rank 1 has failed inside a call where")
+    output = layer(X, X, X, causal=True)
+    ring._Circle.scores = failing
+    try:
+        refused(*expected, output.sum().backward)
+        refused(*expected, layer, X, X, X, causal=True)
+    finally:
+        ring._Circle.scores = own
+    assert torch.equal(layer(X, X, X), right)
+
+
+def check_a_backward_pass_that_fails_before_the_ring(group):
+    """Those that wait at the ring hear of the next call."""
+    layer, X = layer_of("ring", group.mesh), rows(group.mesh)
+    output = layer(X, X, X)
+    if group.rank == 1:
+        output.register_hook(stop)
+        refused(OSError, "of a hook", output.sum().backward)
+        refused(RuntimeError, "expected the same calls", layer, X, X, X)
+    else:
+        refused(RuntimeError, "expected the same calls", output.sum().backward)
+    for _ in range(2):
+        refused(RuntimeError, MIXED, layer, X, X, X)
+
+
+def check_calls_that_fail_before_numbers_are_sent(group):
+    """Of each way to split: all ranks have one error, and then refuse what would be another batch on one of them."""
+    heads = mha.MultiHeadAttention(D, 6, dtype="float64", backend="torch").layer
+    layers = [layer_of(how, group.mesh) for how in HOWS] + [parallel.parallelize(heads, group.mesh)]
+    for layer in layers:
+        X = rows(group.mesh) if layer.heads is None else random(2, 5, D)
+        layer(X, X, X)
+        if group.rank == 1:
+            hook = layer.W_o.register_forward_pre_hook(stop) if layer.heads else layer.W_v.register_forward_hook(stop)
+            refused(OSError, "of a hook", layer, X, X, X)
+            hook.remove()
+        refused(RuntimeError, "expected the same calls", layer, X, X, X)
+        for _ in range(2):
+            refused(RuntimeError, MIXED, layer, X, X, X)

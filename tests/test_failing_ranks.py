@@ -1,0 +1,19 @@
+"""A rank of a split layer of PyTorch that fails inside a call, and goes on."""
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.backends("torch")
+CHECKS = "failing_ranks"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """The results of all checks, of one group of two processes."""
+    return ranks.outcomes(CHECKS, 2, tmp_path_factory.mktemp("ranks"), 100)
+
+
+@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+def test_failing_ranks(outcomes, name):
+    problems = "\n".join(outcomes[name])
+    assert not problems.strip(), problems
