@@ -17,6 +17,8 @@ LLAMA4 = {"model_type": "llama4_text", "rope_theta": 5e5, "no_rope_layers": [], 
 TURNED = {"rotary": mha.Rotary(base=5e5, interleaved=True), "chunk": 64}
 BACKWARDS = mha.Rotary(frequencies=[-(10000.0 ** (-2 * i / d)) for i in range(d // 2)])
 MINISTRAL = {"model_type": "ministral", "sliding_window": 8}
+CWM = {"model_type": "cwm", "sliding_window": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}
+EXPERTS = {"model_type": "cohere2_moe", "sliding_window": 8}
 COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 50000}
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
 
@@ -63,6 +65,42 @@ MODELS = {
         {"rotary": BACKWARDS, "qk_norm": mha.Norm("rms", 1e-5, after=True)},
     ),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
+    "CWM": (CWM, {"rotary": mha.Rotary(base=3.0), "window": (7, 0)}),
+    "CWM, no window": (CWM | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary(base=3.0)}),
+    "Helium": ({"model_type": "helium", "rope_theta": 3.0}, {"rotary": mha.Rotary(base=3.0, interleaved=True)}),
+    "ERNIE 4.5": ({"model_type": "ernie4_5"}, {"rotary": mha.Rotary(base=5e5, interleaved=True)}),
+    "HyperCLOVA X": ({"model_type": "hyperclovax", "attention_multiplier": None}, {"rotary": mha.Rotary()}),
+    "HyperCLOVA X, a scale": (
+        {"model_type": "hyperclovax", "attention_multiplier": 0.5},
+        {"rotary": mha.Rotary(), "scale": 0.5},
+    ),
+    "GLM 4.5": ({"model_type": "glm4_moe", "partial_rotary_factor": 0.7}, {"rotary": mha.Rotary(4)}),
+    "Cohere2, experts": (EXPERTS, {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)}),
+    "Cohere2, experts, no window": (EXPERTS | {"sliding_window_pattern": 2}, {"rotary": None}),
+    "Cohere2, experts, after one layer without": (
+        EXPERTS | {"sliding_window_pattern": 2, "first_k_dense_replace": 1},
+        {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)},
+    ),
+    "Cohere2, no experts": (
+        EXPERTS | {"first_k_dense_replace": 2},
+        {"rotary": mha.Rotary(interleaved=True)},
+    ),
+    "Cohere2, no experts, window": (
+        EXPERTS | {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 3},
+        {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)},
+    ),
+    "Cohere2, no experts, no window": (
+        EXPERTS | {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2},
+        {"rotary": None},
+    ),
+    "Cohere2, no experts by types": (
+        EXPERTS | {"layer_types": WINDOWED[::-1], "mlp_layer_types": ["sparse", "dense"]},
+        {"rotary": mha.Rotary(interleaved=True)},
+    ),
+    "Cohere2, experts by types": (
+        EXPERTS | {"layer_types": WINDOWED[::-1], "mlp_layer_types": ["dense", "sparse"], "first_k_dense_replace": 2},
+        {"rotary": None},
+    ),
     "Cohere2, no window": (COHERE2 | {"sliding_window_pattern": 2}, {"rotary": None}),
 }
 
@@ -92,6 +130,22 @@ REFUSED = {
         "position_embedding_type is 'rope_gptj', which may change the attention",
     ),
     "a part of Cohere's": (COHERE2 | {"rotary_pct": 0.5}, "rotary_pct is 0.5, which may change the attention"),
+    "layers that are neither dense nor sparse": (
+        EXPERTS | {"sliding_window_pattern": 2, "mlp_layer_types": ["dense", "thick"]},
+        "mlp_layer_types has 'thick' for layer 1, expected dense or sparse",
+    ),
+    "too few layers of experts": (
+        EXPERTS | {"sliding_window_pattern": 2, "mlp_layer_types": ["dense"]},
+        "mlp_layer_types has None for layer 1, expected dense or sparse",
+    ),
+    "Granite without a scale": (
+        {"model_type": "granite", "attention_multiplier": None},
+        "attention_multiplier is None",
+    ),
+    "norms in words": (
+        {"model_type": "glm4_moe", "partial_rotary_factor": 0.7, "use_qk_norm": "yes"},
+        "use_qk_norm is 'yes' (str), expected True or False",
+    ),
     "windows of Cohere's of no size": (COHERE2 | {"sliding_window": None}, "sliding_window is None"),
 }
 
@@ -101,6 +155,31 @@ def test_what_a_model_says_wrongly_of_a_layer_is_refused(write, case):
     model, text = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
         mha.load(write(model), "numpy")
+
+
+@pytest.mark.parametrize(
+    ("model", "rotary", "norm"),
+    [
+        ({"model_type": "exaone_moe"}, mha.Rotary(d), mha.Norm("rms", 1e-5)),
+        ({"model_type": "exaone_moe", "sliding_window_pattern": 2}, None, mha.Norm("rms", 1e-5)),
+        (
+            {"model_type": "glm4_moe", "use_qk_norm": True, "partial_rotary_factor": 0.7},
+            mha.Rotary(4),
+            mha.Norm("rms", 1e-5),
+        ),
+        ({"model_type": "apertus", "rope_parameters": {"rope_theta": 3.0}}, mha.Rotary(d, 3.0), mha.Norm("rms", 1e-5)),
+    ],
+)
+def test_a_normed_layer_is_what_the_model_says_of_its_number(model, rotary, norm):
+    found = models.described(MODEL | model, "llama", PREFIX)
+    assert (found["rotary"], found["qk_norm"]) == (rotary, norm)
+
+
+def test_a_rotation_that_is_none_is_the_default_of_its_kind():
+    model = MODEL | {"model_type": "cwm"}
+    found = models.described(model | {"rope_parameters": None}, "llama", PREFIX)
+    assert found == models.described(model, "llama", PREFIX)
+    assert found["rotary"] == mha.Rotary(d, 1e6, frequencies=mha.llama3_frequencies(d, 1e6, 16.0, 1.0, 4.0, 8192))
 
 
 @pytest.mark.parametrize(("number", "owner"), [(2, 0), (3, 1)])

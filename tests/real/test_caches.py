@@ -21,6 +21,8 @@ EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size"
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4}
 GEMMA4 = GROUPED | {"global_head_dim": 4, "sliding_window": 5, "pad_token_id": 0}
 GEMMA4 |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 37}
+FEW = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+DENSE = {"num_experts": 2, "mlp_layer_types": ["dense", "dense"], "prefix_dense_intermediate_size": 29}
 LLAMA4 = {"intermediate_size_mlp": 32, "attention_chunk_size": 4, "pad_token_id": 0}
 MODELS = {
     "Llama": GROUPED,
@@ -40,6 +42,11 @@ MODELS = {
     "Gemma4Text": GEMMA4 | {"layer_types": WINDOWS["layer_types"][::-1], "attention_k_eq_v": True},
     "Llama4Text": GROUPED | EXPERTS | LLAMA4,
     "GptOss": GROUPED | WINDOWS | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32},
+}
+MODELS |= {
+    "Cwm": GROUPED | WINDOWS,
+    "Glm4Moe": GROUPED | FEW | {"use_qk_norm": True},
+    "Cohere2Moe": GROUPED | EXPERTS | DENSE | {"layer_types": WINDOWS["layer_types"][::-1], "sliding_window": 5},
 }
 PLACE = "layers.1.self_attn"
 

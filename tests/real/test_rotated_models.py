@@ -45,6 +45,13 @@ GATED |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_he
 TURNED_IN_PART = {"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 0.5}
 AFMOE = {"head_dim": 8, "sliding_window": 4, "rms_norm_eps": 1e-2, "num_experts": 2, "num_experts_per_tok": 1}
 OLMO3 = {"sliding_window": 4, "rms_norm_eps": 1e-2, "rope_parameters": {"full_attention": YARN}}
+DOTS1 = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+NORMED = {"head_dim": 8, "rms_norm_eps": 1e-2}
+GLM4_MOE = DOTS1 | NORMED | {"use_qk_norm": True, "attention_bias": True}
+COHERE2_MOE = EXPERTS | {"sliding_window": 4, "head_dim": 8, "num_experts": 2}
+DENSE = COHERE2_MOE | {"prefix_dense_intermediate_size": 29, "mlp_layer_types": ["dense", "dense"]}
+TWO = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+ERNIE_MOE = {"moe_num_experts": 2, "moe_k": 1, "moe_intermediate_size": 32, "moe_num_shared_experts": 1}
 LENGTH = int(max(theirs.LENGTHS))  # by which LongRoPE goes
 PHI3 = {
     "hidden_size": 32,
@@ -158,9 +165,42 @@ MODELS = {
         | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "layer_types": WINDOW["layer_types"][::-1]},
     ),
     "Gemma 4, the last without a window": ("Gemma4Text", GEMMA4 | {"attention_k_eq_v": True}),
+    "Arcee": ("Arcee", {"head_dim": 8, "attention_bias": True}),
+    "Jais 2": ("Jais2", {"rope_parameters": YARN}),
+    "Apertus": ("Apertus", {"rms_norm_eps": 1e-2}),
+    "Apertus, another rotation": ("Apertus", {"rms_norm_eps": 1e-2, "rope_parameters": LLAMA3}),
+    "HY V3": ("HYV3", NORMED | TWO),
+    "dots.llm1": ("Dots1", DOTS1 | {"rms_norm_eps": 1e-2}),
+    "dots.llm1, window": ("Dots1", DOTS1 | {"rms_norm_eps": 1e-2, "max_window_layers": 1, "sliding_window": 4}),
+    "FlexOlmo": ("FlexOlmo", EXPERTS | {"num_experts": 2, "rms_norm_eps": 1e-2}),
+    "ERNIE 4.5": ("Ernie4_5", {"head_dim": 8, "use_bias": True}),
+    "ERNIE 4.5, experts": ("Ernie4_5_Moe", ERNIE_MOE),
+    "EXAONE, experts": ("ExaoneMoe", TWO | {"layer_types": WINDOW["layer_types"], "sliding_window": 4, "head_dim": 8}),
+    "EXAONE, experts, no window": ("ExaoneMoe", TWO | {"sliding_window_pattern": 2, "rms_norm_eps": 1e-2}),
+    "Seed-OSS": ("SeedOss", {"head_dim": 8}),
+    "CWM": ("Cwm", {"head_dim": 8, "sliding_window": 4}),
+    "CWM, no window": ("Cwm", {"layer_types": WINDOW["layer_types"][::-1], "rope_parameters": LLAMA3}),
+    "Helium": ("Helium", {"head_dim": 6, "attention_bias": True}),
+    "Hunyuan, experts": ("HunYuanMoEV1", EXPERTS | NORMED | {"num_experts": 2, "moe_topk": 1}),
+    "Granite, a shared expert": (
+        "GraniteMoeShared",
+        EXPERTS | {"attention_multiplier": 0.7, "shared_intermediate_size": 29},
+    ),
+    "HyperCLOVA X": ("HyperCLOVAX", {"attention_multiplier": 0.7, "head_dim": 8}),
+    "HyperCLOVA X, the usual scale": ("HyperCLOVAX", {"head_dim": 8}),
+    "GLM 4.5": ("Glm4Moe", GLM4_MOE),
+    "GLM 4.5, no norm": ("Glm4Moe", DOTS1 | {"hidden_size": 32}),
+    "Solar Open": ("SolarOpen", DOTS1 | {"head_dim": 8, "rope_parameters": YARN}),
+    "VaultGemma": ("VaultGemma", GEMMA | {"attn_logit_softcapping": 3.0}),
+    "VaultGemma, window": ("VaultGemma", GEMMA | {"layer_types": WINDOW["layer_types"]}),
+    "Cohere2, experts": ("Cohere2Moe", COHERE2_MOE | {"layer_types": WINDOW["layer_types"]}),
+    "Cohere2, experts, no window": ("Cohere2Moe", COHERE2_MOE | {"sliding_window_pattern": 2}),
+    "Cohere2, no experts": ("Cohere2Moe", DENSE | {"layer_types": WINDOW["layer_types"][::-1]}),
+    "Cohere2, no experts, a pattern": ("Cohere2Moe", DENSE | {"prefix_dense_sliding_window_pattern": 2}),
     "Cohere2, no window": ("Cohere2", {"layer_types": WINDOW["layer_types"][::-1], "sliding_window": 4}),
 }
 PADDED_LEFT = "Llama 4", "gpt-oss, window", "Phi-3, LongRoPE, a long text", "SmolLM3, no rotation, window", "Cohere2"
+PADDED_LEFT += "Cohere2, no experts", "GLM 4.5", "Helium"
 # The place of a layer, and its scheme; others have LLaMA's.
 AT = {
     "GPTNeoX": ("layers.1.attention", "neox"),

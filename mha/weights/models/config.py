@@ -24,6 +24,7 @@ from mha.weights.models.kinds import (
     BARE_NORMED,
     FOLDING,
     GATED,
+    IF_SAID,
     KINDS,
     NEUTRAL_OF,
     NORMED,
@@ -46,7 +47,7 @@ _PASSED = {
     "attention_bias", "add_cross_attention", "cross_attention_hidden_size",  # the arrays show these
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attention_softmax_in_fp32",
     "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
-    "parallel_attn", "num_ln_in_parallel_attn",  # layers beside the attention
+    "parallel_attn", "num_ln_in_parallel_attn", "mlp_layer_types",  # layers beside the attention
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
 _NEUTRAL = {
@@ -105,6 +106,8 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
     rotates = kinds and scheme != "t5" and kind not in NOT_ROTATING
     defaults = kinds.get(kind, {})
     _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
+    if model.get("rope_parameters") is None:
+        model = {name: value for name, value in model.items() if name != "rope_parameters"}
     model = defaults | model
     if scheme == "t5":
         num_heads, width = checks.size("num_heads", model["num_heads"]), checks.size("d_kv", model["d_kv"])
@@ -178,7 +181,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found |= _llama4(model, prefix, turns)
     if kind == "ministral3":
         found["temperature"] = _temperature(rotation.named("rope_parameters", model.get("rope_parameters")))
-    if kind in NORMED:
+    if kind in NORMED and (kind not in IF_SAID or checks.flag("use_qk_norm", model["use_qk_norm"])):
         eps = checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
     if kind in FOLDING:
@@ -194,7 +197,7 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
         found["sinks"] = True
     if "query_pre_attn_scalar" in model:
         found["scale"] = checks.positive("query_pre_attn_scalar", model["query_pre_attn_scalar"]) ** -0.5
-    if "attention_multiplier" in model:
+    if "attention_multiplier" in model and (kind, model["attention_multiplier"]) != ("hyperclovax", None):
         found["scale"] = checks.positive("attention_multiplier", model["attention_multiplier"])
     if (cap := model.get("attn_logit_softcapping")) is not None:
         found["softcap"] = checks.positive("attn_logit_softcapping", cap)

@@ -37,6 +37,22 @@ _QWEN3_NEXT: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 256, "parti
 _QWEN3_NEXT |= {"layer_types": None, "full_attention_interval": 4, "rms_norm_eps": 1e-6}
 _AFMOE: dict[str, Any] = {"num_attention_heads": 16, "num_key_value_heads": None, "head_dim": 128}
 _AFMOE |= {"sliding_window": 1024, "layer_types": None, "global_attn_every_n_layers": 4, "rms_norm_eps": 1e-5}
+_APERTUS: dict[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 12e6}
+_APERTUS["rope_parameters"] = {
+    "rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+}  # fmt: skip
+_CWM: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "sliding_window": 8192, "layer_types": None}
+_CWM |= {"rope_theta": 1e6, "rope_parameters": _APERTUS["rope_parameters"] | {"rope_theta": 1e6, "factor": 16.0}}
+_DOTS1: dict[str, Any] = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 62}
+_DOTS1 |= {"layer_types": None, "rms_norm_eps": 1e-6}
+_HY_V3: dict[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 11158840.0}
+_GLM4_MOE: dict[str, Any] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5}
+_GLM4_MOE |= {"use_qk_norm": False}
+_HUNYUAN: dict[str, Any] = {"rms_norm_eps": 1e-5, "attention_head_dim": None}  # which says head_dim again
+_COHERE2: dict[str, Any] = {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None}
+_COHERE2_MOE: dict[str, Any] = _COHERE2 | {"num_key_value_heads": None, "head_dim": 128, "mlp_layer_types": None}
+_COHERE2_MOE |= {"prefix_dense_sliding_window_pattern": 1, "first_k_dense_replace": 0}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -45,32 +61,51 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "qwen3": _QWEN | {"head_dim": 128},
     "gemma": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0},
+    "vaultgemma": _GEMMA | {"attn_logit_softcapping": 50.0},
     "gemma3_text": _GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
     "gemma4_text": _GEMMA4,
     "smollm3": _SMOLLM,
-    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+    "cohere2": _COHERE2,
+    "cohere2_moe": _COHERE2_MOE,
     "gpt_oss": _GPT_OSS,
     "mixtral": {"sliding_window": None, "num_key_value_heads": 8, "rope_theta": 1e6},
     "ministral": {"sliding_window": 4096, "num_key_value_heads": 8, "layer_types": None},
     "starcoder2": {"sliding_window": None, "num_key_value_heads": 2},
     "qwen3_moe": {name: value for name, value in _QWEN.items() if name != "layer_types"} | {"num_key_value_heads": 4},
     "exaone4": _EXAONE4,
+    "exaone_moe": _EXAONE4,
     "granite": {"attention_multiplier": 1.0},
     "granitemoe": {"attention_multiplier": 1.0},
+    "granitemoeshared": {"attention_multiplier": 1.0},
+    "hyperclovax": {"attention_multiplier": None},
     "cohere": {"rope_theta": 5e5},
     "glm": _GLM,
     "glm4": _GLM,
+    "glm4_moe": _GLM4_MOE,
     "olmo": {},
     "olmo2": {"rms_norm_eps": 1e-5},
     "olmo3": _OLMO3,
     "olmoe": {"rms_norm_eps": 1e-5},
+    "flex_olmo": {"rms_norm_eps": 1e-6, "rope_theta": 5e5},
     "minimax_m2": _MINIMAX_M2,
-    "hunyuan_v1_dense": {"rms_norm_eps": 1e-5, "attention_head_dim": None},  # which says head_dim again
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN,
     "llama4_text": _LLAMA4,
     "qwen3_next": _QWEN3_NEXT,
     "qwen3_5_text": _QWEN3_NEXT | {"num_key_value_heads": 4, "attn_output_gate": True},
     "qwen3_5_moe_text": _QWEN3_NEXT | {"attn_output_gate": True},
     "afmoe": _AFMOE,
+    "arcee": {},
+    "jais2": {},
+    "apertus": _APERTUS,
+    "cwm": _CWM,
+    "dots1": _DOTS1,
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 128, "rope_theta": 5e5},
+    "ernie4_5_moe": {"num_key_value_heads": 4, "rope_theta": 5e5},
+    "helium": {"num_key_value_heads": 20, "head_dim": 128, "rope_theta": 1e5},
+    "hy_v3": _HY_V3,
+    "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_out_bias": False},
+    "solar_open": {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6},
     "nanochat": {"num_attention_heads": 6, "num_key_value_heads": None, "rms_norm_eps": 1e-6},
 }
 # As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
@@ -99,33 +134,36 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
 }
 
 # What kinds do that no name says.
-OF_ALL = "olmo2", "olmo3", "olmoe", "minimax_m2"  # they have norms over all heads of queries, and of keys
+OF_ALL = "olmo2", "olmo3", "olmoe", "flex_olmo", "minimax_m2"  # they have norms over all heads of queries, and of keys
 GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries of each head lies its gate
 FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
+EXAONE = "exaone4", "exaone_moe"  # if they have windows, layers without one rotate no positions
+HUNYUAN = "hunyuan_v1_dense", "hunyuan_v1_moe"  # their rotation may have an alpha
+IF_SAID = ("glm4_moe",)  # they have norms if use_qk_norm says so
 # They have norms of queries and keys.
-NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "exaone4", "hunyuan_v1_dense", "gemma4_text", "afmoe")
-NORMED += ("nanochat", *OF_ALL, *GATED)
-AFTER = "hunyuan_v1_dense", "nanochat"  # after the rotation
+NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "afmoe", "nanochat", "apertus", "dots1")
+NORMED += ("hy_v3", *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
+AFTER = (*HUNYUAN, "nanochat")  # after the rotation
 BARE_NORMED = ("nanochat",)  # their norms have no weights
 BACKWARDS = ("nanochat",)  # pairs turn the other way
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
-BY_WINDOW = (
-    "gemma3_text",
-    "gemma4_text",
-    "cohere2",
-    "olmo3",
-    "afmoe",
-)  # their rotation depends on whether a layer has a window
-INTERLEAVED = "cohere", "cohere2", "glm", "glm4", "llama4_text"  # the two components of a pair are neighbours
+ROTATING_IN_WINDOWS = "cohere2", "cohere2_moe", "afmoe"  # layers without a window rotate no positions
+# Their rotation depends on whether a layer has a window.
+BY_WINDOW = "gemma3_text", "gemma4_text", "olmo3", *ROTATING_IN_WINDOWS
+INTERLEAVED: tuple[str, ...] = ("cohere", "cohere2", "cohere2_moe", "glm", "glm4", "llama4_text")
+INTERLEAVED += ("ernie4_5", "ernie4_5_moe", "helium")  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"}
-SHARES |= dict.fromkeys(("glm", "glm4", "phi3", "minimax_m2", *GATED), "partial_rotary_factor")
+SHARES |= dict.fromkeys(("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", *GATED), "partial_rotary_factor")
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
+    "apertus": {"qk_norm": True},
+    "hy_v3": {"qk_norm": True, "enable_attention_fp32_softmax": True},
     "cohere2": {"position_embedding_type": "rope_gptj"},
+    "cohere2_moe": {"position_embedding_type": "rope_gptj"},
     "phi3": {"full_attn_mod": 1},
     "minimax_m2": {"use_qk_norm": True, "qk_norm_type": "per_layer"},
     "gemma4_text": {"use_bidirectional_attention": "vision"},  # which is of pictures
-    "hunyuan_v1_dense": {"use_qk_norm": True, "use_rotary_pos_emb": True},
 }
+NEUTRAL_OF |= {kind: {"use_qk_norm": True, "use_rotary_pos_emb": True} for kind in HUNYUAN}

@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import Any
 
 from mha import checks
-from mha.weights.models.kinds import BY_WINDOW, SLIDING
+from mha.weights.models.kinds import BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
@@ -33,8 +33,13 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
         return not _turns_by_number(model, at)
     if types is None and "max_window_layers" in reads:
         return at >= checks.whole("max_window_layers", model["max_window_layers"])
+    if types is None and kind == "cwm":
+        return at % 4 != 0
     if types is None:
         name = "global_attn_every_n_layers" if kind == "afmoe" else "sliding_window_pattern"
+        if kind == "cohere2_moe":  # which counts its first layers apart from the others
+            first = checks.whole("first_k_dense_replace", model["first_k_dense_replace"])
+            name, at = (f"prefix_dense_{name}", at) if at < first else (name, at - first)
         pattern = checks.size(name, model.get(name, 2))
         return (at + 1) % pattern != 0
     recorded = types[at] if isinstance(types, list) and at < len(types) else None
@@ -52,7 +57,9 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
 
     Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
     """
-    if kind in ("cohere2", "afmoe") or (kind == "exaone4" and model["sliding_window"] is not None):
+    if kind == "cohere2_moe" and model["prefix_dense_sliding_window_pattern"] == 1:
+        return slides or _dense(model, _number(prefix, "rotate no positions"))
+    if kind in ROTATING_IN_WINDOWS or (kind in EXAONE and model["sliding_window"] is not None):
         return slides
     if kind in ("smollm3", "llama4_text"):
         return _turns_by_number(model, _number(prefix, "rotate no positions"))
@@ -122,6 +129,17 @@ def _turns_by_number(model: dict[str, Any], at: int) -> bool:
             f"no_rope_layers has {reprlib.repr(recorded)} for layer {at}, expected 1 if it rotates positions, else 0"
         )
     return bool(recorded)
+
+
+def _dense(model: dict[str, Any], at: int) -> bool:
+    """True if layer `at` of such a model has no experts, as `mlp_layer_types` or `first_k_dense_replace` say."""
+    types = model["mlp_layer_types"]
+    if types is None:
+        return at < checks.whole("first_k_dense_replace", model["first_k_dense_replace"])
+    recorded = types[at] if isinstance(types, list) and at < len(types) else None
+    if recorded not in ("dense", "sparse"):
+        raise ValueError(f"mlp_layer_types has {reprlib.repr(recorded)} for layer {at}, expected dense or sparse")
+    return recorded == "dense"
 
 
 def _number(prefix: str, what: str) -> int:

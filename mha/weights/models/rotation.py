@@ -12,7 +12,7 @@ from typing import Any
 from mha import checks
 from mha.positions import Rotary
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-from mha.weights.models.kinds import BACKWARDS, GATED, INTERLEAVED, SHARES
+from mha.weights.models.kinds import BACKWARDS, GATED, HUNYUAN, INTERLEAVED, SHARES
 
 
 def _default(dim: int, *, rope_theta: float) -> Rotary:
@@ -108,7 +108,7 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
                     "with a rotation of its own"
                 )
             recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
-    if kind == "hunyuan_v1_dense" and recorded.get("alpha"):  # beside which the numbers of YaRN say nothing
+    if kind in HUNYUAN and recorded.get("alpha"):  # beside which the numbers of YaRN say nothing
         recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
     if kind == "ministral3":  # which is told its temperature, and the model's length, there
         recorded = recorded | dict.fromkeys(("llama_4_scaling_beta", "max_position_embeddings"))
