@@ -23,8 +23,12 @@ GROUPS = {
         "a part that is a layer takes a norm over all heads": (r"_refuse_over_all\(config\)\n    if", "pass\n    if"),
         "parts with norms over all heads are joined": (r"_refuse_over_all\(first\)", "pass"),
     }),
+    "cases of devices": ("mha/parity/cases", "groups", {
+        "parts that are layers get norms over all heads": (r"not \(together and way in ranks\.alone\)", "True"),
+    }),
     "a split sequence": ("backends/torch/parallel", "sequence_over_ranks", {
         "the causal order begins anew on each rank": (r"moved\(call, self\.rows\.first_query\)", "call"),
+        "queries are turned as if they were the first": (r"call\.offset \+ self\.rows\.first_query", "call.offset"),
         "keys are turned as if they were the first": (r"places\(k, of_keys, first\)", "places(k, of_keys)"),
         "what is seen is not told to other ranks": (r"seen = anywhere\((.*), self\.mesh\)", r"seen = \1"),
         "weights have the gradients of this rank alone": (r"lambda name, X: shared\(X, mesh\)", "lambda name, X: X"),
