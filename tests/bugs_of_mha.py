@@ -273,6 +273,7 @@ GROUPS = {
         "windows of OLMo 3 turn as its other layers": (r', "gemma4_text", "olmo3"\):', ', "gemma4_text"):'),
         "EXAONE 4 without windows does not rotate": (r'kind in EXAONE and .*\):', 'kind in EXAONE):'),
         "Granite's scale is the usual one": ('if "attention_multiplier" in model and', "if False and"),
+        "the base of MiniMax M2 is 10,000": (r'"rms_norm_eps": 1e-6, "rope_theta": 5e6, ', '"rms_norm_eps": 1e-6, '),
         "Gemma has eight heads": (r'"gemma": \{"num_attention_heads": 16', '"gemma": {"num_attention_heads": 8'),
         "mT5 has as many heads as T5": (r'"mt5": _T5 \| \{"num_heads": 6\}', '"mt5": _T5 | {"num_heads": 8}'),
         "windows of Qwen begin a layer earlier": (r'"max_window_layers": 28', '"max_window_layers": 27'),

@@ -30,7 +30,7 @@ _GEMMA4["rope_parameters"] = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
 _MINIMAX_M2: dict[str, Any] = {"num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128}
-_MINIMAX_M2 |= {"rms_norm_eps": 1e-6, "partial_rotary_factor": 1.0, "rotary_dim": None}
+_MINIMAX_M2 |= {"rms_norm_eps": 1e-6, "rope_theta": 5e6, "partial_rotary_factor": 1.0, "rotary_dim": None}
 _OLMO3: dict[str, Any] = {"sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 _OLMO3 |= {"rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _QWEN3_NEXT: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 256, "partial_rotary_factor": 0.25}

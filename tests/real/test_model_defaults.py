@@ -1,0 +1,37 @@
+"""What a `config.json` leaves out is what the configuration classes of `transformers` put there.
+
+A file with three names, and the whole file that their class makes of it, describe the same layers.
+"""
+
+import json
+
+import pytest
+
+from mha.weights import models
+from mha.weights.models.kinds import GATED, KINDS, NOT_ROTATING
+
+SAID = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 8}
+ELSEWHERE = "ministral3", *NOT_ROTATING  # a file of Ministral 3 has to say its temperature
+CASES = [(scheme, kind, {}) for scheme in ("llama", "neox", "phi3") for kind in KINDS[scheme] if kind not in ELSEWHERE]
+# GPT-NeoX has the base under another name. In transformers 5.23, the base that a file of OLMo 3 says counts for layers
+# without a window only, since `convert_rope_params_to_dict` pops it twice; in ours it is that of all layers.
+CASES += [(scheme, kind, {"rope_theta": 7.0}) for scheme, kind, _ in CASES if kind not in ("gpt_neox", "olmo3")]
+
+
+@pytest.mark.parametrize(("scheme", "kind", "more"), CASES)
+def test_what_a_file_leaves_out_is_what_their_class_puts_there(scheme, kind, more):
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    said = SAID | more
+    whole = json.loads(CONFIG_MAPPING[kind](**said).to_json_string(use_diff=False))
+    for layer in (3, 7) if kind in GATED else range(8):  # their other layers have linear attention
+        prefix = f"model.layers.{layer}.self_attn."
+        found, expected = (
+            models.described(model, scheme, prefix)
+            for model in (json.loads(json.dumps(said | {"model_type": kind})), whole)
+        )
+        if "num_key_value_heads" not in found:  # the arrays show it
+            expected.pop("num_key_value_heads", None)
+        if "scale" not in found and "scale" in expected:
+            assert expected.pop("scale") == pytest.approx(found["key_dim"] ** -0.5)
+        assert found == expected
