@@ -18,6 +18,7 @@ from ..hiding import four_axes, places, signed
 from .compiled import knowing, tracing
 from .operations import OPERATIONS, larger, smaller
 
+FEW = 2  # times as many queries as elsewhere are in a block that segments make small: each costs a round of a loop
 NARROW = 4  # times fewer keys than all are those of such a block, as a rule
 
 
@@ -57,7 +58,7 @@ def pool_pieces(pooling, queries, keys, values, call):
     n, in_window, packed = H // G, None not in reach(call), call.segments is not None
     # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
     of_pair = pooling.scores_of_pair(queries) // G
-    size = smaller(Q, cutting.LEAST) if packed else cutting.block(call, Q, K, of_pair, of=OPERATIONS)
+    size = smaller(Q, FEW * cutting.LEAST) if packed else cutting.block(call, Q, K, of_pair, of=OPERATIONS)
     width = larger(1, smaller(size + min(sum(reach(call)), checks.FURTHEST), K)) if in_window else K  # keys of a block
     width = -(-K // NARROW) if packed else width
     heads = cutting.heads(B * G, G, of_pair * size * width, OPERATIONS)
