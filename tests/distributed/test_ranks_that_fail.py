@@ -68,6 +68,49 @@ WAYS = [
 ]
 
 
+# Four ranks in a ring, of which the second ends while keys and values travel: the fourth waits for the third alone.
+IN_A_RING = """
+import datetime, json, multiprocessing, os, signal, sys
+import torch, torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+import mha
+from mha.backends.torch.parallel import ring
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=8)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", limit, world_size=4, rank=rank)
+    mesh, X = init_device_mesh("cpu", (4,)), torch.ones(2, 5, 12)
+    layer = mha.MultiHeadAttention(12, 3, backend="torch", seed=0).layer
+    mha.parallel.parallelize(layer, mesh, "ring")
+    if rank == 1:
+        ring._Circle.scores = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        layer(X, X, X)
+        said = ""
+    except RuntimeError as error:
+        said = str(error)
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump(said, file)
+    os._exit(0)
+
+fork = multiprocessing.get_context("fork")
+processes = [fork.Process(target=work, args=(rank, sys.argv[1])) for rank in range(4)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join(40)
+    process.kill()
+"""
+
+
+def test_the_first_rank_that_ended_is_named_by_all_of_a_ring(tmp_path):
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", IN_A_RING, str(tmp_path)], env=environment, timeout=100, check=True)
+    for rank in (0, 2, 3):
+        assert "rank 1 does not answer" in json.loads((tmp_path / f"{rank}.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A folder for each way, where the ranks that go on wrote what was raised, and after how many seconds."""

@@ -130,8 +130,23 @@ def answering(rank):
     try:
         yield
     except RuntimeError as error:
-        here = distributed.get_rank()
+        here, first = distributed.get_rank(), _first_missed(rank)
+        if first not in (rank, here):
+            raise RuntimeError(
+                f"rank {first} does not answer; it may have ended. Rank {rank}, which waited for it, does not answer "
+                f"rank {here}: {error}"
+            ) from error
         raise RuntimeError(f"rank {rank} does not answer rank {here}; it may have ended: {error}") from error
+
+
+def _first_missed(rank):
+    """The rank that any rank has missed first, of which the one missed here may only be the consequence.
+
+    The ranks' store says it, which PyTorch has under a private name; without it, the one that is missed here.
+    """
+    with contextlib.suppress(Exception):  # it may have ended, too
+        return int(distributed.distributed_c10d._get_default_store().compare_set("mha/missed", "", str(rank)))
+    return rank
 
 
 def global_rank(mesh, rank):
