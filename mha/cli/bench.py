@@ -71,7 +71,7 @@ def bench(
       C         1  4096  512      8  causal, no lengths
       G         1  4096  512      8  2 key-value heads
       W         1  4096  512      8  as C, window=(511, 0)
-      P         1  4096  256      4  16 segments of 256, no lengths
+      P         1  4096  256      4  16 segments of 256
       D         1  1024  512      8  one token after T others
 
     S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all and S64-all have none. At G, the
