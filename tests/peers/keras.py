@@ -76,10 +76,7 @@ class Decoder:
 
 def parameters(layer):
     """The parameters that the layer has, by our names."""
-    parts = (layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense)
-    named = {
-        f"{name}.{kind}": getattr(part, kind)
-        for name, part in zip(PROJECTIONS, parts, strict=True)
-        for kind in ("kernel", "bias")
-    }
+    own = (layer._query_dense, layer._key_dense, layer._value_dense, layer._output_dense)
+    parts = dict(zip(PROJECTIONS, own, strict=True)) | {"W_g": getattr(layer, "_gate_dense", None)}
+    named = {f"{name}.{kind}": getattr(part, kind, None) for name, part in parts.items() for kind in ("kernel", "bias")}
     return {name: X for name, X in named.items() if X is not None}
