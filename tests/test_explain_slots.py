@@ -2,6 +2,7 @@
 
 import re
 
+import adapters
 import numpy as np
 import pytest
 from commands import narrow, run
@@ -10,6 +11,9 @@ from rich.cells import cell_len
 import mha
 from mha import dispatch, explain
 from mha.languages import LANGUAGES, catalogue
+
+# Where compiling takes seconds, one token in a ring says nearly the same.
+LONG = pytest.mark.long(*adapters.COMPILED)
 
 OPTIONS = {"num_hiddens": 24, "num_heads": 4, "num_key_value_heads": 2, "rotary": mha.Rotary(), "dtype": "float64"}
 HELD = "slots", "positions_after", "lost_after", "keys_after", "values_after"
@@ -41,6 +45,7 @@ def test_a_token_in_a_ring_that_wraps(backend):
     np.testing.assert_array_equal(steps["weights"].value > 0, seen.repeat(4, 0)[:, None])
 
 
+@LONG
 def test_the_steps_are_those_of_one_causal_call(backend):
     K, N, S = 3, 4, 5
     options = OPTIONS | {"qk_norm": mha.Norm("rms", after=True), "value_norm": "layer"}
@@ -83,6 +88,7 @@ def test_letters_and_lines(backend):
     assert (own["positions_before"].file, own["positions_before"].source) == (None, None)
 
 
+@LONG
 def test_the_cache_of_a_call_stays(backend):
     attention = mha.MultiHeadAttention(24, 4, num_key_value_heads=2, seed=1, backend=backend)
     X = np.random.default_rng(2).normal(size=(2, 5, 24)).astype("float32")
@@ -100,6 +106,7 @@ def test_the_cache_of_a_call_stays(backend):
     np.testing.assert_array_equal(steps["visible"].value[:, 0], mha.to_numpy(weights)[:, 0] > 0)
 
 
+@LONG
 def test_a_frozen_cache_has_slots_and_no_new_keys(backend):
     attention = mha.MultiHeadAttention(24, 4, num_key_value_heads=2, seed=1, backend=backend)
     X = np.random.default_rng(3).normal(size=(2, 5, 24)).astype("float32")
