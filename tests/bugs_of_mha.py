@@ -164,7 +164,7 @@ GROUPS = {
         "the width of a head is refused": (r'\(\*MODERN, "key_dim", ', "(*MODERN, "),
     }),
     "layers of frameworks": ("backends/tensorflow/commands backends/jax/commands",
-        "native_layers_refused native_layers_made native_layers", {
+        "native_layers_refused native_layers_made native_layers output_gate", {
         "groups of Keras come in reverse": (r"X\.assign\((arrays\[.*\])\)",
             r'X.assign(\1[..., ::-1, :] if kind == GROUPED and "key/kernel" in X.path else \1)'),
         "the gate of Keras is that of the last head": (r"X\.assign\((arrays\[.*\])\)",

@@ -149,8 +149,9 @@ def test_files_have_layout_3(tmp_path, gate):
     assert np.array_equal(again.weights["W_g.kernel"], attention.weights["W_g.kernel"])
 
 
-# By backend, the layers that cannot have one.
+# By backend, the layers that cannot have one of the heads; those of Keras have one of the features.
 OTHERS = {
+    "tensorflow": ["keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention", "mha.d2l.tensorflow"],
     "torch": ["torch.nn.MultiheadAttention", "mha.d2l.torch"],
     "jax": ["flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"],
     "mxnet": ["mha.d2l.mxnet"],
