@@ -43,16 +43,17 @@ def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
 
 def call(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention(...)` as users do, on arrays that `tensor` makes of NumPy's."""
-    X, lengths = _arrays(tensor, shape.inputs(), shape.lengths())
-    return lambda: Results(attention(X, X, X, lengths, **shape.call()))
+    (X, lengths), hiding = _arrays(tensor, shape.inputs(), shape.lengths()), shape.call()
+    return lambda: Results(attention(X, X, X, lengths, **hiding))
 
 
 def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention.gradients(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     X, lengths, cotangent = _arrays(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
+    hiding = shape.call()
 
     def step() -> Results:
-        found = attention.gradients(X, X, X, lengths, **shape.call(), cotangent=cotangent)
+        found = attention.gradients(X, X, X, lengths, **hiding, cotangent=cotangent)
         by_input = tuple(found.pop(name) for name in ("queries", "keys", "values"))
         return Results(None, by_input, tuple(found.values()))
 

@@ -18,7 +18,7 @@ def joined(
     """The number of heads, whether norms multiply by 1 + w, and the other options of a layer.
 
     Args:
-        recorded: the options that `model_config` reads.
+        recorded: the options that `mha.weights.models` reads.
         num_heads, given: the caller's.
         where: the beginning of the error, such as "has config.json beside it".
 

@@ -49,10 +49,10 @@ def _inference(call: Callable, shape: Shape) -> Step:
 
 
 def _training(layer: Any, shape: Shape) -> Step:
-    X, lengths, cotangent = shape.inputs(), shape.lengths(), shape.cotangent()
+    X, lengths, cotangent, hiding = shape.inputs(), shape.lengths(), shape.cotangent(), shape.call()
 
     def step() -> Results:
-        call = check(arrays, layer, X, X, X, Call(lengths, **shape.call()))
+        call = check(arrays, layer, X, X, X, Call(lengths, **hiding))
         gradients = vjp(layer, X, X, X, call)[1](cotangent)
         by_input = tuple(gradients.pop(name) for name in ("queries", "keys", "values"))
         return Results(None, by_input, tuple(gradients.values()))
