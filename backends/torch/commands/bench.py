@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.attention import flex_attention
 
 import mha
 from mha.bench import steps
@@ -55,6 +54,8 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     def flexible() -> Step:
         """The kernel that torch.compile makes with a C++ compiler; on the CPU it has no gradients."""
+        from torch.nn.attention import flex_attention  # which PyTorch 2.4 lacks
+
         (segments,) = _arrays(shape.packed())
         kernel: Any = torch.compile(flex_attention.flex_attention, fullgraph=True)
         blocks = flex_attention.create_block_mask(
