@@ -7,7 +7,6 @@ import sys
 
 import jax
 from devices_of_jax import OF_ALL, WAYS, B, D, T, agree, dropout_of, main, mesh, sent, sharded_batch, texts
-from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 import mha
@@ -34,8 +33,7 @@ def check_a_ring_keeps_little(folder):
     module, variables = attention.layer.unbind()
 
     def pooled(q, k, v):
-        offset = jnp.full((1, 1), jax.lax.axis_index("devices") * q.shape[1])
-        call = q, k, v, 8, Call(offset=offset), "devices"
+        call = q, k, v, 8, Call(), "devices"
         return module.bind(variables).attention.apply({}, *call, method=ring.pool)
 
     spec = PartitionSpec(None, "devices")

@@ -78,8 +78,10 @@ def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *c
         call: valid_lens and the other arguments of a call, then training, as for the layer, also by name.
         options: `rngs`, {"dropout": key}, for dropout; `mesh`, a `jax.sharding.Mesh`; `data`, `heads` and `sequence`,
             the names of the mesh's axes that batch, heads and sequence are split over (all optional); `how`, the way to
-            split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather". A
-            norm over all heads takes its means over those of all devices.
+            split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather";
+            `zigzag`, whether a ring exchanges rows so that in causal order all devices have as much to do: None = with
+            causal order alone, and not beside a window, positions, segments, or a mask or bias with a row for each
+            query. A norm over all heads takes its means over those of all devices.
 
     Returns:
         The whole output (B, Q, D), on the devices of the mesh.

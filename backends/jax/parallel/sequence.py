@@ -15,17 +15,20 @@ from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, repeat_heads, rotate, temper
 from ..hiding import blank, four_axes, places, visible_keys
 from .ring import pool as ring
+from .ring import used_by_blocks
 from .twins import twin_of
 
 
-def over(part, axis, how, sizes, each, placed):
+def over(part, axis, how, sizes, each, placed, in_zigzag):
     """A layer for one call of the rows on each device, inside `jax.shard_map` over an axis.
 
     Its call: lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet here,
     and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own; placed:
-    positions of the queries and of the keys here, for the rotation, or None.
+    positions of the queries here and of all keys, for the rotation, or None; in_zigzag: whether a ring's rows are
+    pooled in zigzag.
     """
-    return twin_of(part, HOWS[how], axis=axis, sizes=sizes, each=each, placed=placed)
+    known = {"sizes": sizes, "each": each, "placed": placed, "in_zigzag": in_zigzag}
+    return twin_of(part, HOWS[how], axis=axis, **known)
 
 
 class OfRows:
@@ -42,7 +45,10 @@ class OfRows:
         if not call.hides():
             return queries, keys, values, call
         whole_queries, whole_keys = (jnp.zeros((len(queries), size, 1), queries.dtype) for size in self.sizes)
-        if self.together or not (call.pairs() or self.each):
+        if call.by_tokens():
+            sees, seen = used_by_blocks(queries, whole_keys, _moved(call, self.first(queries)))
+            seen = _anywhere(seen, self.axis)  # (B, all keys)
+        elif self.together or not (call.pairs() or self.each):
             sees, seen = _used(whole_queries, whole_keys, call)
             if call.pairs():  # of the heads that meet here alone
                 sees, seen = _anywhere(sees, self.axis), _anywhere(seen, self.axis)
@@ -59,6 +65,7 @@ class OfRows:
             q, k = self.normed(q, k)  # (B*H, T, d)
         if config.rotary:
             of_queries, of_keys = self.placed
+            of_keys = None if of_keys is None else self.here(places(k, of_keys), k)  # (B or 1, K)
             q = rotate(q, places(q, of_queries, call.offset + self.first(q)), config.rotary, config.num_heads)
             k = rotate(k, places(k, of_keys, self.first(k)), config.rotary, config.num_key_value_heads)
         if config.qk_norm and config.qk_norm.after:
@@ -82,8 +89,8 @@ class Ring(OfRows):
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = _moved(self.beside_sinks(call), self.first(q))
-        return ring(self.attention, q, k, v, self.config.num_heads, call, self.axis), None
+        given = self.config.num_heads, self.beside_sinks(call), self.axis, self.in_zigzag
+        return ring(self.attention, q, k, v, *given), None
 
 
 class Gather(OfRows):

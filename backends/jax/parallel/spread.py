@@ -17,13 +17,15 @@ from mha.cache import Cache
 from mha.call import OF_PAIRS, PACKED, PLACES, axes_of, check, given_call
 from mha.config import shapes
 from mha.engine.reach import by_mask, turned
+from mha.parallel import rows
 from mha.parallel.parts import over_all, part_of, split_axes
 
 from .. import arrays
 from ..engine.operations import OPERATIONS
-from ..engine.pieces import prepared
 from ..layer import MultiHeadAttention
 from . import norms
+from .filling import filled
+from .ring import as_numbers
 from .sequence import HOWS, over
 
 
@@ -41,7 +43,7 @@ def plan(module, heads="heads"):
 
 def attend(
     module, variables, queries, keys, values, *given, rngs=None,
-    mesh, data=None, heads=None, sequence=None, how="ring", **named,
+    mesh, data=None, heads=None, sequence=None, how="ring", zigzag=None, **named,
 ):  # fmt: skip
     """See `mha.parallel.attend`."""
     if not isinstance(module, MultiHeadAttention):
@@ -58,6 +60,7 @@ def attend(
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     call = check(arrays, module, queries, keys, values, given)._replace(known=None)
+    in_zigzag = _in_zigzag(zigzag, how, sequence, call)
     part = _part(module, queries, axes, mesh, how)
     named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
     if call.cache is not None:
@@ -65,10 +68,10 @@ def attend(
     if 0 in (queries.size, keys.size):
         # Nothing is there to spread.
         return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
-    run = functools.partial(_spread, part, axes, how, call.mapped(lambda X: None))
+    run = functools.partial(_spread, part, axes, (how, in_zigzag), call.mapped(lambda X: None))
     # Rows that do not divide are on every device, in the end, where shardings are part of types.
-    rows = sequence if queries.shape[1] % mesh.shape.get(sequence, 1) == 0 else None
-    return _in_mesh(run, PartitionSpec(data, rows), mesh, variables, named)
+    there = sequence if queries.shape[1] % mesh.shape.get(sequence, 1) == 0 else None
+    return _in_mesh(run, PartitionSpec(data, there), mesh, variables, named)
 
 
 def _in_mesh(run, specs, mesh, *arrays):
@@ -114,14 +117,17 @@ def _decoded(part, axes, call, mesh, variables, named):
     return output, left if call.step is None else left.booked(call.step.book)
 
 
-def _spread(part, axes, how, plain, mesh, variables, arrays):
-    """The output of a checked call, of its arrays by name; plain: the call without them."""
+def _spread(part, axes, way, plain, mesh, variables, arrays):
+    """The output of a checked call, of its arrays by name; way: how, in_zigzag; plain: the call without arrays."""
+    how, in_zigzag = way
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
-    call = by_mask(OPERATIONS, *inputs[:2], _whole(plain, arrays))
+    in_ring = how == "ring" and sequence
+    call = _whole(plain, arrays)
+    call = as_numbers(*inputs[:2], call) if in_ring else by_mask(OPERATIONS, *inputs[:2], call)
     plain = call.mapped(lambda X: None)
-    (queries, keys, values), call = _filled(*inputs, call, mesh.shape.get(sequence, 1))
-    arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which are in the mask now
+    (queries, keys, values), call = filled(*inputs, call, mesh.shape.get(sequence, 1) * (2 if in_zigzag else 1))
+    arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which may be in the mask now
     arrays |= {"queries": queries, "keys": keys, "values": values} | call.arrays()
     each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
     together, of_all = how == "ulysses" and sequence, heads and over_all(part.config)
@@ -131,16 +137,18 @@ def _spread(part, axes, how, plain, mesh, variables, arrays):
 
     def local(variables, arrays):
         call = _whole(plain, arrays)
-        inputs = arrays["queries"], arrays["keys"], arrays["values"], turned(call) if sequence else call
+        placed = call.positions, call.key_positions
+        inputs = arrays["queries"], arrays["keys"], arrays["values"]
+        call = call if in_ring or not sequence else turned(call)
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads and part.config.bias:
             variables = _once(variables, heads)
-        layer, placed = part, (call.positions, call.key_positions)
+        layer = part
         if sequence:
-            layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each, placed)
+            layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each, placed, in_zigzag)
         if of_all:
             layer = norms.over(layer, heads, (heads, sequence) if together else heads)
-        output = layer.apply(variables, *inputs, **options)
+        output = layer.apply(variables, *inputs, call, **options)
         return jax.lax.psum(output, heads) if heads else output  # (B, Q, D)
 
     spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
@@ -165,8 +173,8 @@ def _place(name, X, axes, together, of_all):
         return PartitionSpec()
     of_pairs = None if of_all else of_pairs
     split = {"B": data, "H": of_pairs if name in OF_PAIRS else heads, "Q": rows}
-    if name in PLACES:  # which the rotation takes, of the rows here
-        split |= {"Q": sequence, "K": sequence}
+    if name in PLACES:  # which the rotation takes
+        split |= {"Q": sequence}
     sizes = zip(axes_of(name, X), X.shape, strict=True)
     return PartitionSpec(*(None if size == 1 else split.get(letter) for letter, size in sizes))
 
@@ -186,6 +194,17 @@ def _axes(mesh, **named):
     return axes
 
 
+def _in_zigzag(zigzag, how, sequence, call):
+    """Whether the rows of a checked call go round in zigzag; zigzag: what its user said, None = where that balances."""
+    if zigzag is None:
+        own = {name for name, X in call.pairs().items() if X.shape[-2] > 1}
+        return how == "ring" and sequence is not None and rows.balances(call, own)
+    if checks.flag("zigzag", zigzag) and (how != "ring" or sequence is None):
+        came = "without sequence" if sequence is None else f'beside how="{how}"'
+        raise ValueError(f'zigzag is True {came}, expected None: only a ring has it; write sequence="axis", how="ring"')
+    return zigzag
+
+
 def _part(module, queries, axes, mesh, how):
     """The layer of one device; raises ValueError where batch or heads do not divide."""
     sizes = {name: mesh.shape[axis] for name, axis in axes.items()}
@@ -196,35 +215,6 @@ def _part(module, queries, axes, mesh, how):
         devices = f"{config.num_heads} heads on {sizes['sequence']} devices"
         raise ValueError(f'how is "ulysses" for {devices}, expected a multiple of these; use "ring"')
     return module.clone(config=config)
-
-
-def _filled(queries, keys, values, call, parts):
-    """Inputs with rows of zeros, so that each device has as many, and the call that hides these, as `prepared`."""
-    Q, K, call = queries.shape[1], keys.shape[1], prepared(call, keys.shape[1])
-    more_queries, more_keys = -Q % parts, -K % parts
-    lens = call.valid_lens
-    if (more_queries or more_keys) and lens is None:
-        lens = jnp.full((len(queries), 1), K)  # (B, 1)
-    if more_queries:
-        lens = jnp.broadcast_to(jnp.minimum(lens, K), (len(queries), Q))  # (B, Q)
-        lens = jnp.pad(lens, ((0, 0), (0, more_queries)))  # (B, Q, and more)
-    queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
-    keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
-    pairs = {name: _filled_pairs(X, more_queries, more_keys) for name, X in call.pairs().items()}
-    more = {"positions": more_queries, "key_positions": more_keys}
-    placed = {name: _later(getattr(call, name), more[name]) for name in PLACES}
-    return (queries, keys, values), call._replace(valid_lens=lens, **pairs, **placed)
-
-
-def _later(positions, more):
-    """Positions (T,) or (B, T) with so many more, None stays None: of zeros that nobody sees."""
-    return None if positions is None else jnp.pad(positions, [*(positions.ndim - 1) * [(0, 0)], (0, more)])
-
-
-def _filled_pairs(X, more_queries, more_keys):
-    """An array of pairs (B, H, Q, K) with zeros for more queries and keys; a size of 1 stays 1."""
-    Q, K = X.shape[2:]
-    return jnp.pad(X, ((0, 0), (0, 0), (0, 0 if Q == 1 else more_queries), (0, 0 if K == 1 else more_keys)))
 
 
 def _once(variables, axis):

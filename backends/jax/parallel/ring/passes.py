@@ -1,10 +1,9 @@
 """Keys and values that go round the devices, one device's at a time, while each keeps its queries.
 
-Letters as in the chapters; a block is queries that are attended together, a place where the keys of one device lie in
-the whole. What a device has seen so far is a maximum, a sum and pooled values for each query, as if the softmax were
-over these keys alone; the next keys are merged into it. Sinks are there from the start. The backward pass goes round
-again, and the gradients of keys and values travel with them until they are home: left to JAX, it would keep what every
-step has computed.
+Letters as in the chapters; a block is queries that are attended together. What a device has seen so far is a maximum, a
+sum and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it.
+Sinks are there from the start. The backward pass goes round again, and the gradients of keys and values travel with
+them until they are home: left to JAX, it would keep what every step has computed.
 
 Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
 FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
@@ -17,18 +16,14 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from mha.call import Call
-from mha.engine import cutting
-from mha.engine.reach import by_group, reach
+from mha.engine.reach import by_group
 
-from .. import pooling as lesson
-from ..engine.operations import OPERATIONS
-from ..engine.pieces import at_keys, cut, varies
-from ..heads import repeat_heads
-from ..hiding import widen
-
-PAIRS = ("valid_lens", "mask", "score_bias")
-SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of many holds little
+from ... import pooling as lesson
+from ...engine.operations import OPERATIONS
+from ...heads import repeat_heads
+from ...hiding import widen
+from . import zigzag
+from .blocks import OF_ROWS, as_own, axis_of_rows, by_blocks
 
 
 class Circle(NamedTuple):
@@ -40,26 +35,43 @@ class Circle(NamedTuple):
     rate: float
     causal: bool
     window: Any
+    chunk: Any
     axis: str
     size: int
+    runs: int  # of rows that follow each other, on each device: 2 in zigzag
+
+    def first(self, device, run, rows):
+        """The place in the whole of the first row of a run, of so many, on a device."""
+        return (jnp.where(run == 0, device, 2 * self.size - 1 - device) if self.runs == 2 else device) * rows
 
 
-def pool(attention, q, k, v, num_heads, call, axis):
-    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv)."""
+def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
+    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv).
+
+    call: of the rows here and all keys, with the offset of the whole's first query; in_zigzag: whether the rows are
+    sent on their way in zigzag first, and what was pooled back.
+    """
     if type(attention).weigh is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
         raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
     rate = attention.dropout if call.training else 0.0
     key = attention.make_rng("dropout") if rate else None
     module, variables = attention.unbind()
-    features = bool(jax.tree.leaves(variables))
-    circle = Circle(module, num_heads, features, rate, call.causal, call.window, axis, jax.lax.axis_size(axis))
+    facts = {"features": bool(jax.tree.leaves(variables)), "rate": rate, "runs": 2 if in_zigzag else 1}
+    facts |= {"causal": call.causal, "window": call.window, "chunk": call.chunk}
+    circle = Circle(module, num_heads, axis=axis, size=jax.lax.axis_size(axis), **facts)
+    if in_zigzag:
+        q, k, v = (zigzag.there(X, axis, 1) for X in (q, k, v))  # (B*H, T, d)
+        rows = {name: (X, axis_of_rows(X)) for name in OF_ROWS if (X := getattr(call, name)) is not None}
+        call = call._replace(**{name: zigzag.there(X, axis, at) for name, (X, at) in rows.items() if X.shape[at] > 1})
     # What devices share counts as their own from here on, so that its gradients add up.
     like = q, k, v, call.score_bias
     sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
-    q, k, v, bias, sinks, variables = _own((*like, sinks, variables), like)
-    fixed = _own((call.valid_lens, call.mask, call.offset), like)
-    return _round(circle, q, k, v, bias, sinks, variables, fixed, key)
+    q, k, v, bias, sinks, variables = as_own((*like, sinks, variables), like)
+    fixed = call._replace(score_bias=None, head_gates=None).arrays()
+    fixed["offset"] = jnp.asarray(call.offset).reshape(-1, 1)  # (B or 1, 1)
+    pooled = _round(circle, q, k, v, bias, sinks, variables, as_own(fixed, like), key)  # (B*H, Q, dv)
+    return zigzag.back(pooled, axis, 1) if in_zigzag else pooled
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -68,7 +80,7 @@ def _round(circle, q, k, v, bias, sinks, variables, fixed, key):
 
 
 def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
-    def block(number, owner, kv, call, rows, state, carried):
+    def block(owner, number, kv, call, rows, state, carried):
         (q,), (k, v) = rows, kv
         scores, visible = _scores(circle, call, q, k, call.score_bias, variables)
         scores = _hidden(scores, visible)
@@ -82,7 +94,7 @@ def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
         return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled)), carried  # (B*H, block, any)
 
     def see(owner, kv, state):
-        return _by_blocks(circle, block, owner, kv, bias, fixed, (q,), state)[0]
+        return by_blocks(circle, functools.partial(block, owner), owner, kv, bias, fixed, (q,), state)[0]
 
     def step(carried, _):
         owner, kv, state = carried
@@ -92,7 +104,7 @@ def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
     state = tuple(jnp.full((*q.shape[:2], width), value, widen(q).dtype) for width, value in parts)
     if sinks is not None:
         state = jnp.broadcast_to(widen(sinks), state[0].shape), jnp.ones_like(state[1]), state[2]
-    start = jax.lax.axis_index(circle.axis), (k, v), _own(state, (q, k, v, bias))
+    start = jax.lax.axis_index(circle.axis), (k, v), as_own(state, (q, k, v, bias))
     (owner, kv, state), _ = jax.lax.scan(step, start, length=circle.size - 1)
     largest, total, pooled = see(owner, kv, state)
     sees = total != 0  # so that NaN stays
@@ -107,8 +119,8 @@ def _backward(circle, saved, gradient):
     gradient = widen(gradient)
     shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
 
-    def block(number, owner, kv, call, rows, state, carried):
-        (q, *rest), (k, v), (by_k, by_v, by_variables) = rows, kv, carried
+    def block(owner, number, kv, call, rows, state, carried):
+        (q, *rest), (k, v), ((by_k, by_v), by_variables) = rows, kv, carried
         gradient, shares, largest, share = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
         scores_of = functools.partial(_scores, circle, call)
         scores, pull, visible = jax.vjp(scores_of, q, k, call.score_bias, variables, has_aux=True)
@@ -120,16 +132,14 @@ def _backward(circle, saved, gradient):
         by_q, more_k, by_bias, more_variables = pull(by_scores)
         by_variables = jax.tree.map(jnp.add, by_variables, more_variables)
         state = jax.tree.map(jnp.add, state, (by_q, by_bias))
-        return state, (by_k + more_k, by_v, by_variables)
+        return state, ((by_k + more_k, by_v), by_variables)
 
     def see(owner, kv, by_kv, sums):
-        by_q, by_bias, by_variables = sums
-        columns = _columns(by_bias, owner, kv[0].shape[1])
-        carried = *by_kv, by_variables
+        *state, by_variables = sums
         rows = q, gradient, shares, largest, 1 / total
-        found = _by_blocks(circle, block, owner, kv, bias, fixed, rows, (by_q, columns), carried)
-        (by_q, columns), (by_k, by_v, by_variables) = found
-        return (by_k, by_v), (by_q, _replaced(by_bias, columns, owner), by_variables)
+        given = owner, kv, bias, fixed, rows, tuple(state), (by_kv, by_variables)
+        state, (by_kv, by_variables) = by_blocks(circle, functools.partial(block, owner), *given)
+        return by_kv, (*state, by_variables)
 
     def step(carried, _):
         owner, kv, by_kv, sums = carried
@@ -137,7 +147,7 @@ def _backward(circle, saved, gradient):
         return (_before(circle, owner), *_passed(circle, (kv, by_kv)), sums), None
 
     zeros = jax.tree.map(lambda X: jnp.zeros(X.shape, gradient.dtype), ((k, v), (q, bias, variables)))
-    start = jax.lax.axis_index(circle.axis), (k, v), *_own(zeros, (q, k, v, bias))
+    start = jax.lax.axis_index(circle.axis), (k, v), *as_own(zeros, (q, k, v, bias))
     (owner, kv, by_kv, sums), _ = jax.lax.scan(step, start, length=circle.size - 1)
     by_kv, (by_q, *rest) = see(owner, kv, by_kv, sums)
     by_bias, by_variables = rest
@@ -150,78 +160,6 @@ def _backward(circle, saved, gradient):
 
 
 _round.defvjp(_forward, _backward)
-
-
-def _by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=()):
-    """function(number, owner, kv, call, rows, state, carried) for each block of queries: the new state, and carried.
-
-    rows: arrays (B*H, Q, any), of which it is given those of the block; state: such arrays, or (B, H, Q, K) with sizes
-    that may be 1, that it returns changed; carried: what is handed from block to block. A block that sees none of these
-    keys, by order, window and lengths per sample, is left out.
-    """
-    (lens, mask, offset), Q, K = fixed, rows[0].shape[1], kv[0].shape[1]
-    whole = Call(lens, mask, bias, circle.causal, offset, window=circle.window)
-    first = (owner * K).reshape(1, 1)  # of the keys, as a column (1, 1)
-    call = at_keys(whole, first, K)
-    of_pair = len(rows[0]) * (rows[0].shape[2] if circle.features else 1)
-    size = cutting.queries(Q, SMALL * of_pair * K)
-    count = math.ceil(Q / size)
-    arrays = rows, state, (call.valid_lens, call.mask, call.score_bias)
-    rows, state, pairs = jax.tree.map(lambda X: _filled(X, count * size), arrays)
-
-    def step(number, carry):
-        state, carried = carry
-        rows_here, state_here, pairs_here = jax.tree.map(lambda X: _some(X, number * size, size), (rows, state, pairs))
-        own = call._replace(**dict(zip(PAIRS, pairs_here, strict=True)), offset=call.offset + number * size)
-        given = rows_here, state_here, carried
-        run = functools.partial(_applied, functools.partial(function, number, owner, kv, own))
-        seen = _sees(own, size, K)
-        changed, carried = run(given) if seen is None else jax.lax.cond(seen, run, lambda given: given[1:], given)
-        state = jax.tree.map(lambda X, new: _with(X, new, number * size), state, changed)
-        return state, carried
-
-    state, carried = jax.lax.fori_loop(0, count, step, (state, carried))
-    return jax.tree.map(
-        lambda X: X if X.shape[_axis(X)] == 1 else jax.lax.slice_in_dim(X, 0, Q, axis=_axis(X)), state
-    ), carried
-
-
-def _applied(function, given):
-    return function(*given)
-
-
-def _axis(X):
-    """The axis of queries of (B, Q), (B*H, Q, any) or (B, H, Q, K)."""
-    return X.ndim // 2
-
-
-def _filled(X, rows):
-    """X with rows of zeros for queries that are not there; one row for all stays one."""
-    if X.shape[_axis(X)] in (1, rows):
-        return X
-    more = [(0, 0)] * X.ndim
-    more[_axis(X)] = 0, rows - X.shape[_axis(X)]
-    return jnp.pad(X, more)
-
-
-def _some(X, first, size):
-    return X if X.shape[_axis(X)] == 1 else jax.lax.dynamic_slice_in_dim(X, first, size, _axis(X))
-
-
-def _with(X, new, first):
-    return new if X.shape[_axis(X)] == 1 else jax.lax.dynamic_update_slice_in_dim(X, new, first, _axis(X))
-
-
-def _sees(call, queries, keys):
-    """Whether a query may see a key by order, window and lengths per sample; None if nothing is known of it."""
-    (left, right), found = reach(call), []
-    if right is not None:
-        found.append(call.offset.max() + queries - 1 + right >= 0)
-    if left is not None:
-        found.append(call.offset.min() - left < keys)
-    if call.valid_lens is not None:
-        found.append(call.valid_lens.max() > 0)
-    return functools.reduce(jnp.logical_and, found) if found else None
 
 
 def _scores(circle, call, q, k, bias, variables):
@@ -251,19 +189,6 @@ def _kept(circle, shape, dtype, key, owner, number):
     return jax.random.bernoulli(key, 1 - circle.rate, shape).astype(dtype) / (1 - circle.rate)
 
 
-def _columns(pairs, owner, keys):
-    """The part of a bias's gradient for the keys of one device; one column for all stays one."""
-    if pairs is None or pairs.shape[3] == 1:
-        return pairs
-    return cut(pairs, (owner * keys).reshape(1, 1), keys, 3)  # (B or 1, H or 1, Q or 1, keys)
-
-
-def _replaced(pairs, columns, owner):
-    if pairs is None or pairs.shape[3] == 1:
-        return columns
-    return jax.lax.dynamic_update_slice_in_dim(pairs, columns, owner * columns.shape[3], 3)
-
-
 def _passed(circle, arrays):
     """Arrays handed to the next device, for those that come from the one before."""
     ways = [(device, (device + 1) % circle.size) for device in range(circle.size)]
@@ -272,14 +197,3 @@ def _passed(circle, arrays):
 
 def _before(circle, owner):
     return (owner - 1) % circle.size
-
-
-def _own(arrays, like):
-    """Arrays that count as this device's own on every axis of the mesh on which one of `like` does."""
-    axes = frozenset().union(*map(varies, jax.tree.leaves(like)))
-
-    def own(X):
-        missing = tuple(axes - varies(X))
-        return jax.lax.pcast(X, missing, to="varying") if missing else X
-
-    return jax.tree.map(own, arrays)

@@ -1,0 +1,184 @@
+"""Checks of a ring of JAX over eight devices: rows in zigzag, segments and positions; test_rings_of_jax.py starts it.
+
+Called as devices_of_jax.py is; letters as there.
+"""
+
+import collections
+import contextlib
+import functools
+import sys
+
+import jax
+import numpy as np
+from devices_of_jax import (
+    PART,
+    WEIGHTS,
+    D,
+    H,
+    T,
+    agree,
+    dropout_of,
+    layer,
+    loops,
+    main,
+    mesh,
+    sent,
+    texts,
+)  # fmt: skip
+from jax import numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ranks import refused
+
+import mha
+from mha import parallel
+from mha.backends.jax.parallel.ring import passes, zigzag
+from mha.parallel import rows
+
+RING = {"sequence": "devices", "how": "ring"}
+
+
+@contextlib.contextmanager
+def always(**options):
+    """Calls over devices with these options."""
+    given = parallel.attend
+    parallel.attend = functools.partial(given, **options)
+    try:
+        yield
+    finally:
+        parallel.attend = given
+
+
+def work(call, count, size, both=False, **options):
+    """How many pairs of queries and keys each of so many devices computes scores of, in a call of so many rows."""
+    found, scores = collections.Counter(), passes._scores
+
+    def counted(circle, call, q, k, bias, variables):
+        pairs = q.shape[1] * k.shape[1]
+        jax.debug.callback(lambda device: found.update({int(device): pairs}), jax.lax.axis_index("devices"))
+        return scores(circle, call, q, k, bias, variables)
+
+    module, variables = layer()
+    X = jnp.asarray(np.random.default_rng(0).normal(size=(1, size, D)).astype("float32"))
+    few = Mesh(np.array(jax.devices()[:count]), ("devices",))
+
+    def attend(X):
+        return parallel.attend(module, variables, X, X, X, mesh=few, **RING, **call, **options)
+
+    passes._scores = counted
+    try:
+        jax.block_until_ready(jax.jit(jax.grad(lambda X: attend(X).sum()) if both else attend)(X))
+        jax.effects_barrier()
+    finally:
+        passes._scores = scores
+    return np.array([found[device] for device in range(count)])
+
+
+def check_zigzag_balances_a_causal_ring(folder):
+    for both in (False, True):
+        for options, least, most in (({}, 1, 1.1), ({"zigzag": True}, 1, 1.1), ({"zigzag": False}, 1.5, 1.7)):
+            pairs = work({"causal": True}, 4, 64, both, **options)
+            assert least <= pairs.max() / pairs.mean() <= most, (options, pairs)
+
+
+def check_rows_go_into_zigzag_and_back(folder):
+    for count in (1, 3, 8):
+        few = Mesh(np.array(jax.devices()[:count]), ("devices",))
+        spec, X = PartitionSpec(None, "devices"), np.arange(2 * 6 * count).reshape(2, 6 * count)
+        ways = [functools.partial(way, axis="devices", dim=1) for way in (zigzag.there, zigzag.back)]
+        there, back = (jax.jit(jax.shard_map(way, mesh=few, in_specs=spec, out_specs=spec)) for way in ways)
+        expected = [X[:, piece] for pieces in rows.zigzag(6 * count, count) for piece in pieces]
+        assert np.array_equal(there(X), np.concatenate(expected, 1)), count
+        assert np.array_equal(back(there(X)), X), count
+
+
+def check_zigzag_sends_queries_keys_values_and_outputs_there_and_back(folder):
+    forward, both = texts(causal=True, **RING)
+    pieces = [PART // 2] * 8  # two of each array: at most 4 parts, beside those of the ring
+    assert sent(forward) == {"collective-permute": pieces + 2 * [PART]}, sent(forward)
+    assert loops(forward) == 1
+    assert sent(both) == {"collective-permute": 2 * pieces + 8 * [PART], "all-reduce": [WEIGHTS]}, sent(both)
+    assert loops(both) == 2
+    consecutive = texts(causal=True, zigzag=False, **RING)
+    assert [sent(text) for text in consecutive] == [sent(text) for text in texts(**RING)]
+
+
+def check_all_options_agree_in_zigzag(folder):
+    with always(zigzag=True):
+        agree({"data x heads x ring"}, "all options")
+
+
+def check_additive_scores_agree_in_zigzag(folder):
+    with always(zigzag=True):
+        agree({"ring"}, "additive, all options")
+
+
+def check_lengths_per_query_and_masks_agree_in_zigzag(folder):
+    with always(zigzag=True):
+        agree({"ring"}, "lengths per query, mask")
+
+
+def check_half_precision_agrees_in_zigzag(folder):
+    with always(zigzag=True):
+        agree({"ring"}, "sinks, lengths", "bfloat16")
+
+
+def check_dropout_differs_between_devices_in_zigzag(folder):
+    dropout_of(RING | {"zigzag": True})
+
+
+def check_tokens_agree_in_a_ring(folder):
+    agree({"data x heads x ring"}, "segments")
+    agree({"ring"}, "positions")
+    with always(zigzag=True):
+        agree({"ring"}, "segments, positions")
+
+
+def check_chunks_beside_segments_agree_in_a_ring(folder):
+    """Chunks then go by positions, and segments by their numbers, which need no order."""
+    attention = mha.MultiHeadAttention(D, H, backend="numpy", bias=True, seed=0, chunk=5)
+    module, variables = attention.to("jax").layer.unbind()
+    X, segments = np.random.default_rng(2).normal(size=(2, 21, D)).astype("float32"), np.arange(21) * 7 % 4 - 1
+    call = {"segments": segments, "offset": [3, -2], "causal": True}
+    found = parallel.attend(module, variables, X, X, X, **call, mesh=mesh(), **RING)
+    assert mha.parity.ratio(attention, np.asarray(found), X, X, X, **call) <= 1
+
+
+def check_segments_that_do_not_meet_are_left_out(folder):
+    segments, places = np.repeat([3, 0, 2, 1], 16), np.arange(64)
+    assert (work({"segments": segments}, 4, 64) == 16 * 16).all()  # each of four devices has one of its own
+    backwards = {"positions": places[::-1], "key_positions": places}
+    assert (work(backwards | {"causal": True}, 4, 64) == 16 * 16 * np.array([4, 3, 2, 1])).all()
+
+
+def needed(**call):
+    """MiB that XLA needs on each device for a call of 8,192 rows and its gradients, beside arguments and results."""
+    module, variables = layer()
+    X = jax.ShapeDtypeStruct((1, 8192, D), "float32", sharding=NamedSharding(mesh(), PartitionSpec(None, "devices")))
+
+    def both(X, given):
+        output, pull = jax.vjp(lambda X: parallel.attend(module, variables, X, X, X, **given, mesh=mesh(), **RING), X)
+        return output, pull(output)
+
+    return jax.jit(both).lower(X, call).compile().memory_analysis().temp_size_in_bytes / 2**20
+
+
+def check_segments_and_positions_take_no_memory_of_all_pairs(folder):
+    """5.1 MiB, and 0.2 more with both; a mask of all keys for the queries of one device alone has 8."""
+    plain, tokens = needed(), jax.ShapeDtypeStruct((1, 8192), "int32")
+    assert needed(segments=tokens, positions=tokens, key_positions=tokens) < plain + 1
+
+
+def check_zigzag_for_what_is_no_ring_is_refused(folder):
+    module, variables = layer()
+    X = jnp.zeros((1, T, D))
+
+    def call(**options):
+        return lambda: parallel.attend(module, variables, X, X, X, mesh=mesh(), **options)
+
+    refused(call(sequence="devices", how="gather", zigzag=True), 'zigzag is True beside how="gather"', 'how="ring"')
+    refused(call(heads="devices", zigzag=True), "zigzag is True without sequence", 'sequence="axis"')
+    refused(call(zigzag="yes", **RING), "zigzag is 'yes'", "True or False", kind=TypeError)
+
+
+if __name__ == "__main__":
+    main(globals(), *sys.argv[1:])
