@@ -16,6 +16,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layers import assert_same_weights
@@ -85,6 +86,13 @@ def check_heads_send_one_sum_of_outputs(folder):
     assert sent(forward) == {"all-reduce": [B * T * D]}
     # Backward three inputs, and the bias of W_o, of which one device alone has the gradient.
     assert sent(both) == {"all-reduce": [B * T * D, 3 * B * T * D + D]}
+
+
+def check_few_heads_of_keys_send_their_gradients_too(folder):
+    forward, both = texts({"num_key_value_heads": 2}, heads="devices")
+    assert sent(forward) == {"all-reduce": [B * T * D]}
+    of_keys = 2 * (D + 1) * 2 * D // H
+    assert sent(both) == {"all-reduce": [B * T * D, 3 * B * T * D + D + of_keys]}
 
 
 def check_a_batch_sends_nothing_but_gradients_of_weights(folder):
@@ -238,6 +246,10 @@ def check_norms_over_all_heads_agree(folder):
     agree({"heads"}, "norms over all heads, after the rotation")  # and a mask for each head
 
 
+def check_heads_of_keys_that_two_devices_use_agree(folder):
+    agree({"heads"}, "heads of keys on two devices")
+
+
 def check_sinks_agree(folder):
     agree({"ring", "ulysses"}, "sinks, lengths")
 
@@ -337,8 +349,39 @@ def check_weights_are_split_saved_and_restored(folder):
     assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, restored, where))
 
 
+def check_weights_of_few_heads_of_keys_are_whole_on_each_device(folder):
+    attention = mha.MultiHeadAttention(D, H, num_key_value_heads=2, bias=True, backend="jax", seed=3, **OF_ALL)
+    module, variables = attention.layer.unbind()
+    X, found = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32"), []
+    call = jax.jit(functools.partial(parallel.attend, module, mesh=mesh(), heads="devices"))
+    for plan in (parallel.plan(module, "devices", mesh()), parallel.plan(module, "devices")):
+        place = functools.partial(NamedSharding, mesh())
+        where = jax.tree.map(place, plan, is_leaf=lambda X: isinstance(X, PartitionSpec))
+        split = jax.device_put(variables, where)
+        params = {
+            name: X.addressable_shards[0].data.shape for name, X in flatten_dict(split["params"], sep=".").items()
+        }
+        found.append([params[name] for name in ("W_q.kernel", "W_k.kernel", "W_v.bias", "k_norm.scale")])
+        wide, plain = X.astype("float64"), attention.to("numpy")
+        within(call(split, X, X, X), mha.parity.in_dtype(plain, "float64")(*3 * [wide]), plain(X, X, X), gradient=False)
+        assert_same_weights(parallel.gather(module.bind(split)), attention.weights)
+    of_keys = 2 * D // H
+    assert found[0] == [(D, D // N), (D, of_keys), (of_keys,), (of_keys,)]
+    assert found[1] == [(D, D // N), (D, of_keys // N), (of_keys // N,), (of_keys // N,)]
+    refused(lambda: parallel.plan(module, "rows", mesh()), "heads is 'rows'", "'devices'")
+    refused(lambda: parallel.plan(module, mesh="devices"), "mesh", "jax.sharding.Mesh", kind=TypeError)
+    six = mha.MultiHeadAttention(D - 4, 6, backend="jax").layer.unbind()[0]
+    refused(lambda: parallel.plan(six, "devices", mesh()), "num_heads is 6", "8")
+
+
 def check_a_cache_keeps_the_heads_of_a_device(folder):
-    options = {"num_key_value_heads": 4, "rotary": mha.Rotary(4), "window": (3, None), "bias": True} | OF_ALL
+    for of_keys in (4, 2):  # each once, or on two devices
+        cache_of(of_keys)
+
+
+def cache_of(of_keys):
+    """Tokens one by one, on two devices for samples by four for heads."""
+    options = {"num_key_value_heads": of_keys, "rotary": mha.Rotary(4), "window": (3, None), "bias": True} | OF_ALL
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", **options)
     module, variables = attention.layer.unbind()
     grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("rows", "heads"))
@@ -363,6 +406,11 @@ def check_a_cache_keeps_the_heads_of_a_device(folder):
     output, left = cross(variables, X, None, None)
     within(output, mha.parity.in_dtype(plain, "float64")(*3 * [wide]), plain(X, X, X), gradient=False)
     assert left.frozen
+    assert left.keys.shape[:2] == (B, 4)
+    given = {"cache": attention.cache(B), "mesh": grid, "data": "rows", "heads": "heads"}
+    output, _ = parallel.attend(module, variables, *3 * [X[:, :1]], **given)  # not compiled
+    within(output, expected[:, :1], base[:, :1], gradient=False)
+    refused(lambda: given["cache"].keys, "used up")
     call = {"cache": attention.cache(B), "mesh": mesh(), "sequence": "devices"}
     refused(lambda: parallel.attend(module, variables, X, X, X, **call), "a layer that is split by its sequence keeps")
 

@@ -14,11 +14,13 @@ from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from mha import parallel, weights
+from mha import Rotary, parallel, weights
 
 B, T, H, D = 4, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
 NORMED = SIZES | OF_ALL
+FEW = SIZES | {"num_key_value_heads": 2}  # of which two ranks use each
+HEADS = "heads", "heads x ulysses", "heads x ring", "heads x gather"
 
 
 def drawn(options):
@@ -36,11 +38,16 @@ def gradient_of(parameter):
 
 def check_norms_over_all_heads(group):
     names = "norms over all heads", "norms over all heads, after the rotation"
-    ways_of(group, "full", names, ("float64",), ("heads", "heads x ulysses", "heads x ring", "heads x gather"))
+    ways_of(group, "full", names, ("float64",), HEADS)
+
+
+def check_few_heads_of_keys(group):
+    names = "few heads of keys", "heads of keys on two devices", "norms over all heads, few of keys"
+    ways_of(group, "full", names, ("float64",), HEADS)
 
 
 def check_batches_beside_heads(group):
-    for options in (SIZES, NORMED):
+    for options in (SIZES, NORMED, SIZES | {"num_key_value_heads": 1}):
         batches_beside_heads(group, options)
 
 
@@ -79,12 +86,18 @@ def batches_beside_heads(group, options):
 
 
 def check_checkpoint_of_four_ranks_on_two(group):
+    for options in (NORMED, NORMED | FEW):
+        checkpoint_of_four_ranks_on_two(group, options)
+
+
+def checkpoint_of_four_ranks_on_two(group, options):
+    """What four ranks write is read by two, also where only those divide the heads of keys."""
     warnings.simplefilter("ignore")
-    attention, _, _ = drawn(NORMED)
+    attention, _, _ = drawn(options)
     split = parallel.parallelize(torch_layer(attention).layer, group.mesh)
     checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "four")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
-    other = torch_layer(random_layer(np.random.default_rng(2), NORMED, "float64")).layer
+    other = torch_layer(random_layer(np.random.default_rng(2), options, "float64")).layer
     other = parallel.parallelize(other, mesh)
     state = {"layer": other.state_dict()}
     checkpoint.load(state, checkpoint_id=group.folder / "four")
@@ -94,7 +107,7 @@ def check_checkpoint_of_four_ranks_on_two(group):
 
 
 def check_a_compiled_layer(group):
-    for options in (SIZES, NORMED):
+    for options in (SIZES, NORMED, NORMED | FEW):
         compiled_layer(group, options)
 
 
@@ -111,3 +124,39 @@ def compiled_layer(group, options):
     (found - torch.tensor(target)).square().sum().div(2).backward()
     for name, parameter in layer.named_parameters():
         assert agrees(gradient_of(parameter), expected[name.replace("weight", "kernel")], gradient=True), name
+
+
+def check_training_of_few_heads_of_keys(group):
+    attention, X, target = drawn(FEW | {"qk_norm": "rms"})
+    whole, split = torch_layer(attention), torch_layer(attention).layer
+    split = parallel.parallelize(split, group.mesh)
+    assert [split.W_k.weight.placements[0].is_shard(), split.W_q.weight.placements[0].is_shard()] == [False, True]
+    inputs, target = torch.tensor(X), torch.tensor(target)
+    for layer in (whole.layer, split):
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (layer(inputs, inputs, inputs, causal=True) - target).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+            optimizer.step()
+    trained = whole.weights
+    assert not np.array_equal(trained["W_k.kernel"], attention.weights["W_k.kernel"])
+    for name, found in parallel.gather(split).items():
+        assert agrees(found, trained[name], gradient=True), name
+    everywhere = [torch.empty_like(split.W_k.weight.to_local()) for _ in range(group.count)]
+    torch.distributed.all_gather(everywhere, split.W_k.weight.to_local().detach())
+    assert all(torch.equal(X, everywhere[0]) for X in everywhere)  # which stay alike
+
+
+def check_a_cache_of_few_heads_of_keys(group):
+    attention, X, _ = drawn(FEW | {"rotary": Rotary(2), "qk_norm": "rms"})
+    expected = attention(X, X, X, causal=True)
+    whole = torch_layer(attention)
+    parallel.parallelize(whole.layer, group.mesh)
+    cache = whole.cache(B, T)
+    assert tuple(cache.keys.shape[:2]) == (B, 1)
+    for t in range(T):
+        x = torch.tensor(X[:, t : t + 1])
+        with torch.no_grad():
+            output, cache = whole(x, x, x, causal=True, cache=cache)
+        assert agrees(output, expected[:, t : t + 1])

@@ -30,11 +30,13 @@ WIDTHS = SIZES | {"query_size": 7, "key_size": 6, "value_size": 5}
 NORMED = WIDTHS | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(4), "softcap": 2.0}
 OF_ALL = {"qk_norm": mha.Norm("layer", 0.3, "all"), "value_norm": mha.Norm("rms", 0.2, "all")}
 AFTER = {"qk_norm": mha.Norm("rms", 0.3, "all", after=True), "value_norm": mha.Norm("layer", 0.2, "all")}
+ONE = {"num_key_value_heads": 1}  # which both ranks use
 LAYERS = {
     "grouped, normed": NORMED,
     "additive": WIDTHS | {"pooling": "additive"},
     "norms over all heads": NORMED | OF_ALL,
     "norms over all heads, after the rotation": NORMED | AFTER,
+    "one head of keys": NORMED | AFTER | ONE,
 }
 RATE = 0.25
 
@@ -58,8 +60,8 @@ def check_a_cache_keeps_the_heads_of_a_rank(group):
     rng = np.random.default_rng(7)
     sizes = {"num_hiddens": D, "num_heads": H, "bias": True}
     options = sizes | {"num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(2), "window": (3, 0)}
-    for norms in ({}, OF_ALL, AFTER):
-        attention, whole, whole.layer = made(group, options | norms)
+    for others in ({}, OF_ALL, AFTER, ONE | OF_ALL):
+        attention, whole, whole.layer = made(group, options | others)
         X = rng.normal(size=(B, 7, D))
         expected = attention(X, X, X, causal=True)
         cache, first = whole.cache(B), 0
@@ -124,7 +126,7 @@ def check_rows_that_heads_elsewhere_use_count_in_norms_over_all(group):
     bias[:, first, :, 2] = -np.inf
     mask[..., 0] = False
     call = {"mask": mask, "score_bias": bias, "head_gates": rng.normal(size=(B, H))}
-    for name in ("norms over all heads", "norms over all heads, after the rotation"):
+    for name in ("norms over all heads", "norms over all heads, after the rotation", "one head of keys"):
         attention, _, split = made(group, LAYERS[name])
         queries, keys, values, cotangent = (
             rng.normal(size=shape) for shape in ((B, Q, 7), (B, K, 6), (B, K, 5), (B, Q, D))
@@ -180,6 +182,15 @@ def check_what_is_sent(group):
         assert backward.sums == [volume] * count, backward.sums
         assert 0 < forward.told <= 512 * (group.count - 1)
         assert backward.told <= 256 * count * (group.count - 1)  # that a rank is there
+    _, _, split = made(group, SIZES | ONE)
+    weights = [X.numel() * 8 for X in (*split.W_k.parameters(), *split.W_v.parameters())]
+    assert sum(weights) == (D * 4 + 4 + D * 3 + 3) * 8
+    with Sent() as forward:
+        output = split(*X)
+    with Sent() as backward:
+        output.sum().backward()
+    assert forward.sums == [volume], forward.sums
+    assert sorted(backward.sums) == sorted([*weights, *[volume] * 3]), backward.sums
     _, _, split = made(group, SIZES | OF_ALL)
     means = [B * T * 8] * (2 + 2 + 1)  # of queries and keys two each, of values one
     with Sent() as forward:
@@ -340,7 +351,6 @@ def check_what_is_refused(group):
     refused(lambda: parallel.parallelize(split, group.mesh), "split already")
     refused(lambda: pickle.dumps(split), "2 ranks", "mha.parallel.save")
     refused(lambda: made(group, SIZES | {"num_heads": 3}), "num_heads is 3", "2")
-    refused(lambda: made(group, SIZES | {"num_key_value_heads": 1}), "num_key_value_heads is 1")
     refused(lambda: parallel.parallelize(whole, group.mesh), "attention.layer", kind=TypeError)
     refused(lambda: parallel.parallelize(whole.layer, "ranks"), "DeviceMesh", kind=TypeError)
     for call in (lambda: holder.weights, lambda: holder.to("numpy"), lambda: holder.save(group.folder / "none")):
@@ -384,10 +394,10 @@ def check_weights_are_collected_saved_and_loaded(group):
 
 
 def check_checkpoints_of_torch(group):
-    attention, _, split = made(group, NORMED)
+    attention, _, split = made(group, NORMED | ONE)
     warnings.simplefilter("ignore")
     checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "split")
-    other = torch_layer(random_layer(np.random.default_rng(9), NORMED, "float64"))
+    other = torch_layer(random_layer(np.random.default_rng(9), NORMED | ONE, "float64"))
     state = {"layer": other.layer.state_dict()}
     checkpoint.load(state, checkpoint_id=group.folder / "split")  # into a whole one: other ranks, too
     assert all(np.array_equal(X, attention.weights[name]) for name, X in other.weights.items())

@@ -59,6 +59,11 @@ def check_norms_over_all_heads_agree_and_send_a_number_for_each_row(folder):
     assert (forward, both) == (B * T * (5 + D), B * T * (2 * 5 + D + 3 * D) + D)
 
 
+def check_few_heads_of_keys_agree(folder):
+    for case in ("few heads of keys", "heads of keys on two devices", "norms over all heads, few of keys"):
+        agree({"heads", *(f"data x heads x {how}" for how in ("ring", "ulysses", "gather"))}, case)
+
+
 def check_large_scores_agree(folder):
     for dtype in ("float64", "float32"):
         agree({"ring", "ulysses", "gather"}, "scale 30, lengths", dtype)

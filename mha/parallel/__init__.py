@@ -18,12 +18,14 @@ from mha.parallel.parts import shard, unshard
 __all__ = ["attend", "gather", "load", "parallelize", "plan", "save", "shard", "unshard"]
 
 
-def plan(layer: Any, heads: str | None = None) -> Any:
+def plan(layer: Any, heads: str | None = None, mesh: Any = None) -> Any:
     """Plan how the heads of a layer are split over several devices, in the form that its framework takes.
 
     Args:
         layer: PyTorch: a layer, `attention.layer`, or any module that contains layers. JAX: the layer's module.
         heads: JAX: the name of the mesh's axis that the heads are split over; None = "heads".
+        mesh: JAX: the `jax.sharding.Mesh`; None = one whose devices divide the heads of keys, too. Where they do not,
+            the weights of keys and values are whole on each device.
 
     Returns:
         PyTorch: a dict for `torch.distributed.tensor.parallel.parallelize_module`, by the path of each layer in the
@@ -31,10 +33,11 @@ def plan(layer: Any, heads: str | None = None) -> Any:
         the form of the layer's variables, for `jax.sharding.NamedSharding`.
 
     Raises:
-        TypeError: if it is no layer of PyTorch or JAX, or if `heads` came with a layer of PyTorch.
-        ValueError: if the module contains no layer of mha.
+        TypeError: if it is no layer of PyTorch or JAX, or if `heads` or `mesh` came with a layer of PyTorch.
+        ValueError: if the module contains no layer of mha, or if the devices of a mesh do not divide the heads.
     """
-    return _engine("plan", layer).plan(layer, **({} if heads is None else {"heads": heads}))
+    given = {"heads": heads, "mesh": mesh}
+    return _engine("plan", layer).plan(layer, **{name: X for name, X in given.items() if X is not None})
 
 
 def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
@@ -43,12 +46,13 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
     Args:
         layer: the layer, `attention.layer`, with the same weights on every rank.
         mesh: a `torch.distributed.device_mesh.DeviceMesh` of one dimension, such as `mesh["heads"]`.
-        how: None splits the heads: each of N ranks has H / N of them and G / N of the heads of keys and values, takes
-            the whole inputs and returns the whole output; a norm over all heads takes its means over those of all
-            ranks. The other ways split the sequence: each rank takes its
-            consecutive slice of queries, keys and values, of any length, even 0, and returns the output of its queries.
-            "ulysses" gives each rank all rows of some heads (N <= H); "ring" passes keys and values from rank to rank,
-            for any number of ranks; "gather" collects all keys and values on every rank.
+        how: None splits the heads: each of N ranks has H / N of them and the heads of keys and values that they use,
+            takes the whole inputs and returns the whole output; a norm over all heads takes its means over those of all
+            ranks. If N does not divide the heads of keys, each rank has the weights of all of them, and computes those
+            that it uses. The other ways split the sequence: each rank takes its consecutive slice of queries, keys and
+            values, of any length, even 0, and returns the output of its queries. "ulysses" gives each rank all rows of
+            some heads (N <= H); "ring" passes keys and values from rank to rank, for any number of ranks; "gather"
+            collects all keys and values on every rank.
 
     Returns:
         The layer. A layer may be split by heads and then by sequence, over two dimensions of a mesh. Once it is split
@@ -81,7 +85,9 @@ def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *c
             split the sequence: "ring" (the least memory), "ulysses" (at most as many devices as heads) or "gather";
             `zigzag`, whether a ring exchanges rows so that in causal order all devices have as much to do: None = with
             causal order alone, and not beside a window, positions, segments, or a mask or bias with a row for each
-            query. A norm over all heads takes its means over those of all devices.
+            query. A norm over all heads takes its means over those of all devices. If the devices do not divide the
+            heads of keys, each computes those that its heads use; a cache that is returned then has copies of them, as
+            many on each device, and is taken again.
 
     Returns:
         The whole output (B, Q, D), on the devices of the mesh.

@@ -46,5 +46,5 @@ def _of_here(axes, pairs):
 
 
 def _mean(axis, X):
-    """The mean of each row of X (B, T, H*d) over all devices of an axis, (B, T, 1)."""
+    """The mean of each row of X (B, T, H*d) over all devices of an axis, (B, T, 1); heads have as many copies there."""
     return jax.lax.pmean(X.mean(-1, keepdims=True), axis)  # (B, T, 1)

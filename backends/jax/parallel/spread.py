@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import flax
 import jax
-from jax import numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha import checks
@@ -25,16 +24,22 @@ from ..engine.operations import OPERATIONS
 from ..layer import MultiHeadAttention
 from . import norms
 from .filling import filled
+from .heads import kept_by_devices, of_device, with_copies
 from .ring import as_numbers
 from .sequence import HOWS, over
 
 
-def plan(module, heads="heads"):
+def plan(module, heads="heads", mesh=None):
     """See `mha.parallel.plan`."""
     if not isinstance(module, MultiHeadAttention):
         raise TypeError(f"layer is a {type(module).__name__}, expected a module: attention.layer.unbind()[0]")
+    count = 1
+    if mesh is not None:
+        _axes(mesh, heads=heads)  # or the mesh has no such axis
+        count = mesh.shape[heads]
+        part_of(module.config, count)  # or it cannot be split so
     specs = {name: [None] * len(shape) for name, shape in shapes(module.config).items()}
-    for name, axis in split_axes(module.config).items():
+    for name, axis in split_axes(module.config, count).items():
         if name in specs:
             specs[name][axis] = heads
     named = {("params", *name.split(".")): PartitionSpec(*spec) for name, spec in specs.items()}
@@ -59,16 +64,23 @@ def attend(
         raise ValueError("cache is given, expected None: a layer that is split by its sequence keeps none")
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
-    call = check(arrays, module, queries, keys, values, given)._replace(known=None)
+    keeper, own = module, given.cache
+    if own is not None and heads is not None:
+        keeper = module.clone(config=kept_by_devices(module.config, mesh.shape[heads]))
+        given = given._replace(cache=with_copies(own, module.config, mesh.shape[heads]))
+    call = check(arrays, keeper, queries, keys, values, given)._replace(known=None)
     in_zigzag = _in_zigzag(zigzag, how, sequence, call)
     part = _part(module, queries, axes, mesh, how)
     named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
     if call.cache is not None:
-        return _decoded(part, axes, call, mesh, variables, named)
+        found = _decoded(module, part, axes, call, mesh, variables, named)
+        if own is not given.cache:
+            own.use_up()
+        return found
     if 0 in (queries.size, keys.size):
         # Nothing is there to spread.
         return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
-    run = functools.partial(_spread, part, axes, (how, in_zigzag), call.mapped(lambda X: None))
+    run = functools.partial(_spread, module, part, axes, (how, in_zigzag), call.mapped(lambda X: None))
     # Rows that do not divide are on every device, in the end, where shardings are part of types.
     there = sequence if queries.shape[1] % mesh.shape.get(sequence, 1) == 0 else None
     return _in_mesh(run, PartitionSpec(data, there), mesh, variables, named)
@@ -84,7 +96,7 @@ def _in_mesh(run, specs, mesh, *arrays):
     return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(*arrays)
 
 
-def _decoded(part, axes, call, mesh, variables, named):
+def _decoded(module, part, axes, call, mesh, variables, named):
     """The output of a checked call with a cache, and the one that is left: each device keeps the heads that it has."""
     data, heads, cache = axes.get("data"), axes.get("heads"), call.cache
     plain = call.mapped(lambda X: None)._replace(cache=None, step=None)
@@ -92,14 +104,14 @@ def _decoded(part, axes, call, mesh, variables, named):
     layer = norms.over(part, heads, heads) if of_all else part
     place = functools.partial(_place, axes=axes, together=False, of_all=of_all)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in named.items()}
-    of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
+    of_weights = plan(module, heads, mesh) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
     kept = (*2 * [PartitionSpec(data, heads)], *3 * [PartitionSpec(data)])
 
     def local(variables, arrays, slots):
         call = _whole(plain, arrays)._replace(cache=Cache(part.config, slots, cache.frozen))
         inputs = (arrays[name] for name in ("queries", "keys", "values"))
-        if heads and part.config.bias:
-            variables = _once(variables, heads)
+        if heads:
+            variables = of_device(module.config, heads, variables)
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         output, left = layer.apply(variables, *inputs, call, **options)
         return jax.lax.psum(output, heads) if heads else output, left.arrays()  # (B, Q, D)
@@ -117,7 +129,7 @@ def _decoded(part, axes, call, mesh, variables, named):
     return output, left if call.step is None else left.booked(call.step.book)
 
 
-def _spread(part, axes, way, plain, mesh, variables, arrays):
+def _spread(module, part, axes, way, plain, mesh, variables, arrays):
     """The output of a checked call, of its arrays by name; way: how, in_zigzag; plain: the call without arrays."""
     how, in_zigzag = way
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
@@ -133,7 +145,7 @@ def _spread(part, axes, way, plain, mesh, variables, arrays):
     together, of_all = how == "ulysses" and sequence, heads and over_all(part.config)
     place = functools.partial(_place, axes=axes, together=together, of_all=of_all)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in arrays.items()}
-    of_weights = plan(part, heads) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
+    of_weights = plan(module, heads, mesh) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
 
     def local(variables, arrays):
         call = _whole(plain, arrays)
@@ -141,8 +153,8 @@ def _spread(part, axes, way, plain, mesh, variables, arrays):
         inputs = arrays["queries"], arrays["keys"], arrays["values"]
         call = call if in_ring or not sequence else turned(call)
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
-        if heads and part.config.bias:
-            variables = _once(variables, heads)
+        if heads:
+            variables = of_device(module.config, heads, variables)
         layer = part
         if sequence:
             layer = over(part, sequence, how, (queries.shape[1], keys.shape[1]), each, placed, in_zigzag)
@@ -215,14 +227,6 @@ def _part(module, queries, axes, mesh, how):
         devices = f"{config.num_heads} heads on {sizes['sequence']} devices"
         raise ValueError(f'how is "ulysses" for {devices}, expected a multiple of these; use "ring"')
     return module.clone(config=config)
-
-
-def _once(variables, axis):
-    """The variables with the bias of W_o on the first device of an axis, and zero on the others: it is added once."""
-    first = jax.lax.axis_index(axis) == 0
-    params = dict(variables["params"])
-    params["W_o"] = params["W_o"] | {"bias": jnp.where(first, params["W_o"]["bias"], 0)}
-    return {**variables, "params": params}
 
 
 def _own_keys(rngs, axes):

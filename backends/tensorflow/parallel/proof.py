@@ -6,7 +6,7 @@ import tensorflow as tf
 from mha import parallel
 from mha.call import FLOATS, ROWS, axes_of
 from mha.layer import restore
-from mha.parallel.parts import ONCE, SPLIT
+from mha.parallel.parts import ONCE, copied, heads_of_keys, split_axes
 from mha.parity.cases.devices import part_of_call
 from mha.parity.same.layouts import GRADIENT
 
@@ -74,8 +74,12 @@ class Ranks:
             own = {name: _of_heads(name, X, slice(index * heads, (index + 1) * heads)) for name, X in call.items()}
             output, pull_back = part.vjp(*inputs[:3], **own)
             found.append({"output": output} | pull_back(inputs[3]))
-        axes = SPLIT | {name: AXES[name] for name in AXES if name in call and _has_heads(name, call[name])}
-        return {_named(name): (_joined([one[name] for one in found], axes.get(name), name), ()) for name in found[0]}
+        axes = split_axes(whole.config, self.count)
+        axes |= {name: AXES[name] for name in AXES if name in call and _has_heads(name, call[name])}
+        joined = {name: _joined([one[name] for one in found], axes.get(name), name) for name in found[0]}
+        for name in copied(whole.config, self.count) & joined.keys():
+            joined[name] = _of_copies([one[name] for one in found], heads_of_keys(whole.config, self.count))
+        return {_named(name): (X, ()) for name, X in joined.items()}
 
 
 def _arrays(inputs, call):
@@ -103,3 +107,12 @@ def _joined(parts, axis, name):
     if name == ONCE:
         return parts[0]  # each part has the whole gradient of the output
     return np.add.reduce(parts) if axis is None else np.concatenate(parts, axis)
+
+
+def _of_copies(parts, heads):
+    """The gradient of each head of keys, of those of its copies in the parts; heads: those of each part."""
+    summed = {}
+    for X, own in zip(parts, heads, strict=True):
+        for head, columns in zip(own, np.split(X, len(own), -1), strict=True):
+            summed[head] = summed.get(head, 0) + columns
+    return np.concatenate(list(summed.values()), -1)

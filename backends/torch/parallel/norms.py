@@ -19,7 +19,8 @@ def over(part, mesh, heads):
         for one in NORMS[name]:
             norm = getattr(part, one)
             norm.__class__ = _class_of(NormOverRanks, type(norm))
-            norm.num_heads, norm.mesh = norm.num_heads // mesh.size(), mesh
+            norm.num_heads = part.config.num_heads if one == "q_norm" else part.config.num_key_value_heads
+            norm.mesh = mesh
     part.__class__ = _class_of(OverRanks, type(part))
     part.here = heads
     return part
@@ -35,7 +36,7 @@ class NormOverRanks:
     """A norm of the heads of all ranks, of which some are here: comes before the class that it was."""
 
     def mean(self, X):
-        """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1)."""
+        """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1); each head of keys counts as often there."""
         return shared(summed(super().mean(X), self.mesh), self.mesh) / self.mesh.size()  # (B, T, 1)
 
 

@@ -76,7 +76,7 @@ class Ranks:
             if way == DATA and arrays[name].shape == call[name].shape:
                 torch.distributed.all_reduce(gradient)
             found[GRADIENT + name] = gradient, place
-        axes = {} if heads is None else split_axes(layer.config)
+        axes = {} if heads is None else split_axes(layer.config, heads.size())
         for name, parameter in parameters(layer).items():
             gradient, place = canonical(parameter.grad), ()
             if way == DATA:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from mha import checks
 from mha.call import check, takes_call
-from mha.parallel.parts import over_all, part_of, split_axes
+from mha.parallel.parts import copied, heads_of_keys, over_all, part_of, split_axes
 
 from .. import arrays
 from .. import layer as lesson
@@ -91,18 +91,30 @@ class Split:
         if self.heads is None:
             part = twin_of(self)
         else:
-            part = with_parameters(self, functools.partial(self.own, axes_of(self)))
-            part.config = part_of(self.config, self.heads.size())
+            count = self.heads.size()
+            known = axes_of(self, count), {*map(_stored, copied(self.config, count))}
+            part = with_parameters(self, functools.partial(self.own, *known))
+            part.config = part_of(self.config, count)
             part.W_o.bias = None  # added once, to the sum
         part.__class__ = type(self).whole
         if rows is not None:
             part = sequence.over(part, self.sequence, self.how, rows)
         return norms.over(part, self.heads, self.here()) if self.together() else part
 
-    def own(self, axes, name, parameter):
-        """A parameter as this rank has it; what the heads share gets the gradients of all ranks."""
+    def own(self, axes, copies, name, parameter):
+        """A parameter as this rank has it; what heads on several ranks use gets the gradients of all of them.
+
+        axes: of `axes_of`; copies: the names of those of which this rank takes the heads of keys that it uses.
+        """
         own = parameter.to_local()
-        return own if name in axes else shared(own, self.heads)
+        if name in axes:
+            return own
+        own = shared(own, self.heads)
+        if name not in copies:
+            return own
+        each = own.unflatten(0, (self.config.num_key_value_heads, -1))  # (G, d, any) or (G, d)
+        here = heads_of_keys(self.config, self.heads.size())[self.heads.get_local_rank()]
+        return torch.cat([each[head] for head in here])  # (heads of keys here * d, any)
 
     def of_heads(self, call):
         """The call of the heads on this rank alone, unless a norm is over those of all ranks."""
@@ -156,7 +168,7 @@ class HeadParallel(ParallelStyle):
             raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
         part_of(module.config, device_mesh.size())  # or it cannot be split so
         agree(device_mesh, {"the digest of the weights": digest_of_weights(module)})
-        axes = axes_of(module)
+        axes = axes_of(module, device_mesh.size())
         for name, parameter in dict(module.named_parameters()).items():
             placement = Shard(axes[name]) if name in axes else Replicate()
             path, _, last = name.rpartition(".")
@@ -167,9 +179,14 @@ class HeadParallel(ParallelStyle):
         return module
 
 
-def axes_of(module):
-    """Which axis of a parameter, (out, in), has the heads, by name; all heads share the others."""
-    return {name.replace("kernel", "weight"): int(axis == 0) for name, axis in split_axes(module.config).items()}
+def axes_of(module, count):
+    """Along which axis a parameter, (out, in), is split over so many ranks, by name; each rank has the others whole."""
+    return {_stored(name): int(axis == 0) for name, axis in split_axes(module.config, count).items()}
+
+
+def _stored(name):
+    """The name that a layer of PyTorch has for a weight."""
+    return name.replace("kernel", "weight")
 
 
 def plan(module):

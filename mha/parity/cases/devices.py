@@ -51,7 +51,7 @@ class Group:
 
 
 def cases_of(count: int) -> tuple[Case, ...]:
-    """Make the cases for so many devices: heads and samples divide by their number, rows do not.
+    """Make the cases for so many devices: heads and samples divide by their number; rows and few heads of keys do not.
 
     Some part of the sequence may have no rows, others only padding.
     """
@@ -59,6 +59,9 @@ def cases_of(count: int) -> tuple[Case, ...]:
     B, Q, K = count, 13, 17
     plain = WIDTHS | {"num_heads": H}
     grouped = WIDTHS | {"num_heads": 2 * G, "num_key_value_heads": G}
+    few = WIDTHS | {"num_heads": 2 * count, "num_key_value_heads": 1 if count % 2 else count // 2}
+    torn = next(n for n in (2, 3, 5, 7) if count % n)  # heads of keys, of which some are on two devices
+    torn_heads = WIDTHS | {"num_heads": torn * count, "num_key_value_heads": torn}
     rest = {"softcap": 1.5, "window": (9, 3)}
     turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("layer", 0.01)}
     of_all = {"qk_norm": Norm("layer", 0.01, "all"), "value_norm": Norm("rms", 0.01, "all"), "rotary": Rotary(10)}
@@ -110,6 +113,14 @@ def cases_of(count: int) -> tuple[Case, ...]:
             "norms over all heads, after the rotation", plain | of_all | after, causal=True, mask=(B, H, Q, K), **sizes,
             quick=(),
         ),
+        Case(
+            "few heads of keys", few | turned | {"value_norm": "rms", "sinks": True}, lengths, causal=True, **sizes,
+            dtypes=DTYPES,
+        ),
+        Case(
+            "heads of keys on two devices", torn_heads | rest, lengths, mask=(B, torn * count, Q, K), **sizes,
+        ),
+        Case("norms over all heads, few of keys", torn_heads | of_all, lengths, **sizes, quick=()),
     )  # fmt: skip
 
 
