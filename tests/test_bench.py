@@ -15,7 +15,7 @@ from commands import run
 
 import mha
 from mha import parity
-from mha.bench import cases, report, worker
+from mha.bench import cases, peak, report, worker
 from mha.bench import run as parent
 from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results
@@ -352,11 +352,11 @@ def test_what_rounds_come_to():
 
 
 def test_peak_memory():
-    before = worker._reset_peak()
+    before = peak.reset_peak()
     len(np.ones(2**23))  # 64 MiB, gone at once
-    assert 63 < (worker._peak() - before) / 2**20 < 80  # the kernel counts pages in batches
-    assert (worker._peak() - worker._reset_peak()) / 2**20 > 60
-    assert worker._peak() - worker._reset_peak() < 2**20
+    assert 63 < (peak.peak() - before) / 2**20 < 80  # the kernel counts pages in batches
+    assert (peak.peak() - peak.reset_peak()) / 2**20 > 60
+    assert peak.peak() - peak.reset_peak() < 2**20
 
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
@@ -366,9 +366,9 @@ def test_peak_memory_where_no_file_tells_it(monkeypatch, platform, unit):
     def no_file(field):
         raise OSError(field)
 
-    monkeypatch.setattr(worker, "_status", no_file)
-    monkeypatch.setattr(worker.sys, "platform", platform)
-    assert worker._peak() == unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    monkeypatch.setattr(peak, "_status", no_file)
+    monkeypatch.setattr(peak.sys, "platform", platform)
+    assert peak.peak() == unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def test_a_worker_of_each_backend(backend):

@@ -3,20 +3,16 @@
 It prints one JSON object; {"error": ...} says in one line what went wrong.
 """
 
-import contextlib
-import ctypes
 import dataclasses
 import functools
 import gc
 import importlib
 import json
 import math
-import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +21,7 @@ import mha
 from mha import parity
 from mha.bench import cases
 from mha.bench.cases import Shape
+from mha.bench.peak import peak, reset_peak
 from mha.bench.steps import REFERENCE, Implementation, Results, Step
 from mha.names import BackendName
 
@@ -87,9 +84,9 @@ def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, 
     _implementations(backend, dataclasses.replace(measured, B=2, T=8), kind)[name].make()()
     step = _implementations(backend, measured, kind)[name].make()
     gc.collect()
-    before = _reset_peak()
+    before = reset_peak()
     step()
-    return {"mebibytes": max(0.0, _peak() - before) / 2**20}
+    return {"mebibytes": max(0.0, peak() - before) / 2**20}
 
 
 def check_agreement(steps: dict[str, Step]) -> None:
@@ -153,35 +150,6 @@ def _seconds(step: Step, calls: int = 1) -> float:
     for _ in range(calls):
         step()
     return (time.perf_counter() - start) / calls
-
-
-# Bytes
-
-
-def _reset_peak() -> int:
-    """Reset the peak of the process's memory, if the system can, and return the memory now, or else the old peak."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)  # freed memory that it keeps would be used again without being counted
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status("VmRSS")
-    except (OSError, IndexError):
-        return _peak()
-
-
-def _peak() -> int:
-    """The peak memory of the process, in bytes."""
-    try:
-        return _status("VmHWM")
-    except (OSError, IndexError):  # a system without /proc, or without that line in it
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def _status(field: str) -> int:
-    return 1024 * int(re.findall(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
 def main(arguments: list[str]) -> None:
