@@ -11,6 +11,7 @@ from stored import stored
 
 import mha
 from mha import dispatch, parity
+from mha.bench import devices
 from mha.bench.run import Report, Row
 from mha.cli import bench
 from mha.tables import text
@@ -83,6 +84,19 @@ def test_bench(monkeypatch):
     monkeypatch.setattr(bench, "_measure", lambda *asked: measured)
     lines = keeps_words(monkeypatch, "bench", "--backends", "numpy")
     assert "ms 0.26" in " ".join(lines)
+
+
+def test_bench_of_devices(monkeypatch):
+    rows = [
+        devices.Row("torch", "training", "XL-all", "unsplit", 2625.4, 5, 1.0, None, 77.5, 1.0),
+        devices.Row("torch", "training", "XL-all", "ring", 2571.7, 5, 2.18, 1.04, 114.5, 1.48),
+        devices.Row("torch", "training", "XL-all", "context_parallel", problem="it takes no lengths"),
+    ]
+    monkeypatch.setattr(devices, "BACKENDS", ("numpy",))
+    monkeypatch.setattr(bench.run, "machine", lambda names: MACHINE)
+    monkeypatch.setattr(bench, "_measure_devices", lambda *asked: devices.Report(4, rows))
+    lines = keeps_words(monkeypatch, "bench", "--backends", "numpy", "--devices", "4")
+    assert "processor time 2.18" in " ".join(lines)
 
 
 @pytest.fixture

@@ -132,6 +132,7 @@ SHAPES = {
         Shape("M", 8, 128, 512, 8),
         Shape("L", 1, 1024, 768, 12),
         Shape("XL", 1, 4096, 512, 8),
+        Shape("XL-all", 1, 4096, 512, 8, keys="all"),
         Shape("R", 16, 512, 512, 8, keys="ragged"),
         Shape("C", 1, 4096, 512, 8, causal=True),
         Shape("G", 1, 4096, 512, 8, G=2),

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mha.bench import cases
+from mha.bench import cases, devices
 from mha.bench.run import Row
 from mha.tables import plain_table
 
@@ -53,6 +53,25 @@ def table(rows: list[Row]) -> Table:
         floor = next((row.floor for row in listed if row.floor is not None), None)
         if listed[0].kind != "decoding":
             found.add_row(shape, "matrix products alone", _time(floor), "", "", "")
+        found.add_section()
+    return found
+
+
+def table_of_devices(rows: list[devices.Row], count: int) -> Table:
+    """The rows of one backend and kind over so many devices, shape by shape."""
+    found = plain_table("shape", "way", "ms", "processor time", "busiest", "MiB", "of memory", "note")
+    title = f"{rows[0].backend}, {rows[0].kind}, {count} devices"
+    found.title, found.title_justify, found.title_style = title, "left", "bold"
+    for column in found.columns[2:-1]:
+        column.justify = "right"
+    for shape, several in itertools.groupby(rows, lambda row: row.shape):
+        for row in several:
+            processor, busiest, share = (
+                "" if number is None else f"{number:.2f}" for number in (row.processor, row.busiest, row.share)
+            )
+            memory = "" if row.mebibytes is None else f"{row.mebibytes:,.1f}"
+            note = row.problem or ""
+            found.add_row(shape, row.way, _time(row.milliseconds), processor, busiest, memory, share, note)
         found.add_section()
     return found
 

@@ -10,6 +10,8 @@ from mha.bench.cases import Shape
 
 REFERENCE = "attention.layer"  # all others are compared with the backend's layer, compiled if the framework compiles
 
+UNSPLIT = "unsplit"  # the layer on one device, with which ways to split it are compared
+
 
 class Results(NamedTuple):
     """The results of one call, in arrays of NumPy or the framework.
@@ -31,6 +33,23 @@ class Implementation(NamedTuple):
 
     role: str
     make: Callable[[], Step]
+
+
+class Way(NamedTuple):
+    """A way to call a layer over several devices, as one rank has it.
+
+    step: makes one call and waits for its end; None = this rank takes no part; whole: makes the results of the whole
+    layer, on every rank, of those that step returned here, or of None; bytes: the memory that the compiler says a
+    device takes, None = it is measured.
+    """
+
+    step: Callable[[], Results] | None
+    whole: Callable[[Results | None], Results]
+    bytes: int | None = None
+
+
+class UnavailableError(Exception):
+    """A way that cannot be measured here; its text says why."""
 
 
 def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:

@@ -5,26 +5,36 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from mha import checks, dispatch
-from mha.bench import cases, report, run
+from mha.bench import cases, devices, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
 from mha.names import BackendName
+from mha.parity.run.groups import MOST
 
 
 def bench(
     backends: Backends = None,
     shapes: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="S,M", show_default="all", help="Shapes, joined by commas; empty: no tables, --plot alone."
+            metavar="S,M",
+            show_default=f"all; with --devices {','.join(devices.SHAPES)}",
+            help="Shapes, joined by commas; empty: no tables, --plot alone.",
         ),
-    ] = ",".join(cases.SHAPES),
-    kinds: Annotated[str, typer.Option(metavar="A,B", help="Kinds, joined by commas.")] = ",".join(cases.KINDS),
+    ] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            show_default=f"{','.join(cases.KINDS)}; with --devices {','.join(cases.PASSES)}",
+            help="Kinds, joined by commas.",
+        ),
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=0, help="Time for all implementations of a backend on one shape, in turns.")
     ] = 10.0,
@@ -33,6 +43,17 @@ def bench(
         str | None,
         typer.Option(
             "--json", metavar="FILE", help="Also write all numbers, and this machine's data, to FILE; - is stdout."
+        ),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="N",
+            min=2,
+            max=MOST,
+            help="Measure instead each way of splitting a layer over N devices of this machine: "
+            f"{', '.join(devices.BACKENDS)}.",
         ),
     ] = None,
     plot: Annotated[
@@ -58,6 +79,13 @@ def bench(
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
     longer a user's call takes than the layer, also as the median of the turns. Memory is the peak of one call.
 
+    With --devices, the lines are the ways that mha.parallel splits a layer: heads, ulysses, ring and gather, beside the
+    unsplit layer and, on PyTorch, its own context_parallel around the fused kernel. PyTorch has N processes with one
+    thread each, and the unsplit layer one of them; JAX has N devices in one process, whose threads serve the unsplit
+    layer, too. "Processor time" is that of all ranks together, divided by that of the unsplit layer: 1 if splitting
+    costs nothing. "Busiest" is that of the busiest rank divided by the mean. Memory is the peak of the rank that takes
+    the most, without inputs, weights and their gradients; "of memory" is its part of what the unsplit layer takes.
+
     \b
     The shapes (self-attention; the lengths are 3/4 of T):
       name  batch     T    D  heads
@@ -74,10 +102,10 @@ def bench(
       P         1  4096  256      4  16 segments of 256
       D         1  1024  512      8  one token after T others
 
-    S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all and S64-all have none. At G, the
-    layer with 8 key-value heads is timed as well; at W, the layer with no window; at P, that with no segments, and on
-    PyTorch the compiled flex_attention, which needs a C++ compiler. D-8192, D-16 and D-16-8192 have that
-    T and that batch; D-G, D-G-8192, D-G-16 and D-G-16-8192 have 2 key-value heads.
+    S-ragged, S32-ragged and S64-ragged have any lengths from 1 to T; S-all, S32-all, S64-all and XL-all have none. At
+    G, the layer with 8 key-value heads is timed as well; at W, the layer with no window; at P, that with no segments,
+    and on PyTorch the compiled flex_attention, which needs a C++ compiler. D-8192, D-16 and D-16-8192 have that T and
+    that batch; D-G, D-G-8192, D-G-16 and D-G-16-8192 have 2 key-value heads.
 
     All shapes and kinds take about three hours, and --plot takes about one more. For the plot, an implementation stops
     at the last T for which half of the free memory is surely enough. --no-memory changes only the tables.
@@ -86,13 +114,17 @@ def bench(
     Examples:
       mha bench --backends torch --shapes S --json bench.json
       mha bench --kinds inference --shapes "" --plot bench.svg
+      mha bench --backends torch --devices 4 --shapes C
 
     Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or if a backend that it
     names is not installed.
     """
+    if count is not None:
+        _split(count, backends, shapes, kinds, seconds, not no_memory, to, plot)
     names = chosen_all(backends)
-    chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, tuple(cases.SHAPES))]
-    both = _choices("--kinds", kinds, cases.KINDS)
+    known = tuple(cases.SHAPES)
+    chosen = [cases.SHAPES[name] for name in _choices("--shapes", _or(shapes, known), known)]
+    both = _choices("--kinds", _or(kinds, cases.KINDS), cases.KINDS)
     if not (any(cases.of_kind(kind, chosen) for kind in both) or (plot and {*both} != {"decoding"} and both)):
         terminal.fail(
             "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot; those that begin with "
@@ -114,6 +146,60 @@ def bench(
     if picture:
         terminal.write(picture, report.picture(results.sweep, suffix))
     raise typer.Exit(1 if results.failed else 0)
+
+
+def _split(
+    count: int, backends: str | None, shapes: str | None, kinds: str | None, seconds: float, memory: bool,
+    to: str | None, plot: str | None,
+) -> NoReturn:  # fmt: skip
+    """Measure layers that are split over so many devices, and end the command."""
+    if plot:
+        terminal.fail("--plot came with --devices, which draws nothing; leave one of them out")
+    names = _which_split(backends)
+    known = [shape.name for shape in cases.of_kind(cases.PASSES[0], cases.SHAPES.values())]
+    chosen = [cases.SHAPES[name] for name in _choices("--shapes", _or(shapes, devices.SHAPES), known)]
+    passes = _choices("--kinds", _or(kinds, cases.PASSES), cases.PASSES)
+    if not (chosen and passes):
+        terminal.fail("nothing to measure: expected a kind in --kinds and a shape in --shapes")
+    file = terminal.json_file(to)
+    results = _measure_devices(count, names, passes, chosen, seconds, memory)
+    console = terminal.console(stderr=to == "-")
+    console.print(report.about(machine := run.machine(names)))
+    for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
+        console.print("", report.table_of_devices(list(rows), count), sep="\n")
+    for line in results.failed:
+        terminal.complain(line)
+    if to is not None:
+        terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
+    raise typer.Exit(1 if results.failed else 0)
+
+
+def _which_split(backends: str | None) -> list[BackendName]:
+    """The backends that were named, or of those that are installed all that split layers."""
+    names, able = chosen_all(backends), " or ".join(devices.BACKENDS)
+    found = [name for name in names if name in devices.BACKENDS]
+    if backends is not None and found != names:
+        unable = next(name for name in names if name not in found)
+        terminal.fail(f"--backends is {unable!r}, expected {able} with --devices: mha.parallel splits layers of these")
+    if not found:
+        needed = "; ".join(dispatch.install(name) for name in devices.BACKENDS)
+        terminal.fail(f"--devices needs {able}, of which none is installed: {needed}")
+    return found
+
+
+def _measure_devices(
+    count: int, backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool
+) -> devices.Report:
+    """All measurements over so many devices, with a progress bar where stderr is a terminal."""
+    with terminal.progress() as progress:
+        task = progress.add_task("", total=None)
+        runner = devices.Runner(count, seconds, lambda now: progress.update(task, description=now))
+        tables = list(itertools.product(backends, kinds, shapes))
+        progress.update(task, total=len(tables))
+        for one in tables:
+            runner.table(*one, memory)
+            progress.advance(task)
+    return runner.report
 
 
 def _measure(
@@ -142,6 +228,11 @@ def _picture(name: str) -> tuple[str, str]:
     if suffix not in known:
         terminal.fail(f"--plot is {name}, expected a file whose suffix is one of {', '.join(known)}")
     return terminal.writable("--plot", name), suffix
+
+
+def _or(value: str | None, default: Sequence[str]) -> str:
+    """The value of an option, or its default in the same form."""
+    return ",".join(default) if value is None else value
 
 
 def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:

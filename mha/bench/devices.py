@@ -1,0 +1,151 @@
+"""Measure layers that are split over several devices of this machine; nothing here imports a framework."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from mha import dispatch
+from mha.bench.cases import Shape
+from mha.names import BackendName
+from mha.parity.run.groups import LOOPBACK
+from mha.parity.run.processes import why_it_ended
+
+BACKENDS = dispatch.having("parallel/bench.py")
+SHAPES = ("XL-all", "C")  # where nobody names others
+LIMIT = 600.0  # seconds that one rank waits for another
+WORKER = "mha.bench.ranks"
+
+
+@dataclasses.dataclass
+class Row:
+    """The measurements of one way to split a layer; None = not measured, or there is no such number.
+
+    milliseconds: the median time of a call; rounds: the number of samples; processor: the processor's time of all ranks
+    together, divided by that of the unsplit layer; busiest: that of the busiest rank divided by the mean, where ranks
+    are processes; mebibytes: the peak memory of the rank that takes the most, without inputs, weights and their
+    gradients; share: the same divided by that of the unsplit layer; problem: why it was not measured.
+    """
+
+    backend: BackendName
+    kind: str
+    shape: str
+    way: str
+    milliseconds: float | None = None
+    rounds: int | None = None
+    processor: float | None = None
+    busiest: float | None = None
+    mebibytes: float | None = None
+    share: float | None = None
+    problem: str | None = None
+
+
+@dataclasses.dataclass
+class Report:
+    """All measurements over a number of devices, and a line for each that failed."""
+
+    devices: int
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    failed: list[str] = dataclasses.field(default_factory=list)
+
+
+class Runner:
+    """Runs the measurements over a number of devices; calls `progress` with a text for each part of the work."""
+
+    def __init__(self, devices: int, seconds: float, progress: Callable[[str], None]) -> None:
+        self.report = Report(devices)
+        self.seconds = seconds
+        self.progress = progress
+
+    def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
+        """Measure all ways to split a layer of one shape; memory: True = its memory, too."""
+        place = ", ".join((backend, kind, shape.name))
+        arguments = {"kind": kind, "shape": shape.name, "seconds": self.seconds, "memory": memory}
+        result = work(backend, self.report.devices, arguments, lambda now: self.progress(f"{place}: {now}"))
+        if "error" in result:
+            self.report.failed.append(f"{place}: {result['error']}")
+            return
+        for name, found in result["ways"].items():
+            if found.pop("failed", False):
+                self.report.failed.append(f"{place}, {name}: {found['problem']}")
+            self.report.rows.append(Row(backend, kind, shape.name, name, **found))
+
+
+def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress: Callable[[str], None]) -> dict:
+    """What the first rank printed in the end, or {"error": ...} of the rank that ended first without a result.
+
+    arguments: those of `ranks.measure` that are the same for all ranks.
+    """
+    known = dispatch.FRAMEWORKS[backend]
+    count = devices if known.ranks else 1
+    # All frameworks use the processor alone, since only its memory can be measured.
+    environment = os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    if known.ranks:
+        environment["OMP_NUM_THREADS"] = "1"
+    if known.devices:
+        variable, option = known.devices
+        environment[variable] = f"{environment.get(variable, '')} {option}{devices}".strip()
+    results: list[tuple[int, dict]] = []  # by rank, in the order in which they ended
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(count) as pool:
+        running: list[subprocess.Popen] = []
+        try:
+            for rank in range(count):
+                ranks = {"rank": rank, "count": devices, "meet": os.path.join(folder, "meet"), "limit": LIMIT}
+                given = json.dumps(arguments | {"backend": backend, "ranks": ranks})
+                with open(_said(folder, rank), "w", encoding="utf-8") as said:
+                    process = subprocess.Popen(
+                        [sys.executable, "-m", WORKER, given], stdout=subprocess.PIPE, stderr=said,
+                        stdin=subprocess.DEVNULL, encoding="utf-8", start_new_session=True, env=environment,
+                    )  # fmt: skip
+                running.append(process)
+            waiting = {pool.submit(_listen, rank, folder, process, progress) for rank, process in enumerate(running)}
+            while waiting and not any("error" in result for _, result in results):
+                ended, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+                results += [one.result() for one in ended]
+        finally:  # also after Ctrl-C
+            for process in running:
+                _end(process)
+    for rank, result in results:
+        if "error" in result:
+            return {"error": f"rank {rank}: {result['error']}" if known.ranks else result["error"]}
+    return dict(results)[0]
+
+
+def _said(folder: str, rank: int) -> str:
+    """The file for what a rank says on stderr."""
+    return os.path.join(folder, f"said by {rank}")
+
+
+def _listen(
+    rank: int, folder: str, process: subprocess.Popen, progress: Callable[[str], None]
+) -> tuple[int, dict[str, Any]]:
+    """The rank, and its process' last line that is not about what it does now; or why it ended without one.
+
+    Of what ranks do now, that of the first is passed on.
+    """
+    result = None
+    with process:
+        for line in process.stdout or ():
+            report = json.loads(line)
+            if "now" not in report:
+                result = report
+            elif rank == 0:
+                progress(report["now"])
+    if result is None:
+        with open(_said(folder, rank), encoding="utf-8", errors="replace") as file:
+            result = {"error": why_it_ended(process.returncode, file.read())}
+    return rank, result
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a process that still runs, and all that it has started."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
