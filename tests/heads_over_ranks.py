@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from layers import agrees, random_layer
 from ranks import refused
+from sequence_over_ranks import ways_of
 from torch import distributed
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
@@ -118,6 +119,10 @@ def assert_as_whole(split, attention, inputs, cotangent, call):
             assert agrees(gradient, expected[name], gradient=True), (name, return_weights)
 
 
+def check_heads_of_keys_that_both_ranks_use(group):
+    ways_of(group, "full", ("heads of keys on two devices", "norms over all heads, few of keys"), ("float64",), "heads")
+
+
 def check_rows_that_heads_elsewhere_use_count_in_norms_over_all(group):
     """What no head of a rank uses is no padding there, if it is in the means of heads on another rank."""
     rng, first, second = np.random.default_rng(5), slice(H // 2), slice(H // 2, H)
@@ -185,20 +190,19 @@ def check_what_is_sent(group):
     _, _, split = made(group, SIZES | ONE)
     weights = [X.numel() * 8 for X in (*split.W_k.parameters(), *split.W_v.parameters())]
     assert sum(weights) == (D * 4 + 4 + D * 3 + 3) * 8
-    with Sent() as forward:
-        output = split(*X)
-    with Sent() as backward:
-        output.sum().backward()
-    assert forward.sums == [volume], forward.sums
-    assert sorted(backward.sums) == sorted([*weights, *[volume] * 3]), backward.sums
+    assert sums_of(split, X) == ([volume], sorted([*weights, *[volume] * 3]))
     _, _, split = made(group, SIZES | OF_ALL)
     means = [B * T * 8] * (2 + 2 + 1)  # of queries and keys two each, of values one
+    assert sums_of(split, X) == ([*means, volume], [*means, *[volume] * 3])
+
+
+def sums_of(split, inputs):
+    """The bytes of the sums of a call, forward and backward, in order of size."""
     with Sent() as forward:
-        output = split(*X)
+        output = split(*inputs)
     with Sent() as backward:
         output.sum().backward()
-    assert sorted(forward.sums) == [*means, volume], forward.sums
-    assert sorted(backward.sums) == [*means, *[volume] * 3], backward.sums
+    return sorted(forward.sums), sorted(backward.sums)
 
 
 def see_through(group):
