@@ -411,8 +411,6 @@ def cache_of(of_keys):
     output, _ = parallel.attend(module, variables, *3 * [X[:, :1]], **given)  # not compiled
     within(output, expected[:, :1], base[:, :1], gradient=False)
     refused(lambda: given["cache"].keys, "used up")
-    call = {"cache": attention.cache(B), "mesh": mesh(), "sequence": "devices"}
-    refused(lambda: parallel.attend(module, variables, X, X, X, **call), "a layer that is split by its sequence keeps")
 
 
 def check_what_does_not_divide_is_refused(folder):

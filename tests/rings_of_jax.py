@@ -18,12 +18,14 @@ from devices_of_jax import (
     T,
     agree,
     dropout_of,
+    dropped,
     layer,
     loops,
     main,
     mesh,
     sent,
     texts,
+    within,
 )  # fmt: skip
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -32,6 +34,7 @@ from ranks import refused
 import mha
 from mha import parallel
 from mha.backends.jax.parallel.ring import passes, zigzag
+from mha.engine import cutting
 from mha.parallel import rows
 
 RING = {"sequence": "devices", "how": "ring"}
@@ -122,8 +125,10 @@ def check_half_precision_agrees_in_zigzag(folder):
         agree({"ring"}, "sinks, lengths", "bfloat16")
 
 
-def check_dropout_differs_between_devices_in_zigzag(folder):
+def check_dropout_differs_between_devices_and_halves_in_zigzag(folder):
     dropout_of(RING | {"zigzag": True})
+    kept = next(dropped(RING | {"zigzag": True})) > 0  # (B, H, T, T), whose key T - 1 - j is on the device of key j
+    assert not np.array_equal(kept, kept[..., ::-1])
 
 
 def check_tokens_agree_in_a_ring(folder):
@@ -143,8 +148,29 @@ def check_chunks_beside_segments_agree_in_a_ring(folder):
     assert mha.parity.ratio(attention, np.asarray(found), X, X, X, **call) <= 1
 
 
+def check_blocks_that_do_not_divide_the_rows_see_no_padding(folder):
+    """Of five rows on each device two are attended together; what is filled in is of no segment."""
+    given, cutting.SCORES = cutting.SCORES, 400
+    try:
+        X, segments = np.random.default_rng(2).normal(size=(1, 40, D)).astype("float32"), np.arange(40) % 3
+        poisoned = np.where(segments[:, None] == 0, np.nan, X)
+        attention = mha.MultiHeadAttention(D, H, backend="numpy", bias=True, seed=0)
+        module, variables = attention.to("jax").layer.unbind()
+        call = {"segments": segments % 2 + 1, "key_segments": segments}
+        both = jax.jit(functools.partial(parallel.attend, module, **call, mesh=mesh(), **RING))
+        output, pull = jax.vjp(lambda X: both(variables, X, poisoned, poisoned), X)
+        assert mha.parity.ratio(attention, np.asarray(output), X, X, X, **call) <= 1
+        wide = X.astype("float64")
+        exact = mha.parity.in_dtype(attention, "float64").gradients(wide, wide, wide, **call, cotangent=wide)
+        found = attention.gradients(X, X, X, **call, cotangent=X)
+        within(pull(X)[0], exact["queries"], found["queries"])
+    finally:
+        cutting.SCORES = given
+
+
 def check_segments_that_do_not_meet_are_left_out(folder):
     segments, places = np.repeat([3, 0, 2, 1], 16), np.arange(64)
+    segments[15::16] = -1  # padding
     assert (work({"segments": segments}, 4, 64) == 16 * 16).all()  # each of four devices has one of its own
     backwards = {"positions": places[::-1], "key_positions": places}
     assert (work(backwards | {"causal": True}, 4, 64) == 16 * 16 * np.array([4, 3, 2, 1])).all()

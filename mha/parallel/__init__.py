@@ -89,8 +89,11 @@ def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *c
             heads of keys, each computes those that its heads use; a cache that is returned then has copies of them, as
             many on each device, and is taken again.
 
+    With a cache, `sequence` splits its slots, in one way for every `how`: each device keeps as many of them, attends to
+    those, and the results are merged. The new tokens are on all of its devices.
+
     Returns:
-        The whole output (B, Q, D), on the devices of the mesh.
+        The whole output (B, Q, D), on the devices of the mesh; with a cache also the one that is left.
 
     Raises:
         TypeError, ValueError: if an argument does not fit the layer or the mesh, or if a size cannot be divided.

@@ -6,6 +6,7 @@ the new tokens apart, and where these are written depends on the output.
 Letters as in the chapters; S slots, Q new tokens, T = S + Q.
 """
 
+import functools
 import threading
 
 import jax
@@ -36,27 +37,36 @@ def remembered(k, v, call):
     Returns keys, a pair (B*G, S, d) and (B*G, Q, d), values, a pair as these, the call of both, and a function of the
     output that gives the cache that is left.
     """
-    cache, Q = call.cache, k.shape[1]
-    (B, G, S, _), kept = cache.keys.shape, (cache.keys, cache.values)
+    cache, (B, G, S, _) = call.cache, call.cache.keys.shape
+    there, state, call = booked(call, k.shape[1])
+    of_slots = (jax.lax.stop_gradient(X).reshape(B * G, S, -1) for X in (cache.keys, cache.values))  # (B*G, S, any)
+    keys, values = zip(of_slots, (k, v), strict=True)
+    return keys, values, call, functools.partial(written, cache, k, v, there, state)
+
+
+def booked(call, num_tokens):
+    """Where new tokens go, integers (B, Q), of which S is no slot; the bookkeeping that is left; and the call of all T.
+
+    Of the cache, only the bookkeeping is used, which is that of all slots.
+    """
+    cache, S = call.cache, call.cache.positions.shape[1]
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(Q)  # (B, Q): whether a token is the last one of its slot
-    there = jnp.where(last, slots[:, S:], S)  # (B, Q): slot S is none
-
-    def write(output):
-        if cache.frozen:
-            return cache
-        places = there + _nothing(output)
-        heads = []
-        for X, new in zip(kept, (k, v), strict=True):
-            new = jax.lax.stop_gradient(new).reshape(B, G, Q, -1).swapaxes(1, 2)  # (B, Q, G, d)
-            heads.append(X.at[jnp.arange(B)[:, None], :, places].set(new, mode="drop"))  # (B, G, S, d)
-        return cache.after(*heads, *state)
-
+    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(num_tokens)  # (B, Q): whether it is the last one of a slot
+    there = jnp.where(last, slots[:, S:], S)  # (B, Q)
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
     key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
-    of_slots = (jax.lax.stop_gradient(X).reshape(B * G, S, -1) for X in kept)  # (B*G, S, any)
-    keys, values = zip(of_slots, (k, v), strict=True)
-    return keys, values, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), write
+    return there, state, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs)
+
+
+def written(cache, k, v, there, state, output):
+    """The cache with the heads of new tokens k and v in these of its slots, (B, Q), as soon as there is an output."""
+    if cache.frozen:
+        return cache
+    (B, G, *_), Q, places, heads = cache.keys.shape, k.shape[1], there + _nothing(output), []
+    for X, new in zip((cache.keys, cache.values), (k, v), strict=True):
+        new = jax.lax.stop_gradient(new).reshape(B, G, Q, -1).swapaxes(1, 2)  # (B, Q, G, d)
+        heads.append(X.at[jnp.arange(B)[:, None], :, places].set(new, mode="drop"))  # (B, G, S, d)
+    return cache.after(*heads, *state)
 
 
 def pooled(pooling, q, k, v, num_heads, call):

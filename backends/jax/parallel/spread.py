@@ -27,6 +27,7 @@ from .filling import filled
 from .heads import kept_by_devices, of_device, with_copies
 from .ring import as_numbers
 from .sequence import HOWS, over
+from .slots import over as slots_over
 
 
 def plan(module, heads="heads", mesh=None):
@@ -60,8 +61,6 @@ def attend(
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
     given = given_call(given, named)
-    if given.cache is not None and sequence is not None:
-        raise ValueError("cache is given, expected None: a layer that is split by its sequence keeps none")
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     keeper, own = module, given.cache
@@ -69,6 +68,9 @@ def attend(
         keeper = module.clone(config=kept_by_devices(module.config, mesh.shape[heads]))
         given = given._replace(cache=with_copies(own, module.config, mesh.shape[heads]))
     call = check(arrays, keeper, queries, keys, values, given)._replace(known=None)
+    if call.cache is not None:
+        _fit_slots(call.cache, mesh.shape.get(sequence, 1), zigzag)
+        how = "ring"  # which takes any heads: slots are split in one way alone
     in_zigzag = _in_zigzag(zigzag, how, sequence, call)
     part = _part(module, queries, axes, mesh, how)
     named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
@@ -97,15 +99,20 @@ def _in_mesh(run, specs, mesh, *arrays):
 
 
 def _decoded(module, part, axes, call, mesh, variables, named):
-    """The output of a checked call with a cache, and the one that is left: each device keeps the heads that it has."""
-    data, heads, cache = axes.get("data"), axes.get("heads"), call.cache
+    """The output of a checked call with a cache, and the one that is left.
+
+    Each device keeps the heads that it has, and of their slots those that it has.
+    """
+    (data, heads, sequence), cache = (axes.get(name) for name in ("data", "heads", "sequence")), call.cache
     plain = call.mapped(lambda X: None)._replace(cache=None, step=None)
     of_all = heads and over_all(part.config)
-    layer = norms.over(part, heads, heads) if of_all else part
-    place = functools.partial(_place, axes=axes, together=False, of_all=of_all)
+    layer = slots_over(part, sequence) if sequence else part
+    layer = norms.over(layer, heads, heads) if of_all else layer
+    whole_rows = {name: axis for name, axis in axes.items() if name != "sequence"}
+    place = functools.partial(_place, axes=whole_rows, together=False, of_all=of_all)
     specs = {name: jax.tree.map(functools.partial(place, name), X) for name, X in named.items()}
     of_weights = plan(module, heads, mesh) if heads else jax.tree.map(lambda X: PartitionSpec(), variables)
-    kept = (*2 * [PartitionSpec(data, heads)], *3 * [PartitionSpec(data)])
+    kept = (*2 * [PartitionSpec(data, heads, sequence)], *3 * [PartitionSpec(data)])
 
     def local(variables, arrays, slots):
         call = _whole(plain, arrays)._replace(cache=Cache(part.config, slots, cache.frozen))
@@ -204,6 +211,17 @@ def _axes(mesh, **named):
     if len({*axes.values()}) < len(axes):
         raise ValueError(f"{' and '.join(axes)} are {list(axes.values())}, expected an axis of its own for each")
     return axes
+
+
+def _fit_slots(cache, devices, zigzag):
+    """Raise ValueError where so many devices do not divide the slots, or where rows should go in zigzag."""
+    S = cache.sizes[1]
+    if S % devices:
+        raise ValueError(
+            f"cache has {S} slots, expected a multiple of {devices} devices: make it with size={S + -S % devices}"
+        )
+    if zigzag:
+        raise ValueError("zigzag is True beside a cache, expected None: its slots are split, and all rows are together")
 
 
 def _in_zigzag(zigzag, how, sequence, call):

@@ -36,16 +36,16 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
     size = cutting.queries(Q, SMALL * shape[0] * (shape[2] if circle.features else 1) * K)
     blocks = math.ceil(Q / size)  # of a run
     own = {name: getattr(whole, name) for name in OF_ROWS if getattr(whole, name) is not None}
-    rows, state, own = (_filled(each, runs, blocks * size) for each in (rows, state, own))
+    rows, state, own = (filled_rows(each, runs, blocks * size) for each in (rows, state, own))
 
     def step(number, carry):
         state, (of_keys, others) = carry
         block, run = number % (runs * blocks), number // (runs * blocks)
         row, column = block * size, circle.first(owner, run, K)
-        part = functools.partial(_part, row=row, size=size, column=column, keys=K)
+        part = functools.partial(part_of, row=row, size=size, column=column, keys=K)
         of_run = functools.partial(jax.tree.map, lambda X: jax.lax.dynamic_slice_in_dim(X, run * K, K, 1))
         rows_here, state_here = jax.tree.map(part, (rows, state))
-        pairs = {name: _part(X, row, size) for name, X in own.items()}
+        pairs = {name: part_of(X, row, size) for name, X in own.items()}
         offset = whole.offset + circle.first(here, block // blocks, Q) + block % blocks * size  # (B or 1, 1)
         call = at_keys(whole._replace(**pairs, offset=offset), column[None, None], K)
         given = of_run(kv), rows_here, state_here, (of_run(of_keys), others)
@@ -76,10 +76,10 @@ def used_by_blocks(queries, keys, call):
     size = cutting.queries(Q, SMALL * B * K)
     count = math.ceil(Q / size)
     rows = {name: getattr(call, name) for name in OF_ROWS if getattr(call, name) is not None}
-    rows = _filled(rows, 1, count * size)
+    rows = filled_rows(rows, 1, count * size)
 
     def step(seen, number):
-        here = {name: _part(X, number * size, size) for name, X in rows.items()}
+        here = {name: part_of(X, number * size, size) for name, X in rows.items()}
         block = jnp.zeros((B, size, 0), queries.dtype)
         visible = visible_keys(block, keys, call._replace(**here, offset=call.offset + number * size))
         visible = jnp.broadcast_to(visible.any(1), (B, size, K))
@@ -106,7 +106,7 @@ def axis_of_rows(X):
     return X.ndim // 2
 
 
-def _filled(arrays, runs, rows):
+def filled_rows(arrays, runs, rows):
     """Arrays with rows for queries that are not there, so many in each run; one for all stays one.
 
     Those that have a name see nothing.
@@ -144,7 +144,7 @@ def _together(X, axis):
     return X.reshape(*X.shape[: axis - 1], -1, *X.shape[axis + 1 :])  # (..., Q, ...)
 
 
-def _part(X, row, size, column=0, keys=None):
+def part_of(X, row, size, column=0, keys=None):
     """X at so many queries from a row, and of (B, H, Q, K) at so many keys from a column, None = all."""
     if X.shape[axis_of_rows(X)] != 1:
         X = jax.lax.dynamic_slice_in_dim(X, row, size, axis_of_rows(X))
