@@ -73,7 +73,7 @@ class OfSlots:
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache, whose slots are written now."""
-        return recall(output, weights, call, cache(output))
+        return recall(output, weights, call, cache(output) if output.size else call.cache)
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv): of the keys here in blocks of queries, and merged."""
