@@ -67,7 +67,7 @@ class OfSlots:
         lens = None if lens is None else signed(lens, S).reshape(len(lens), -1) - first  # (B, 1 or Q)
         places = both(call.key_positions, 1, -1)  # (B, n + c)
         call = call._replace(key_positions=places, valid_lens=lens, **pairs)
-        of_slots = (jax.lax.stop_gradient(X).reshape(B * G, n, -1) for X in (cache.keys, cache.values))
+        of_slots = (jax.lax.stop_gradient(X).reshape(B * G, n, -1) for X in (cache.keys, cache.values))  # (B*G, n, any)
         keys, values = zip(of_slots, (share(X, 1) for X in (k, v)), strict=True)  # (B*G, n, any), (B*G, c, any)
         return keys, values, call, write
 
