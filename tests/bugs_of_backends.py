@@ -292,8 +292,7 @@ GROUPS = {
         "a ring forgets the window": {"torch": (r"score_bias=None, sinks=None\), tuple\(weights\)",
             "score_bias=None, sinks=None, window=None), tuple(weights)")},
         "a ring counts keys from those of the first rank": {"torch": (
-            r"part\(keys=slice\(first, first \+ k\.shape\[1\]\)\)",
-            "part(keys=slice(0, k.shape[1]))._replace(offset=self.call.offset)")},
+            r"keys=slice\(first, first \+ size\)\)", "keys=slice(0, size))._replace(offset=self.call.offset)")},
     }),
     "dropout in pieces": ("dropout_pieces", {
         "one mask for all pieces of a head": {

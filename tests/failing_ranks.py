@@ -8,7 +8,7 @@ from sequence_over_ranks import HOWS, D, layer_of, part, random, refused
 
 import mha
 from mha import parallel
-from mha.backends.torch.parallel import ring
+from mha.backends.torch.parallel.ring.circle import Circle
 
 MIXED = "their batches would be mixed"
 
@@ -22,24 +22,25 @@ def stop(*_):
 
 
 def check_a_round_that_fails(group):
-    """All know it when the ring ends, forward and backward, and the next call works."""
-    layer, X, fails, own = layer_of("ring", group.mesh), rows(group.mesh), group.rank == 1, ring._Circle.scores
-    right = layer(X, X, X).detach()
-
-    def failing(self, attention, rows, queries, keys, call):
-        if fails and call.offset != 0:  # not in the first round
-            raise MemoryError("of this rank")
-        return own(self, attention, rows, queries, keys, call)
-
+    """All know it when the ring ends, forward and backward, and the next call works: by the kernel and without it."""
+    fails, own = group.rank == 1, Circle.meetings
     expected = (MemoryError, "of this rank") if fails else (RuntimeError, "rank 1 has failed inside a call where")
-    output = layer(X, X, X, causal=True)
-    ring._Circle.scores = failing
-    try:
-        refused(*expected, output.sum().backward)
-        refused(*expected, layer, X, X, X, causal=True)
-    finally:
-        ring._Circle.scores = own
-    assert torch.equal(layer(X, X, X), right)
+
+    def failing(self, k, owner, score_bias):
+        if fails and owner != self.here:  # not in the first round
+            raise MemoryError("of this rank")
+        return own(self, k, owner, score_bias)
+
+    for options in ({}, {"softcap": 5.0}):
+        layer, X = layer_of("ring", group.mesh, **options), rows(group.mesh)
+        right, output = layer(X, X, X).detach(), layer(X, X, X, causal=True)
+        Circle.meetings = failing
+        try:
+            refused(*expected, output.sum().backward)
+            refused(*expected, layer, X, X, X, causal=True)
+        finally:
+            Circle.meetings = own
+        assert torch.equal(layer(X, X, X), right)
 
 
 def check_a_backward_pass_that_fails_before_the_ring(group):

@@ -13,11 +13,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mha
 from mha import parallel
-from mha.backends.torch.parallel import exchange, ring
+from mha.backends.torch.parallel import exchange
+from mha.backends.torch.parallel.ring import circle
 from mha.engine import cutting
+from mha.parallel import rows
 from mha.parity.cases import devices
 
 HOWS = ("ulysses", "ring", "gather")
+WAYS = (*HOWS, "ring in zigzag")
 D, H = 12, 6
 
 
@@ -60,7 +63,7 @@ def same(found, expected, scale=1.0):
 # 1. The same numbers as the whole layer's
 
 
-def ways_of(group, suite, cases, dtypes, ways=HOWS):
+def ways_of(group, suite, cases, dtypes, ways=WAYS):
     """The results of the suite of `mha parity --distributed`, of the ways of these names, here or behind others."""
     start, distributed.init_process_group = distributed.init_process_group, lambda *given, **options: None
     try:  # the group is there already
@@ -379,13 +382,15 @@ def check_bytes_that_are_sent(group):
         return each(operations)
 
     replaced = {"all_to_all_single": all_to_all, "all_gather": all_gather, "batch_isend_irecv": point_to_point}
+    own, new = rows.consecutive([T // N] * N)[rank], rows.zigzag(T, N)
+    moved = 4 * (V // N - V // T * sum(one.stop - one.start for one in rows.common(own, new[rank])))  # into zigzag
     whole_of = {
         "ulysses": (4 * (N - 1) * V // N**2, 4 * (N - 1) * V // N**2),
-        "ring": (2 * (N - 1) * V // N, (4 * N - 2) * V // N),
+        "ring": (2 * (N - 1) * V // N + moved, (4 * N - 2) * V // N + moved),
         "gather": (2 * (N - 1) * V // N, 2 * (N - 1) * V // N),
     }
     X = part(random(1, T, D), mesh).detach().requires_grad_()
-    assert exchange.distributed is ring.distributed is distributed
+    assert exchange.distributed is circle.distributed is distributed
     try:
         for name, function in replaced.items():
             setattr(distributed, name, function)

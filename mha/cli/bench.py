@@ -79,12 +79,13 @@ def bench(
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds
     longer a user's call takes than the layer, also as the median of the turns. Memory is the peak of one call.
 
-    With --devices, the lines are the ways that mha.parallel splits a layer: heads, ulysses, ring and gather, beside the
-    unsplit layer and, on PyTorch, its own context_parallel around the fused kernel. PyTorch has N processes with one
-    thread each, and the unsplit layer one of them; JAX has N devices in one process, whose threads serve the unsplit
-    layer, too. "Processor time" is that of all ranks together, divided by that of the unsplit layer: 1 if splitting
-    costs nothing. "Busiest" is that of the busiest rank divided by the mean. Memory is the peak of the rank that takes
-    the most, without inputs, weights and their gradients; "of memory" is its part of what the unsplit layer takes.
+    With --devices, the lines are the ways that mha.parallel splits a layer: heads, ulysses, ring (in zigzag where the
+    order is causal, and in order) and gather, beside the unsplit layer and, on PyTorch, its own context_parallel around
+    the fused kernel. PyTorch has N processes with one thread each, and the unsplit layer one of them; JAX has N devices
+    in one process, whose threads serve the unsplit layer, too. "Processor time" is that of all ranks together, divided
+    by that of the unsplit layer: 1 if splitting costs nothing. "Busiest" is that of the busiest rank divided by the
+    mean. Memory is the peak of the rank that takes the most, without inputs, weights and their gradients; "of memory"
+    is its part of what the unsplit layer takes.
 
     \b
     The shapes (self-attention; the lengths are 3/4 of T):

@@ -35,9 +35,9 @@ def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = No
     if left is None and right is None:
         return slice(0, num_keys)
     smaller, larger = (min, max) if of is None else (of.smaller, of.larger)
-    offset = call.value_of("offset")
-    if offset is not None:
-        lowest, highest = (offset, offset) if isinstance(offset, int) else checks.extremes(offset)
+    offsets = _offsets(call)
+    if offsets is not None:
+        lowest, highest = offsets
     elif of is not None and of.lowest_of is not None and of.highest_of is not None:
         lowest, highest = of.lowest_of(call.offset), of.highest_of(call.offset)
     else:
@@ -45,6 +45,23 @@ def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = No
     first = 0 if left is None else larger(0, smaller(lowest - left, num_keys - 1))
     last = num_keys if right is None else smaller(highest + num_queries, num_keys - right) + right
     return slice(first, larger(first + 1, last))
+
+
+def meets(call: Call, num_queries: int, num_keys: int) -> bool:
+    """Whether order and window may let any query see any key, as far as the offset is known."""
+    (left, right), offsets = reach(call), _offsets(call)
+    if offsets is None or 0 in (num_queries, num_keys):
+        return offsets is None
+    lowest, highest = offsets
+    return (right is None or highest + num_queries - 1 + right >= 0) and (left is None or lowest - left < num_keys)
+
+
+def _offsets(call: Call) -> tuple[int, int] | None:
+    """The lowest and the highest offset of a call, None if nobody knows them yet."""
+    offset = call.value_of("offset")
+    if offset is None:
+        return None
+    return (offset, offset) if isinstance(offset, int) else checks.extremes(offset)
 
 
 def longest(call: Call, num_keys: int) -> int:

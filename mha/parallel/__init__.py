@@ -40,7 +40,7 @@ def plan(layer: Any, heads: str | None = None, mesh: Any = None) -> Any:
     return _engine("plan", layer).plan(layer, **{name: X for name, X in given.items() if X is not None})
 
 
-def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
+def parallelize(layer: Any, mesh: Any, how: str | None = None, zigzag: bool | None = None) -> Any:
     """Split a layer of PyTorch over the ranks of a mesh, in place; every rank of the mesh makes the same call.
 
     Args:
@@ -53,6 +53,9 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
             values, of any length, even 0, and returns the output of its queries. "ulysses" gives each rank all rows of
             some heads (N <= H); "ring" passes keys and values from rank to rank, for any number of ranks; "gather"
             collects all keys and values on every rank.
+        zigzag: of a ring: whether each rank attends for rows of the front and of the back, so that all have as much to
+            do in causal order; they are exchanged in the call, and the result is of the rank's own rows. None = where a
+            call is causal and has no window, positions or segments, and no mask or bias with a row for each query.
 
     Returns:
         The layer. A layer may be split by heads and then by sequence, over two dimensions of a mesh. Once it is split
@@ -70,7 +73,7 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None) -> Any:
     Sources: Shoeybi et al., Megatron-LM (2019), section 3; Jacobs et al., DeepSpeed Ulysses (2023); Liu et al., Ring
     Attention with Blockwise Transformers (2023).
     """
-    return _engine("parallelize", layer).parallelize(layer, mesh, how)
+    return _engine("parallelize", layer).parallelize(layer, mesh, how, zigzag)
 
 
 def attend(module: Any, variables: Any, queries: Any, keys: Any, values: Any, *call: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ Source: the exchange is that of PyTorch's context parallelism and of Zhu's zigza
 from collections.abc import Container, Sequence
 from itertools import accumulate, pairwise
 
+from mha import checks
 from mha.call import Call
 from mha.engine.reach import reach
 
@@ -27,6 +28,12 @@ def zigzag(total: int, devices: int) -> list[Pieces]:
     return [(pieces[device], pieces[-1 - device]) for device in range(devices)]
 
 
+def check_zigzag(zigzag: object, how: str | None) -> None:
+    """Refuse a `zigzag` that is no flag, and one without a ring: other ways have all keys, or all rows, anyway."""
+    if zigzag is not None and checks.flag("zigzag", zigzag) and how != "ring":
+        raise ValueError(f'zigzag is True beside how={how!r}, expected None: only a ring has it; write how="ring"')
+
+
 def balances(call: Call, own: Container[str]) -> bool:
     """Whether zigzag is the default for the ring of a call: in causal order, unless something contradicts it.
 
@@ -34,3 +41,20 @@ def balances(call: Call, own: Container[str]) -> bool:
     query, whose names are in `own`, would have to be sent.
     """
     return reach(call) == (None, 0) and not call.by_tokens() and not any(name in own for name in call.pairs())
+
+
+def as_here(pieces: Pieces) -> list[tuple[slice, int]]:
+    """The pieces of a device, which has them one after another: each as a slice of its rows, and its first in all."""
+    ends = accumulate((piece.stop - piece.start for piece in pieces), initial=0)
+    return [(slice(*both), piece.start) for both, piece in zip(pairwise(ends), pieces, strict=True)]
+
+
+def common(own: Pieces, theirs: Pieces) -> list[slice]:
+    """Where the rows that another device has, too, lie among those of a device, in the order of the whole."""
+    found = []
+    for here, first in as_here(own):
+        for piece in theirs:
+            start, stop = max(first, piece.start), min(first + here.stop - here.start, piece.stop)
+            if start < stop:
+                found.append(slice(here.start + start - first, here.start + stop - first))
+    return found

@@ -1,6 +1,7 @@
 """The ways that JAX splits a layer over devices, to be measured, compiled."""
 
 import functools
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -12,7 +13,9 @@ from .proof import Ranks
 
 AXIS = "devices"
 # By name, what `attend` takes.
-WAYS = {"heads": {"heads": AXIS}, **{how: {"sequence": AXIS, "how": how} for how in ("ulysses", "ring", "gather")}}
+WAYS: dict[str, dict[str, Any]] = {"heads": {"heads": AXIS}}
+WAYS |= {how: {"sequence": AXIS, "how": how} for how in ("ulysses", "ring", "gather")}
+WAYS |= {"ring in order": WAYS["ring"] | {"zigzag": False}}
 
 
 class Group:
@@ -41,8 +44,8 @@ class Group:
         place = functools.partial(NamedSharding, self.mesh)
         attend = functools.partial(parallel.attend, module, mesh=self.mesh, **options)
         rows = options.get("sequence") if shape.T % self.mesh.size == 0 else None  # which no array has in uneven parts
-        of_weights = parallel.plan(module, AXIS) if "heads" in options else PartitionSpec()
         try:
+            of_weights = parallel.plan(module, AXIS, self.mesh) if "heads" in options else PartitionSpec()
             where = jax.tree.map(place, of_weights, is_leaf=lambda X: isinstance(X, PartitionSpec))
             variables = jax.device_put(variables, where)
             X, cotangent = jax.device_put((shape.inputs(), shape.cotangent()), place(PartitionSpec(None, rows)))

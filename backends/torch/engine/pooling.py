@@ -104,12 +104,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         visible = None if ordered else attn_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
         if one:
             return self.pool_one(queries, keys, values, visible, B)
-        if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
-            heads = num_heads if visible.shape[1] > 1 else num_heads // times
-            visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
-            visible = visible.reshape(keys.shape[0], -1, *visible.shape[2:])  # (B*G, H/G or 1, Q or 1, K)
-        sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
-        q, k, v = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
+        q, k, v, visible = by_heads(queries, keys, values, visible, num_heads)
         pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
@@ -143,6 +138,21 @@ class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)
+
+
+def by_heads(queries, keys, values, visible, num_heads):
+    """The arrays of `pool` for the framework's kernel: (B, H, T, d), or (B*G, H/G, T, d) where heads share keys.
+
+    visible: a mask or bias (B or 1, H or 1, Q or 1, K), or None; it comes back in the layout of the heads.
+    """
+    B, times = queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
+    if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
+        heads = num_heads if visible.shape[1] > 1 else num_heads // times
+        visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)
+        visible = visible.reshape(keys.shape[0], -1, *visible.shape[2:])  # (B*G, H/G or 1, Q or 1, K)
+    sizes = (B, num_heads) if times == 1 else (keys.shape[0], times)  # of keys too, whose strides may be 0
+    each = (X.view(sizes[0], -1, *X.shape[1:]).expand(-1, sizes[1], -1, -1) for X in (queries, keys, values))
+    return *each, visible
 
 
 def recomputed(function, *inputs):

@@ -74,7 +74,8 @@ def _of_sequence(layer, queries, keys, values, call):
         rows_of_pairs = [_rows_of(name, getattr(call, name)) for name in PAIRS]
     named = {name: getattr(call, name) for name in ARRAYS}
     given = {name: X if X is None or type(X) is int else "an array" for name, X in named.items()}
-    facts = {"the layer": str(layer.config), "how": layer.how, "batch": len(queries)} | given | switches
+    facts = {"the layer": str(layer.config), "how": layer.how, "zigzag": layer.zigzag, "batch": len(queries)}
+    facts |= given | switches
     facts["training"] = _trains(layer, call)
     facts["requires_grad"] = _tracked(layer, queries, keys, values, call)
     rows = _told(mesh, facts, queries, keys, rows_of_pairs, layer.calls)

@@ -16,7 +16,7 @@ from .proof import HEADS, Ranks
 from .sequence import HOWS
 
 # By name, what `parallelize` takes.
-WAYS = {HEADS: {}, **{how: {"how": how} for how in HOWS}}
+WAYS = {HEADS: {}, **{how: {"how": how} for how in HOWS}, "ring in order": {"how": "ring", "zigzag": False}}
 CONTEXT = "context_parallel"
 
 

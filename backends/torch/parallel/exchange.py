@@ -4,6 +4,8 @@ import torch
 from torch import distributed
 from torch.autograd.function import once_differentiable
 
+from mha.parallel.rows import common
+
 from .ranks import ready
 
 
@@ -22,6 +24,29 @@ def to_rows(X, heads, rows, mesh):
     here, sizes = mesh.get_local_rank(), X.shape
     shapes = [(sizes[0], count, rows[here], *sizes[3:]) for count in heads]
     return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
+
+
+def rearranged(X, axis, before, after, mesh):
+    """The rows along an axis that each rank has after they were exchanged, of which X has those here before.
+
+    before, after: the rows of each rank in the whole, as `mha.parallel.rows` has them.
+    """
+    here, parts = mesh.get_local_rank(), []
+    pieces = [_rows_of(X, axis, common(before[here], rows)) for rows in after]
+    own = [common(after[here], rows) for rows in before]
+    counts = [[one.stop - one.start for one in some] for some in own]
+    shapes = [(*X.shape[:axis], sum(each), *X.shape[axis + 1 :]) for each in counts]
+    for some, each, part in zip(own, counts, _Exchanged.apply(mesh, shapes, *pieces), strict=True):
+        # One without rows, too, since all ranks meet in the backward pass.
+        parts += zip((one.start for one in some), part.split(each, axis), strict=True) if some else [(0, part)]
+    parts.sort(key=lambda both: both[0])
+    return torch.cat([part for _, part in parts], axis)
+
+
+def _rows_of(X, axis, rows):
+    """Some slices of the rows along an axis, one after another."""
+    parts = [X.narrow(axis, one.start, one.stop - one.start) for one in rows]
+    return torch.cat(parts, axis) if len(parts) > 1 else (*parts, X.narrow(axis, 0, 0))[0]
 
 
 def gathered(X, axis, rows, mesh):
@@ -77,11 +102,12 @@ class _Gathered(torch.autograd.Function):
 
 def _all_to_all(mesh, shapes, pieces):
     """The pieces of these shapes that the ranks send here, for one piece to each."""
-    dtype = pieces[0].dtype
-    sent = torch.cat([piece.reshape(-1).to(_sent(dtype)) for piece in pieces])  # (numbers,)
+    dtype, counts = pieces[0].dtype, [piece.numel() for piece in pieces]
+    sent = torch.empty(sum(counts), dtype=_sent(dtype), device=pieces[0].device)
+    for part, piece in zip(sent.split(counts), pieces, strict=True):
+        part.view(piece.shape).copy_(piece)
     sizes = [torch.Size(shape).numel() for shape in shapes]
     found = sent.new_empty(sum(sizes))
-    counts = [piece.numel() for piece in pieces]
     ready(mesh)
     distributed.all_to_all_single(found, sent, sizes, counts, group=mesh.get_group())
     return [part.view(shape).to(dtype) for part, shape in zip(found.split(sizes), shapes, strict=True)]

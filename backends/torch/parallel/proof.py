@@ -17,6 +17,8 @@ from ..weights import canonical, parameters
 from .sequence import HOWS
 
 DATA, HEADS = "data (DistributedDataParallel)", "heads"
+# Ways to split a sequence, by name, and what `parallelize` takes for them.
+ROWS = {how: (how,) for how in HOWS} | {"ring in zigzag": ("ring", True)}
 
 
 class Ranks:
@@ -34,7 +36,7 @@ class Ranks:
         )  # fmt: skip
         self.mesh = init_device_mesh(kind, (count,), mesh_dim_names=("ranks",))
         self.alone = ()
-        self.ways = {DATA: count, HEADS: 1, **dict.fromkeys(HOWS, 1)}
+        self.ways = {DATA: count, HEADS: 1, **dict.fromkeys(ROWS, 1)}
         if count % 2 == 0 and count > 2:
             self.both = init_device_mesh(kind, (2, count // 2), mesh_dim_names=("heads", "sequence"))
             self.ways |= {f"heads x {how}": 1 for how in HOWS}
@@ -49,13 +51,13 @@ class Ranks:
             module = torch.nn.parallel.DistributedDataParallel(layer)
         elif way == HEADS:
             heads = parallel.parallelize(layer, self.mesh) and self.mesh
-        elif way in HOWS:
+        elif way in ROWS:
             mesh = self.mesh
         else:
             heads, mesh = self.both["heads"], self.both["sequence"]
             parallel.parallelize(layer, heads)
         if mesh is not None:
-            parallel.parallelize(layer, mesh, way.rpartition(" ")[2])
+            parallel.parallelize(layer, mesh, *ROWS[way.removeprefix("heads x ")])
         queries, keys = (_rows(X.shape[1], mesh) for X in inputs[:2])
         own, places = part_of_call({name: X for name, X in call.items() if X is not None}, samples, queries)
         cuts = {"queries": queries, "keys": keys, "values": keys, "cotangent": queries}

@@ -11,25 +11,29 @@ import functools
 import torch
 
 from mha.call import ROWS, axes_of
-from mha.engine.reach import by_mask, turned, used
+from mha.engine import cutting
+from mha.engine.reach import all_used, by_mask, by_segments, reach, span, turned, used
+from mha.parallel.rows import balances, consecutive, zigzag
 
 from .. import layer as lesson
 from ..engine.layer import Plan
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, rotate, temper
-from ..hiding import blank, places
-from . import ring
-from .exchange import anywhere, gathered, to_heads, to_rows
+from ..hiding import blank, places, visible_keys
+from .exchange import anywhere, gathered, rearranged, to_heads, to_rows
 from .ranks import shared
+from .ring import Fused
+from .ring import pool as ring
+from .ring.circle import moved
 from .twins import with_parameters
 
 
-def over(part, mesh, how, rows):
+def over(part, mesh, how, rows, in_zigzag):
     """A layer, in tensors of this rank, for one call over the ranks of a mesh; rows: the `Rows` of the call."""
     part = with_parameters(part, lambda name, X: shared(X, mesh))
     part.__class__ = _class_of(HOWS[how], type(part))
-    part.mesh, part.rows = mesh, rows
+    part.mesh, part.rows, part.in_zigzag = mesh, rows, in_zigzag
     return part
 
 
@@ -70,16 +74,17 @@ class OfRows:
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""
         rows, first_query = self.rows, self.rows.first_query
+        sizes = sum(rows.queries), sum(rows.keys)
+        if 0 not in sizes and all_used(call, *sizes) and span(call, *sizes) == slice(0, sizes[1]):
+            return queries, keys, values, call
         whole_keys = keys.new_empty(1).expand(len(keys), sum(rows.keys), 1)  # (B, all keys, 1)
         if any("Q" in axes_of(name, X) for name, X in call.arrays().items()):
             sees, seen = _used(queries, whole_keys, moved(call, first_query))
             seen = anywhere(seen, self.mesh)  # (B, all keys)
-        elif call.hides() or 0 in (sum(rows.queries), sum(rows.keys)):
+        else:
             whole = queries.new_empty(1).expand(len(queries), sum(rows.queries), 1)  # (B, all queries, 1)
             sees, seen = _used(whole, whole_keys, call)
             sees = sees[:, first_query : first_query + queries.shape[1]]  # (B, Q)
-        else:
-            return queries, keys, values, call
         seen = seen[:, rows.first_key : rows.first_key + keys.shape[1]]  # (B, K)
         return *blank(queries, keys, values, sees, seen), call
 
@@ -153,12 +158,39 @@ class Ulysses(OfRows):
 
 
 class Ring(OfRows):
-    """Keys and values of one rank after another."""
+    """Keys and values of one rank after another, in zigzag or not."""
+
+    def masked(self, queries, call):
+        """The call without chunks, which are counted in the whole: as segments where it has none."""
+        if not call.chunk or call.by_positions():
+            return call
+        if call.segments is not None:
+            return super().masked(queries, call)
+        own, first = queries.new_empty(1), self.rows.first_query
+        whole_keys = own.expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
+        self.rows = self.rows._replace(own=self.rows.own | {"segments"})
+        return by_segments(OPERATIONS, queries, whole_keys, moved(call, first))._replace(offset=call.offset)
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = moved(self.beside_sinks(call), self.rows.first_query)
-        return ring.pool(self.attention, self.config.num_heads, self.mesh, self.rows.keys, q, k, v, call), None
+        call, rows, mesh = self.beside_sinks(call), self.rows, self.mesh
+        own = consecutive(rows.queries), consecutive(rows.keys)
+        run = functools.partial(ring, self.attention, self.config.num_heads, mesh)
+        if not (balances(call, rows.own) if self.in_zigzag is None else self.in_zigzag):
+            return run(own, q, k, v, call), None
+        new = zigzag(sum(rows.queries), mesh.size()), zigzag(sum(rows.keys), mesh.size())
+        q = rearranged(q, 1, own[0], new[0], mesh)  # (B*H, rows, d)
+        k, v = (rearranged(X, 1, own[1], new[1], mesh) for X in (k, v))  # (B*G, rows, any)
+        pooled = run(new, q, k, v, self.of_rows(call, own[0], new[0]))  # (B*H, rows, dv)
+        return rearranged(pooled, 1, new[0], own[0], mesh), None
+
+    def of_rows(self, call, before, after):
+        """The call of the queries that are here after they were exchanged."""
+        changed = {"known": {name: X for name, X in (call.known or {}).items() if name not in self.rows.own}}
+        for name, X in call.arrays().items():
+            if name in self.rows.own:
+                changed[name] = rearranged(X, axes_of(name, X).index("Q"), before, after, self.mesh)
+        return call._replace(**changed)
 
 
 class Gather(OfRows):
@@ -167,21 +199,30 @@ class Gather(OfRows):
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
         k, v = (gathered(X, 1, self.rows.keys, self.mesh) for X in (k, v))  # (B*G, all keys, d)
-        return super().pool(q, k, v, moved(call, self.rows.first_query))
+        later = q.shape[1] and self.rows.first_query and reach(call)[0] is None  # where the kernel knows no order
+        if not (later and Fused.takes(self.attention, q, v, call)):
+            return super().pool(q, k, v, moved(call, self.rows.first_query))
+        places = consecutive(self.rows.queries)[self.rows.rank :], [(slice(0, k.shape[1]),)]
+        call = self.beside_sinks(turned(call))
+        return ring(self.attention, self.config.num_heads, None, places, q, k, v, call), None
 
 
 HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}
 
 
-def moved(call, first):
-    """The call, with an offset, from another first query on."""
-    known = {name: X + first if name == "offset" else X for name, X in (call.known or {}).items()}
-    return call._replace(offset=call.offset + first, known=known)
-
-
 def _used(queries, keys, call):
-    """The flags of `used` of all engines, (B, Q) and (B, K), also where one stands for all or there are no rows."""
-    if 0 in (queries.shape[1], keys.shape[1]):
-        return (torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device) for X in (queries, keys))
+    """The flags of `used` of all engines, (B, Q) and (B, K), also where one stands for all or there are no rows.
+
+    Where pairs hide, these are looked at in blocks: all would be too many.
+    """
+    Q, K = queries.shape[1], keys.shape[1]
+    if 0 in (Q, K) or call.by_tokens() or call.pairs():
+        sees, seen = (torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device) for X in (queries, keys))
+        for rows, columns in cutting.pieces(call, Q, K, len(queries)) if Q and K else ():
+            cut = call.part(queries=rows, keys=columns)
+            visible = visible_keys(queries[:, rows], keys[:, columns], cut).any(1)  # (B or 1, rows or 1, columns or 1)
+            sees[:, rows] |= visible.any(2)
+            seen[:, columns] |= visible.any(1)
+        return sees, seen
     found = zip(used(OPERATIONS, queries, keys, call), (queries, keys), strict=True)
     return (flags.expand(X.shape[:2]) for flags, X in found)

@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from mha import checks
 from mha.call import check, takes_call
 from mha.parallel.parts import copied, heads_of_keys, over_all, part_of, split_axes
+from mha.parallel.rows import check_zigzag
 
 from .. import arrays
 from .. import layer as lesson
@@ -30,11 +31,11 @@ WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 class Split:
     """A layer over several ranks: comes before the class that it was.
 
-    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is; calls: how
-    many calls this rank has begun.
+    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is; zigzag: as
+    `mha.parallel.parallelize` takes it; calls: how many calls this rank has begun.
     """
 
-    heads = sequence = how = None
+    heads = sequence = how = zigzag = None
     calls = 0
 
     @property
@@ -98,7 +99,7 @@ class Split:
             part.W_o.bias = None  # added once, to the sum
         part.__class__ = type(self).whole
         if rows is not None:
-            part = sequence.over(part, self.sequence, self.how, rows)
+            part = sequence.over(part, self.sequence, self.how, rows, self.zigzag)
         return norms.over(part, self.heads, self.here()) if self.together() else part
 
     def own(self, axes, copies, name, parameter):
@@ -201,9 +202,10 @@ def plan(module):
     return {path: HeadParallel() for path in paths}
 
 
-def parallelize(layer, mesh, how=None):
+def parallelize(layer, mesh, how=None, zigzag=None):
     """See `mha.parallel.parallelize`."""
     check_mesh(layer, mesh)
+    check_zigzag(zigzag, how)
     if how is None:
         return parallelize_module(layer, mesh, HeadParallel())
     checks.choice("how", how, tuple(sequence.HOWS))
@@ -215,7 +217,7 @@ def parallelize(layer, mesh, how=None):
     agree(mesh, {"the digest of the weights": digest_of_weights(layer)})
     if not isinstance(layer, Split):
         layer.__class__ = _split_class(type(layer))
-    layer.sequence, layer.how = mesh, how
+    layer.sequence, layer.how, layer.zigzag = mesh, how, zigzag
     return layer
 
 

@@ -120,6 +120,10 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case(
             "heads of keys on two devices", torn_heads | rest, lengths, mask=(B, torn * count, Q, K), **sizes,
         ),
+        Case(
+            "heads of equal widths", grouped | {"value_dim": WIDTHS["key_dim"], "sinks": True}, lengths, causal=True,
+            **sizes, dtypes=DTYPES,
+        ),
         Case("norms over all heads, few of keys", torn_heads | of_all, lengths, **sizes, quick=()),
     )  # fmt: skip
 

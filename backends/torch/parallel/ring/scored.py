@@ -1,69 +1,34 @@
-"""Keys and values that go round the ranks, one rank's at a time, while each rank keeps its queries.
+"""A round of the ring that computes scores itself, a block at a time: for every pooling of the layer.
 
 Letters as in layer.py; a block is queries that are attended together. What a rank has seen so far is a maximum, a sum
-and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it. Sinks
-are there from the start. The backward pass goes round again, and the gradients of keys and values travel with them
-until they are home.
+and pooled values for each query.
 
-Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
-FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
+Source: Dao et al., FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
 """
 
 import math
 
 import torch
-from torch import distributed
-from torch.autograd.function import once_differentiable
 
 from mha.call import ALL
 from mha.engine import cutting
 from mha.engine.reach import by_group
 
-from .. import pooling as lesson
-from ..engine.operations import OPERATIONS
-from ..heads import repeat_heads
-from ..hiding import four_axes, widen
-from .ranks import answering, global_rank, ready, settled
-from .twins import with_parameters
+from ... import pooling as lesson
+from ...engine.operations import OPERATIONS
+from ...hiding import widen
+from ..twins import with_parameters
+from .circle import Circle, later, zeros
 
 
-def pool(attention, num_heads, mesh, keys, q, k, v, call):
-    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv).
+class Scored(Circle):
+    """A way round on which scores are computed."""
 
-    keys: how many keys each rank has; call: of the queries here and all keys.
-    """
-    if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
-        name = type(attention).__name__
-        raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
-    score_bias = None if call.score_bias is None else four_axes(call.score_bias)
-    sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
-    weights = dict(attention.named_parameters())
-    circle = _Circle(attention, mesh, keys, num_heads, call._replace(score_bias=None, sinks=None), tuple(weights))
-    return _Ring.apply(circle, q, k, v, score_bias, sinks, *weights.values())
-
-
-class _Ring(torch.autograd.Function):
-    """The whole way round, forward and backward."""
-
-    @staticmethod
-    def forward(ctx, circle, q, k, v, score_bias, sinks, *weights):
-        pooled, largest, total = circle.forward(q, k, v, score_bias, sinks, weights)
-        ctx.circle = circle
-        ctx.save_for_backward(q, k, v, score_bias, sinks, pooled, largest, total, *weights)
-        return pooled
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        return None, *ctx.circle.backward(gradient, ctx.needs_input_grad[4], *ctx.saved_tensors)
-
-
-class _Circle:
-    """One call's way round the ranks."""
-
-    def __init__(self, attention, mesh, keys, num_heads, call, names):
-        self.attention, self.mesh, self.keys, self.num_heads = attention, mesh, keys, num_heads
-        self.call, self.names = call, names
+    def __init__(self, attention, mesh, places, num_heads, call, names):
+        if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
+            name = type(attention).__name__
+            raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
+        super().__init__(attention, mesh, places, num_heads, call, names)
         self.rate = attention.dropout if call.training else 0.0
         self.seed = int(torch.randint(2**62, ())) if self.rate else 0
 
@@ -78,7 +43,7 @@ class _Circle:
         draw = self.generator(q.device)
 
         def merge(owner, k, v):
-            for block, seen, call in self.pieces(q, k, owner, score_bias):
+            for block, seen, _, call in self.pieces(q, k, owner, score_bias):
                 rows = q[:, block].reshape(len(k), -1, q.shape[2])  # (B*G, H/G*block, d)
                 scores, visible = self.scores(attention, rows, q[:, block], k[:, seen], call)
                 scores = scores if visible is None else torch.where(visible, scores, -math.inf)
@@ -104,15 +69,15 @@ class _Circle:
         leaves = [X.detach().requires_grad_() for X in weights]
         attention, gradient = self.of(leaves), widen(gradient)
         shares = (gradient * widen(pooled)).sum(-1, keepdim=True)  # (B*H, Q, 1): what the softmax takes from each
-        by_q, *by_pairs = (_zeros(X, gradient.dtype) for X in (q, own_k, own_v))
-        by_bias, by_sinks = _zeros(score_bias, gradient.dtype) if trains_bias else None, None
+        by_q, *by_pairs = (zeros(X, gradient.dtype) for X in (q, own_k, own_v))
+        by_bias, by_sinks = zeros(score_bias, gradient.dtype) if trains_bias else None, None
         if sinks is not None:
             by_sinks = -(shares * torch.exp(sinks - largest) / total).sum(1, keepdim=True)  # (B*H, 1, 1)
-        by_weights = [_zeros(X, gradient.dtype) for X in weights]
+        by_weights = [zeros(X, gradient.dtype) for X in weights]
         draw = self.generator(q.device)
 
         def collect(owner, k, v):
-            for block, seen, call in self.pieces(q, k, owner, score_bias):
+            for block, seen, place, call in self.pieces(q, k, owner, score_bias):
                 rows, own_gradient, own_shares, most, own_total = (
                     X[:, block].reshape(len(k), -1, X.shape[2]) for X in (q, gradient, shares, largest, total)
                 )  # (B*G, H/G*block, any)
@@ -134,7 +99,7 @@ class _Circle:
                 by_q[:, block] += by_rows.reshape(len(q), -1, q.shape[2])  # (B*H, block, d)
                 by_pairs[0][:, seen] += by_keys
                 if bias is not None:
-                    _add(by_bias, rest.pop(0), block, self.place(owner, seen))
+                    _add(by_bias, rest.pop(0), block, place)
                 for summed, found in zip(by_weights, rest, strict=True):
                     summed += found
 
@@ -148,19 +113,13 @@ class _Circle:
         return with_parameters(self.attention, lambda name, X: named[name])
 
     def pieces(self, q, k, owner, score_bias):
-        """Blocks of queries, the keys of the owner that each needs, and the call of these."""
-        first = sum(self.keys[:owner])
-        call = self.call._replace(score_bias=score_bias).part(keys=slice(first, first + k.shape[1]))
-        if 0 in (*q.shape[:2], k.shape[1]):
-            return
+        """Blocks of queries, the keys of the owner that each needs, where these begin in all, and the call of these."""
         of_pair = len(q) * (q.shape[2] if self.names else 1)  # additive scores have features
-        for block, seen in cutting.pieces(call, q.shape[1], k.shape[1], of_pair):
-            yield block, seen, call.part(queries=block, keys=seen)
-
-    def place(self, owner, seen):
-        """Keys of the owner in the whole."""
-        first = sum(self.keys[:owner])
-        return slice(first + seen.start, first + seen.stop)
+        for rows, columns, first, call in self.meetings(k, owner, score_bias):
+            Q, K = rows.stop - rows.start, columns.stop - columns.start
+            for block, seen in cutting.pieces(call, Q, K, of_pair):
+                cut = call.part(queries=block, keys=seen)
+                yield later(block, rows.start), later(seen, columns.start), later(seen, first), cut
 
     def scores(self, attention, rows, queries, keys, call):
         """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
@@ -181,63 +140,6 @@ class _Circle:
         drawn = torch.rand(alike[0].shape, generator=draw, dtype=alike[0].dtype, device=alike[0].device)
         kept = (drawn >= self.rate).to(drawn.dtype) / (1 - self.rate)
         return [X * kept for X in alike]
-
-    def go_round(self, own, use, beside=None):
-        """Call use(owner, *arrays) with the keys and values of each rank, from our own backwards.
-
-        The next ones travel while these are used. beside: a list of arrays of the owner's size that travel with them,
-        after they were used. A rank that fails sends on what comes, so that no other waits for ever, and says it then.
-        """
-        size, here, error = self.mesh.size(), self.mesh.get_local_rank(), None
-        ready(self.mesh)
-        arrays = [X.contiguous() for X in own]
-        for step in range(size):
-            owner = (here - step) % size
-            coming, wait = self.send(arrays, (owner - 1) % size) if step < size - 1 else (None, None)
-            try:
-                if error is None:
-                    use(owner, *arrays)
-            except Exception as failure:
-                if self.mesh.device_type != "cpu":  # where ranks do not meet again
-                    raise
-                error = failure
-            if wait is not None:
-                wait()
-            arrays = coming  # while as much is sent
-            if beside is not None:
-                beside[:] = self.passed(beside, owner)
-        settled(self.mesh, error)
-
-    def passed(self, arrays, owner):
-        """Arrays of the owner's size handed to the next rank, for those that come from the one before."""
-        if self.mesh.size() == 1:
-            return arrays
-        coming, wait = self.send([X.contiguous() for X in arrays], (owner - 1) % self.mesh.size())
-        wait()
-        return coming
-
-    def send(self, arrays, owner):
-        """Arrays on their way to the next rank: room for those of this owner, which come, and what waits for them."""
-        size, here, group = self.mesh.size(), self.mesh.get_local_rank(), self.mesh.get_group()
-        after, before = (global_rank(self.mesh, (here + step) % size) for step in (1, -1))
-        coming = [X.new_empty((len(X), self.keys[owner], X.shape[2])) for X in arrays]
-        operations = [distributed.P2POp(distributed.isend, X, after, group) for X in arrays]
-        operations += [distributed.P2POp(distributed.irecv, X, before, group) for X in coming]
-        with answering(before):
-            works = distributed.batch_isend_irecv(operations)
-
-        def wait():
-            # One for each, or one for all.
-            for number, work in enumerate(works):
-                with answering(operations[number].peer):
-                    work.wait()
-
-        return coming, wait
-
-
-def _zeros(X, dtype):
-    """Where a gradient by X is summed, in another dtype."""
-    return torch.zeros(X.shape, dtype=dtype, device=X.device)
 
 
 def _add(whole, part, queries, keys):

@@ -1,0 +1,19 @@
+"""Rings of PyTorch over four ranks: the kernel of a round, rows in zigzag, balance, and segments without a mask."""
+
+import pytest
+import ranks
+
+pytestmark = pytest.mark.backends("torch")
+CHECKS = "rings_over_ranks"
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """The results of all checks, of one group of four processes."""
+    return ranks.outcomes(CHECKS, 4, tmp_path_factory.mktemp("ranks"), 100)
+
+
+@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+def test_ring(outcomes, name):
+    problems = "\n".join(outcomes[name])
+    assert not problems.strip(), problems
