@@ -150,6 +150,29 @@ GROUPS = {
         "masks beside a norm over all heads are those of the first heads": (
             r"call\.part\(heads=self\.here\)\n\Z", "call.part(heads=slice(self.here.stop - self.here.start))\n"),
     }),
+    "split slots": ("backends/torch/parallel", "slots_over_ranks", {
+        "slots lie one rank's after another's": (r"X\[\.\.\., rank:S:N\]", "X[..., rank * n : rank * n + n]"),
+        "every rank attends to all new tokens": (r"X\[\.\.\., S \+ rank :: N\]", "X[..., S:]",
+            r"shared\(X, self\.mesh\)\[:, rank::N\]", "shared(X, self.mesh)"),
+        "gradients of new tokens are those of this rank alone": (
+            r"shared\(X, self\.mesh\)\[:, rank::N\]", "X[:, rank::N]"),
+        "gradients of queries are those of this rank alone": (r"q, size = shared\(q, self\.mesh\),", "q, size = q,"),
+        "gradients of a pooling are those of this rank alone": (r"lambda name, X: shared\(X, self\.mesh\)",
+            "lambda name, X: X"),
+        "gradients of a bias are those of this rank alone": (r"bias = shared\(call\.score_bias, self\.mesh\)",
+            "bias = call.score_bias"),
+        "tokens are written to slots of other ranks": (r"columns\[:, rank::N\], state", "columns[:, :n], state"),
+        "each rank counts the lengths of the whole": (
+            r"\(signed\(lengths, S\) - rank \+ N - 1\)", "(signed(lengths, S) + N - 1)"),
+        "sinks count on each rank": (r"total = total \+ torch\.exp\(widen\(sinks\) - base\)",
+            "total = total + self.mesh.size() * torch.exp(widen(sinks) - base)"),
+        "the largest score is that of this rank": (r"        distributed\.all_reduce\(largest.*\n", ""),
+        "masks are those of the first slots": (r"here\(taken\(X, slots\[:, None, None\], 3\)\)",
+            "taken(X, slots[:, None, None], 3)[..., : keys[0].shape[1] + keys[1].shape[1]]"),
+        "no number in an empty slot is seen": (r"if pooled\.isnan\(\)\.any\(\):.*", "if False:"),
+        "slots are written where gradients need them": (r"if torch\.is_grad_enabled\(\) or \(", "if ("),
+        "return_weights gives none": (r"if call\.return_weights:", "if False:"),
+    }),
     "ranks that end": ("backends/torch/parallel", "distributed/ranks_that_fail", {
         "ranks do not meet before a sum": (r"    ready\(mesh\)\n    total", "    total"),
         "a rank that ends is not named": ("except RuntimeError as error", "except ZeroDivisionError as error"),

@@ -63,8 +63,8 @@ class Cache:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many samples it has, and slots: B and S."""
-        B, _, S, _ = self.keys.shape
+        """How many samples it has, and slots: B and S, also where a rank has keys and values of some of them alone."""
+        B, S = self.positions.shape
         return B, S
 
     @property
@@ -162,12 +162,21 @@ class Cache:
         columns, filled = np.take_along_axis(order, number, 1), number < stays.sum(1)[:, None]  # (B, S)
         places = np.where(filled, np.take_along_axis(places, columns, 1), -1)  # (B, S)
         columns = np.where(filled, columns, order[:, :1])  # (B, S): nothing of what goes, which may be no number
-        index = self._own(columns[:, None, :, None])  # (B, 1, S, 1)
-        heads = [self._module.taken(X, index, 2) for X in (self.keys, self.values)]
+        if self.keys.shape[2] != S and (columns != np.arange(S))[filled].any():
+            raise ValueError(
+                "positions would move tokens to other slots, expected all tokens that came last: the slots are on "
+                "several ranks"
+            )
+        if self.keys.shape[2] != S:
+            heads = [self._module.copied(X) for X in (self.keys, self.values)]
+        else:
+            index = self._own(columns[:, None, :, None])  # (B, 1, S, 1)
+            heads = [self._module.taken(X, index, 2) for X in (self.keys, self.values)]
         return self.after(*heads, *map(self._own, (places, left, lost)))
 
     def to(self, backend: BackendName) -> "Cache":
         """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
+        self._refuse_parts("to")
         module, old = dispatch.load(dispatch.named("backend", backend)), self._module
         arrays = [np.array(old.to_numpy(X), order="C") for X in self.arrays()]
         for heads in arrays[:2]:  # of another origin, they may hold anything
@@ -177,6 +186,7 @@ class Cache:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache and its layer's configuration to a safetensors file, which `mha.Cache.load` reads."""
+        self._refuse_parts("save")
         arrays = dict(zip(ARRAYS, map(self._module.to_numpy, self.arrays()), strict=True))
         files.save(path, self.config, arrays, self.frozen)
 
@@ -237,6 +247,7 @@ class Cache:
                 as many tokens as each other: none of these kinds keeps positions.
             ModuleNotFoundError: if its library is not installed; the message says how to install it.
         """
+        self._refuse_parts("to_native")
         return natives.made(kind, self)
 
     def facts(self) -> tuple[Config, bool]:
@@ -257,6 +268,12 @@ class Cache:
         """The cache of these arrays, as a compiler hands them back; facts: config, frozen."""
         config, frozen = facts
         return cls(config, arrays, frozen)
+
+    def _refuse_parts(self, method: str) -> None:
+        """Raise ValueError if other ranks have some of its slots."""
+        here, S = self.keys.shape[2], self.sizes[1]
+        if here != S:
+            raise ValueError(f"{method} came to a cache with keys of {here} of its {S} slots, expected all of them")
 
     def __tf_flatten__(self) -> Any:
         """What TensorFlow asks for, so that a `tf.function` is traced once for caches of one kind."""

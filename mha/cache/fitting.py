@@ -7,7 +7,7 @@ import numpy as np
 from mha import checks, dispatch
 from mha.cache.book import Book
 from mha.cache.cache import Cache
-from mha.cache.slots import kept_by, left_of
+from mha.cache.slots import kept_by, left_of, parts_of
 from mha.cache.steps import Step, step_of
 
 
@@ -24,6 +24,12 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
     if cache.config != kept_by(layer):
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
+    (S, here), parts = (cache.sizes[1], cache.keys.shape[2]), parts_of(layer)
+    if None not in (S, here) and here * parts != S:
+        raise ValueError(
+            f"cache has keys of {here} of its {S} slots, expected {S // parts} as the layer, which has the slots on "
+            f"{parts} ranks; make it with attention.cache after the layer is split"
+        )
     # A compiler knows no layer, and one whose parts are fixed is copied for a call.
     if arrays.is_known(cache.lost) and "layers that change" not in dispatch.FRAMEWORKS[cache.backend].lacks:
         check_owner(cache, layer)

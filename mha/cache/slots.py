@@ -21,6 +21,11 @@ def kept_by(layer: Any) -> Config:
     return config
 
 
+def parts_of(layer: Any) -> int:
+    """How many ranks have the slots of a layer's cache between them; each has keys and values of its own ones alone."""
+    return getattr(layer, "slot_parts", 1)
+
+
 def shapes(config: Config, batch_size: int, size: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a cache's arrays by name, for a layer's configuration and a number of samples and slots."""
     B, G, S = batch_size, config.num_key_value_heads, size
@@ -44,20 +49,25 @@ def left_of(limits: Any, anywhere: int | None = None) -> int | None:
     return limits.chunk - 1 if left is None else min(left, limits.chunk - 1)
 
 
-def empty(config: Config, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
-    """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk."""
+def empty(config: Config, batch_size: int, size: int | None, parts: int = 1) -> dict[str, np.ndarray]:
+    """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk.
+
+    parts: how many ranks have keys and values of equally many of the slots; where they do not divide what a query sees,
+    there are more.
+    """
     left = left_of(config)
     if size is None and left is None:
         raise ValueError(
             "size is None, expected how many tokens the cache shall hold: only a layer with a window to the left, "
             "or with chunks, knows that by itself"
         )
-    S = left + 1 if size is None and left is not None else checks.size("size", size)
+    S = -(-(left + 1) // parts) * parts if size is None and left is not None else checks.size("size", size)
+    if S % parts:
+        raise ValueError(f"size is {S}, expected a multiple of the {parts} ranks that have the slots")
     B, kinds = checks.size("batch_size", batch_size), dtypes(config)
     filled = dict.fromkeys(ARRAYS, 0) | {"positions": -1, "lost": -1}
-    return {
-        name: np.full(shape, filled[name], numpy_dtype(kinds[name])) for name, shape in shapes(config, B, S).items()
-    }
+    sizes = shapes(config, B, S) | {name: X for name, X in shapes(config, B, S // parts).items() if name in ARRAYS[:2]}
+    return {name: np.full(shape, filled[name], numpy_dtype(kinds[name])) for name, shape in sizes.items()}
 
 
 def attended(steps: Mapping[str, Any], role: Literal["k", "v"]) -> Any:

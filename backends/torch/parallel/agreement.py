@@ -47,11 +47,16 @@ class Rows(NamedTuple):
 
 
 def agreed(layer, queries, keys, values, call):
-    """A call of all inputs, checked, on which the ranks that have the heads agree."""
+    """A call of all inputs, checked, on which the ranks that have the heads agree, and those that have the slots."""
     layer.calls += 1
     with reporting(layer.heads):
-        call = check(arrays, layer, queries, keys, values, call)
-    in_step(layer.heads, agree(layer.heads, _facts(layer, queries, keys, values, call), (layer.calls,)))
+        with reporting(layer.sequence):
+            call = check(arrays, layer, queries, keys, values, call)
+        facts = _facts(layer, queries, keys, values, call)
+        if layer.sequence is not None:
+            in_step(layer.sequence, agree(layer.sequence, facts, (layer.calls,)))
+    if layer.heads is not None:
+        in_step(layer.heads, agree(layer.heads, facts, (layer.calls,)))
     return call
 
 
@@ -95,7 +100,8 @@ def _facts(layer, queries, keys, values, call, whole=True):
 
     Lengths and offsets count by their values, other arrays by their shapes.
     """
-    inputs = {"queries": queries, "keys": keys, "values": values}
+    given = {"queries": queries, "keys": keys, "values": values}  # the last two are None beside a frozen cache
+    inputs = {name: X for name, X in given.items() if X is not None}
     found = {"the layer": str(layer.config)}
     found |= {name: (_shape(X, "BQ_", whole), str(X.dtype)) for name, X in inputs.items()}
     for name, row in ROWS.items():

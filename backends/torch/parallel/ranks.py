@@ -68,7 +68,7 @@ def reporting(mesh):
     """Report refused arguments to the other ranks of a mesh, which wait for this one; None: nobody waits."""
     try:
         yield
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         if mesh is not None:
             with contextlib.suppress(RuntimeError):  # one that has ended is not what is to be said
                 _exchanged(mesh, REFUSES, [])

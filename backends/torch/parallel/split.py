@@ -20,7 +20,7 @@ from mha.parallel.rows import check_zigzag
 
 from .. import arrays
 from .. import layer as lesson
-from . import norms, sequence
+from . import norms, sequence, slots
 from .agreement import agreed, agreed_rows, digest_of_weights
 from .ranks import agree, joined, own_randomness, shared, summed
 from .twins import twin_of, with_parameters
@@ -43,13 +43,17 @@ class Split:
         """The configuration of the heads on this rank, whose keys and values a cache keeps."""
         return self.config if self.heads is None else part_of(self.config, self.heads.size())
 
+    @property
+    def slot_parts(self):
+        """How many ranks have the slots of a cache."""
+        return 1 if self.sequence is None else self.sequence.size()
+
     @takes_call
     def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
-        if call.cache is not None and self.sequence is not None:
-            raise ValueError("cache is given, expected None: a layer that is split by its sequence keeps none")
         if self.sequence is not None:
-            return self.attend_rows(queries, keys, values, call)  # (B, Q of this rank, D)
+            attend = self.attend_rows if call.cache is None else self.attend_slots
+            return attend(queries, keys, values, call)  # (B, Q of this rank, D), or (B, Q, D) and the cache
         if torch.compiler.is_compiling():  # where ranks exchange nothing
             call = check(arrays, self, queries, keys, values, call)
         else:
@@ -62,6 +66,11 @@ class Split:
         call, rows = agreed_rows(self, queries, keys, values, call)
         return self.attend(queries, keys, values, call, rows)
 
+    @torch.compiler.disable
+    def attend_slots(self, queries, keys, values, call):
+        """The same as of the whole layer, for new tokens that all ranks have, with the slots on this rank."""
+        return self.attend(queries, keys, values, agreed(self, queries, keys, values, call))
+
     def attend(self, queries, keys, values, call, rows=None):
         """Take the steps of the whole layer, in a checked call that is, but for rows of a sequence, alike on all ranks.
 
@@ -70,6 +79,8 @@ class Split:
         if call.traced:
             raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
         part, mesh = self.part(rows), self.heads
+        if call.cache is not None and self.sequence is not None:
+            part = slots.over(part, self.sequence)
         call = call._replace(training=self.training if call.training is None else call.training)
         if mesh is None:
             with self.randomness(call):
@@ -82,7 +93,7 @@ class Split:
         output = summed(output, mesh)  # (B, Q, D)
         if self.config.bias:
             bias = self.W_o.bias.to_local()
-            output = output + (bias if self.sequence is None else shared(bias, self.sequence))
+            output = output + (bias if rows is None else shared(bias, self.sequence))
         if call.return_weights:
             others[0] = joined(others[0], 1, mesh)  # (B, H, Q, K)
         return (output, *others) if others else output
