@@ -4,14 +4,130 @@ Letters as in the lesson; N ranks.
 """
 
 import torch
-from sequence_over_ranks import D, H, layer_of, part, random, same, ways_of, whole
+from sequence_over_ranks import HOWS, D, H, layer_of, part, random, same, ways_of, whole
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mha import parallel
 from mha.backends.torch.parallel.ring import fused, scored
+from mha.backends.torch.parallel.ring.circle import Circle
 from mha.engine import cutting
 from mha.parity.cases import devices
+
+# By the kernel and by scores; heads that share keys, and sinks beside them.
+KINDS = ({}, {"softcap": 5.0}, {"num_key_value_heads": 2, "sinks": True})
+
+
+def compared(group, options, sizes, call, rows=None):
+    """See a ring, in zigzag and not, give the whole layer's output and gradients.
+
+    options: of the layer; sizes: how many queries and keys; call: other arguments; rows: the axes of those whose rows
+    are split.
+    """
+    mesh, inputs = group.mesh, [random(2, size, D, seed=seed) for seed, size in enumerate(sizes)]
+    alone = layer_of(None, mesh, **options)
+    expected = alone(inputs[0], inputs[1], inputs[1], **call)
+    cotangent = random(*expected.shape, seed=5).detach()
+    expected.backward(cotangent)
+    own_call = call | {name: part(call[name], mesh, axis) for name, axis in (rows or {}).items()}
+    if "valid_lens" in (rows or {}) and group.rank:
+        own_call["valid_lens"] = own_call["valid_lens"].to(torch.int16)  # any dtype of integers, on any rank
+    for zigzag in (None, True):
+        layer = parallel.parallelize(layer_of(None, mesh, **options), mesh, "ring", zigzag)
+        queries, keys = (part(X, mesh).detach().requires_grad_() for X in inputs)
+        output = layer(queries, keys, keys, **own_call)
+        output.backward(part(cotangent, mesh))
+        same(output, part(expected, mesh))
+        for X, of_all in zip((queries, keys), inputs, strict=True):
+            same(X.grad, part(of_all.grad, mesh))
+        for X, of_all in zip(layer.parameters(), alone.parameters(), strict=True):
+            same(X.grad, of_all.grad)
+
+
+def check_lengths_of_queries(group):
+    """That are longer on each rank, and of another dtype: they travel with their queries."""
+    lengths = torch.arange(3, 16).repeat(2, 1)
+    before = cutting.SCORES
+    try:
+        for cutting.SCORES, causal in ((before, True), (60, True), (60, False)):
+            for options in KINDS[:2]:
+                compared(group, options, (13, 17), {"valid_lens": lengths, "causal": causal}, {"valid_lens": 1})
+    finally:
+        cutting.SCORES = before
+
+
+def check_chunks_beside_others(group):
+    """Beside a window, where both count from an offset of each sample, or of all; and beside segments."""
+    for offset in ([5, 9], [-3, 2], 3):
+        compared(group, {"chunk": 5, "window": (3, None)}, (13, 17), {"offset": offset, "causal": True})
+    segments, of_keys = (torch.arange(size).repeat(2, 1) // 7 for size in (13, 17))
+    call = {"segments": segments, "key_segments": of_keys, "causal": True, "offset": 2}
+    compared(group, {"chunk": 5}, (13, 17), call, {"segments": 1})
+
+
+def check_few_rows(group):
+    """Ranks without queries or keys, and queries before the first key or after the last, in causal order."""
+    for sizes, offset in (
+        ((0, 5), 0),
+        ((5, 0), 1),
+        ((3, 2), 0),
+        ((2, 9), 3),
+        ((9, 2), -2),
+        ((9, 5), -30),
+        ((5, 9), 30),
+    ):
+        for options in KINDS:
+            compared(group, options, sizes, {"causal": True, "offset": offset})
+
+
+def check_rows_that_see_nothing(group):
+    """By lengths of 0, and by masks of which a row, a column, and all rows of a rank hide everything, in any head."""
+    mask = torch.rand(13, 17, generator=torch.Generator().manual_seed(2)) > 0.5
+    mask[4], mask[:, 3], mask[11:] = False, False, False
+    of_heads = mask.repeat(2, H, 1, 1)
+    of_heads[1, 2] = False
+    for options in KINDS:
+        compared(group, options, (13, 17), {"valid_lens": [0, 17], "causal": True})
+        compared(group, options, (13, 17), {"mask": mask, "causal": True, "offset": 4}, {"mask": 0})
+        compared(group, options, (13, 17), {"mask": of_heads, "offset": -3}, {"mask": 2})
+
+
+def check_calls_without_gradients(group):
+    X = random(2, 9, D).detach()
+    for options in KINDS:
+        expected = part(layer_of(None, group.mesh, **options)(X, X, X, causal=True), group.mesh)
+        for how in HOWS:
+            for without in (torch.no_grad, torch.inference_mode):
+                with without():
+                    same(layer_of(how, group.mesh, **options)(*3 * [part(X, group.mesh)], causal=True), expected)
+
+
+def check_gradients_of_one_input(group):
+    """Of a causal ring of a frozen layer, where the others have none."""
+    for options in KINDS:
+        for trained in range(3):
+            whole_inputs = [random(2, 9, D, seed=seed).detach().requires_grad_(seed == trained) for seed in range(3)]
+            own = [part(X, group.mesh).detach().requires_grad_(X.requires_grad) for X in whole_inputs]
+            for how, inputs in ((None, whole_inputs), ("ring", own)):
+                layer = layer_of(how, group.mesh, **options).requires_grad_(False)
+                layer(*inputs, causal=True).square().sum().backward()
+            same(own[trained].grad, part(whole_inputs[trained].grad, group.mesh))
+
+
+def check_half_precision(group):
+    """Gradients that travel are sums in float32."""
+    passed, dtypes = Circle.passed, set()
+
+    def seen(self, arrays, owner):
+        dtypes.update(X.dtype for X in arrays)
+        return passed(self, arrays, owner)
+
+    Circle.passed = seen
+    try:
+        ways_of(group, "quick", ("heads of equal widths",), ("bfloat16",), ("ring", "ring in zigzag", "gather"))
+    finally:
+        Circle.passed = passed
+    assert dtypes == {torch.float32}
 
 
 def check_the_suite_by_the_kernel(group):

@@ -139,14 +139,13 @@ class Ulysses(OfRows):
     def of_all_queries(self, call):
         """The call of all queries and of the heads here."""
         own, rows, first = self.rows.own, self.rows.queries, sum(self.of_queries[: self.rows.rank])
-        changed = {"known": {name: X for name, X in (call.known or {}).items() if name not in own}}
+        changed = _known_of_others(call, own)
         for name, X in call.arrays().items():
             axes = axes_of(name, X)
             if name in own and axes == "BHQK" and X.shape[1] > 1:
                 changed[name] = to_heads(X, self.of_queries, rows, self.mesh)  # (B or 1, H, all queries, K)
             elif name in own:
-                X = X.to(torch.int64) if ROWS[name].holds == "integers" else X  # which had a dtype here
-                changed[name] = gathered(X, axes.index("Q"), rows, self.mesh)
+                changed[name] = gathered(_as_sent(name, X), axes.index("Q"), rows, self.mesh)
         return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed)
 
     def beside_sinks(self, call):
@@ -169,7 +168,7 @@ class Ring(OfRows):
         own, first = queries.new_empty(1), self.rows.first_query
         whole_keys = own.expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
         self.rows = self.rows._replace(own=self.rows.own | {"segments"})
-        return by_segments(OPERATIONS, queries, whole_keys, moved(call, first))._replace(offset=call.offset)
+        return moved(by_segments(OPERATIONS, queries, whole_keys, moved(call, first)), -first)
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
@@ -186,10 +185,11 @@ class Ring(OfRows):
 
     def of_rows(self, call, before, after):
         """The call of the queries that are here after they were exchanged."""
-        changed = {"known": {name: X for name, X in (call.known or {}).items() if name not in self.rows.own}}
+        changed = _known_of_others(call, self.rows.own)
         for name, X in call.arrays().items():
             if name in self.rows.own:
-                changed[name] = rearranged(X, axes_of(name, X).index("Q"), before, after, self.mesh)
+                axis = axes_of(name, X).index("Q")
+                changed[name] = rearranged(_as_sent(name, X), axis, before, after, self.mesh)
         return call._replace(**changed)
 
 
@@ -208,6 +208,17 @@ class Gather(OfRows):
 
 
 HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}
+
+
+def _known_of_others(call, own):
+    """What is known of a call but for arrays of these names, whose rows move between ranks, as fields of a call."""
+    known = {name: X for name, X in (call.known or {}).items() if name not in own}
+    return {"known": known, "extremes": None if "valid_lens" in own else call.extremes}
+
+
+def _as_sent(name, X):
+    """An array of a call in the dtype that it has on every rank: integers have one on each."""
+    return X.to(torch.int64) if ROWS[name].holds == "integers" else X
 
 
 def _used(queries, keys, call):
