@@ -129,12 +129,15 @@ def check_a_call_of_mha(group):
 
 
 def check_nan_that_is_seen_stays(group):
+    """Also of a key that is alone on its rank, or first of those that a query sees there."""
     mesh = group.mesh
-    X = random(1, 6, D).detach()
-    X[0, 4, 2] = torch.nan  # of the last rank alone
-    for how in HOWS:
-        queries, own = part(random(1, 6, D), mesh), part(X, mesh)
-        assert layer_of(how, mesh)(queries, own, queries).isnan().all(), how
+    X, sees = random(1, 6, D).detach(), torch.arange(6) >= 4
+    X[0, 4, 2] = torch.nan  # of the last ranks alone
+    queries, own = part(random(1, 6, D), mesh), part(X, mesh)
+    for how, options in ((how, options) for how in HOWS for options in ({}, {"softcap": 5.0})):
+        assert layer_of(how, mesh, **options)(queries, own, queries).isnan().all(), (how, options)
+        found = layer_of(how, mesh, **options)(queries, own, queries, causal=True)
+        assert found[:, part(sees, mesh, 0)].isnan().all(), (how, options)
 
 
 def check_one_column_stands_for_the_keys_of_all_ranks(group):
@@ -241,6 +244,8 @@ def check_calls_that_differ_are_refused(group):
         refused(ValueError, "head_gates of rank", layer, X, X, X, head_gates=X.new_ones((2, H) if last else (H,)))
         layer(X, X, X)
     refused(ValueError, f"how of rank {N - 1}", layer_of("ring" if last else "gather", mesh), X, X, X)
+    flagged = parallel.parallelize(layer_of(None, mesh), mesh, "ring", last or None)
+    refused(ValueError, f"zigzag of rank {N - 1}", flagged, X, X, X)
     other = mha.MultiHeadAttention(D, H, seed=int(last), backend="torch").layer
     refused(ValueError, f"the weights of rank {N - 1}", parallel.parallelize, other, mesh, "ring")
 

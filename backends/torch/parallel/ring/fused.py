@@ -19,6 +19,7 @@ from .circle import Circle, later, zeros
 
 NAME = "_scaled_dot_product_flash_attention_for_cpu"  # private: that it is there is seen once
 FORWARD, BACKWARD = (getattr(torch.ops.aten, name, None) for name in (NAME, f"{NAME}_backward"))
+FEW = 16  # keys, of fewer of which the kernel forgets NaN where a query sees one of them, unless a mask comes
 
 
 class Fused(Circle):
@@ -92,8 +93,10 @@ class Fused(Circle):
 
     def as_kernel(self, q, k, v, call):
         """Arrays as the kernel takes them, a bias that hides, or None, and whether it hides by its own order."""
-        order = only_ordered(call)
+        few = k.shape[1] < FEW
+        order = only_ordered(call) and not few
         mask = None if order else attn_mask(q, k, call)  # (B or 1, H or 1, Q or 1, K)
+        mask = mask if mask is not None or not few else torch.ones(1, 1, 1, 1, dtype=torch.bool)
         *heads, mask = by_heads(q, k, v, mask, self.num_heads)
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0, -math.inf)
