@@ -8,6 +8,7 @@ from sequence_over_ranks import HOWS, D, layer_of, part, random, refused
 
 import mha
 from mha import parallel
+from mha.backends.torch.parallel import exchange
 from mha.backends.torch.parallel.ring.circle import Circle
 
 MIXED = "their batches would be mixed"
@@ -54,6 +55,34 @@ def check_a_backward_pass_that_fails_before_the_ring(group):
     else:
         refused(RuntimeError, "expected the same calls", output.sum().backward)
     for _ in range(2):
+        refused(RuntimeError, MIXED, layer, X, X, X)
+
+
+def check_an_exchange_of_rows_that_fails(group):
+    """Before a ring in zigzag and after it, in both passes: of queries, keys, values and what was pooled."""
+    own = exchange._all_to_all
+    for number in range(8):  # forward, then backward
+        layer, X, done = layer_of("ring", group.mesh), rows(group.mesh), []
+
+        def failing(*given, number=number, done=done):
+            done.append(1)
+            return stop() if len(done) > number and group.rank == 1 else own(*given)
+
+        def call(layer=layer, X=X, number=number):
+            output = layer(X, X, X, causal=True)
+            assert number >= 4, "nothing failed forward"
+            output.sum().backward()
+
+        exchange._all_to_all = failing
+        try:
+            if group.rank == 1:
+                refused(OSError, "of a hook", call)
+            else:
+                refused(RuntimeError, "expected the same calls", call)
+        finally:
+            exchange._all_to_all = own
+        if group.rank == 1:
+            refused(RuntimeError, "expected the same calls", layer, X, X, X)
         refused(RuntimeError, MIXED, layer, X, X, X)
 
 

@@ -66,7 +66,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
     turned = {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("layer", 0.01)}
     of_all = {"qk_norm": Norm("layer", 0.01, "all"), "value_norm": Norm("rms", 0.01, "all"), "rotary": Rotary(10)}
     after = {"qk_norm": Norm("rms", 0.01, "all", after=True), "value_norm": Norm("layer", 0.01, "all")}
-    lengths = [7 * b % (K + 3) for b in range(B)]  # 0 is one of them, and some are above K
+    lengths = [13 * b % (K + 3) for b in range(B)]  # 0 is one of them, and some are above K
     of_queries = [[(3 * b + 5 * i) % (K + 1) for i in range(Q)] for b in range(B)]
     offsets = [b % 7 - 2 for b in range(B)]
     sizes: dict[str, Any] = {"batch": B, "num_queries": Q, "num_keys": K}
