@@ -10,7 +10,7 @@ CHECKS = "rings_over_ranks"
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """The results of all checks, of one group of four processes."""
-    return ranks.outcomes(CHECKS, 4, tmp_path_factory.mktemp("ranks"), 100)
+    return ranks.outcomes(CHECKS, 4, tmp_path_factory.mktemp("ranks"), 150)
 
 
 @pytest.mark.parametrize("name", ranks.checks(CHECKS))
