@@ -137,6 +137,7 @@ def check_the_suite_by_the_kernel(group):
         ways_of(group, "quick", None, ("float64",), ("ring", "ring in zigzag", "gather"))
         cutting.SCORES = 300
         ways_of(group, "quick", ("sinks, lengths", "segments", "chunks, offsets"), ("float64",), ("ring in zigzag",))
+        ways_of(group, "quick", ("segments",), ("float64",), ("ulysses", "gather"))
     finally:
         devices.WIDTHS, cutting.SCORES = before, size
 
@@ -186,33 +187,38 @@ def check_a_causal_ring_is_balanced(group):
         cutting.SCORES, (fused.FORWARD, fused.BACKWARD), scored.Scored.scores = before, kernels, scores
 
 
-def check_segments_over_a_ring_take_no_mask_of_all_keys(group):
-    """No array has a row for each query here and a column for each key, in either pass."""
+def check_segments_take_no_mask_of_all_keys(group):
+    """No array has a row for each query here and a column for each key; without rounds, few pairs are computed."""
     mesh, T = group.mesh, 64 * group.count
     X, segments = random(1, T, D), torch.arange(T)[None] // 40
     expected = part(layer_of(None, mesh)(X, X, X, segments=segments, causal=True), mesh)
-    own, before, cutting.SCORES = part(X, mesh).detach().requires_grad_(), cutting.SCORES, 1000
+    own, before = part(X, mesh).detach().requires_grad_(), (cutting.SCORES, cutting.LEAST)
+    cutting.SCORES, cutting.LEAST = 1000, 16
     options = {"segments": part(segments, mesh), "key_segments": segments, "causal": True}
     try:
-        for zigzag in (None, True):
-            layer = parallel.parallelize(layer_of(None, mesh), mesh, "ring", zigzag)
+        for how, zigzag in (("ring", None), ("ring", True), ("ulysses", None), ("gather", None)):
+            layer = parallel.parallelize(layer_of(None, mesh), mesh, how, zigzag)
             with Largest() as largest:
                 output = layer(own, own, own, **options)
+                few = 0 < largest.pairs < H * T * T // (3 * group.count)
+                assert few or how == "ring", (how, largest.pairs)
                 output.sum().backward()
             same(output, expected)
-            assert largest.numbers < own.shape[1] * T, largest.numbers
+            assert largest.numbers < own.shape[1] * T, (how, largest.numbers)
     finally:
-        cutting.SCORES = before
+        cutting.SCORES, cutting.LEAST = before
 
 
 class Largest(TorchDispatchMode):
-    """Knows the size of the largest array that an operation inside makes."""
+    """Knows the size of the largest array that an operation inside makes, and the pairs that PyTorch's kernel takes."""
 
-    numbers = 0
+    numbers = pairs = 0
 
     def __torch_dispatch__(self, function, types, given=(), options=None):
         """Call the operation, and look at what it gives."""
         found = function(*given, **(options or {}))
+        if "scaled_dot_product" in str(function):
+            self.pairs += given[0][..., 0].numel() * given[1].shape[2]
         for X in tree_leaves(found):
             self.numbers = max(
                 self.numbers, X.untyped_storage().nbytes() // X.element_size() if torch.is_tensor(X) else 0

@@ -11,10 +11,11 @@ import functools
 import torch
 
 from mha.call import ROWS, axes_of
-from mha.engine import cutting
+from mha.engine import cutting, packing
 from mha.engine.reach import all_used, by_mask, by_segments, reach, span, turned, used
 from mha.parallel.rows import balances, consecutive, zigzag
 
+from .. import arrays
 from .. import layer as lesson
 from ..engine.layer import Plan
 from ..engine.operations import OPERATIONS
@@ -63,9 +64,11 @@ class OfRows:
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def masked(self, queries, call):
-        """The call with a mask of the queries here for all that hides by positions and by segments."""
+        """The call with a mask of the queries here for what hides by positions, and by segments that are not known."""
+        if packing.is_known(call):
+            return call
         whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
-        own = moved(call, self.rows.first_query)._replace(known=None)  # of known segments no mask is made
+        own = moved(call, self.rows.first_query)
         done = by_mask(OPERATIONS, queries, whole_keys, own)
         self.rows = self.rows._replace(own=self.rows.own | {"mask"})
         mask = done.mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
@@ -146,6 +149,8 @@ class Ulysses(OfRows):
                 changed[name] = to_heads(X, self.of_queries, rows, self.mesh)  # (B or 1, H, all queries, K)
             elif name in own:
                 changed[name] = gathered(_as_sent(name, X), axes.index("Q"), rows, self.mesh)
+                if ROWS[name].holds == "integers":
+                    changed["known"][name] = arrays.known(changed[name])
         return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed)
 
     def beside_sinks(self, call):
