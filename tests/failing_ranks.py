@@ -61,7 +61,7 @@ def check_a_backward_pass_that_fails_before_the_ring(group):
 def check_an_exchange_of_rows_that_fails(group):
     """Before a ring in zigzag and after it, in both passes: of queries, keys, values and what was pooled."""
     own = exchange._all_to_all
-    for number in range(8):  # forward, then backward
+    for number in range(4):  # forward, then backward
         layer, X, done = layer_of("ring", group.mesh), rows(group.mesh), []
 
         def failing(*given, number=number, done=done):
@@ -70,7 +70,7 @@ def check_an_exchange_of_rows_that_fails(group):
 
         def call(layer=layer, X=X, number=number):
             output = layer(X, X, X, causal=True)
-            assert number >= 4, "nothing failed forward"
+            assert number >= 2, "nothing failed forward"
             output.sum().backward()
 
         exchange._all_to_all = failing

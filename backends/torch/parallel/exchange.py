@@ -26,19 +26,29 @@ def to_rows(X, heads, rows, mesh):
     return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
 
 
-def rearranged(X, axis, before, after, mesh):
-    """The rows along an axis that each rank has after they were exchanged, of which X has those here before.
+def rearranged(arrays, axis, places, mesh):
+    """The rows along an axis of arrays, alike in dtype, that each rank has after they were exchanged, all at once.
 
-    before, after: the rows of each rank in the whole, as `mha.parallel.rows` has them.
+    places: for each array, the rows of each rank in the whole before and after, as `mha.parallel.rows` has them.
     """
-    here, parts = mesh.get_local_rank(), []
-    pieces = [_rows_of(X, axis, common(before[here], rows)) for rows in after]
-    own = [common(after[here], rows) for rows in before]
-    counts = [[one.stop - one.start for one in some] for some in own]
-    shapes = [(*X.shape[:axis], sum(each), *X.shape[axis + 1 :]) for each in counts]
-    for some, each, part in zip(own, counts, _Exchanged.apply(mesh, shapes, *pieces), strict=True):
+    here, pieces, shapes, own = mesh.get_local_rank(), [], [], []
+    for other in range(mesh.size()):  # whose pieces of all arrays follow each other
+        for X, (before, after) in zip(arrays, places, strict=True):
+            own.append(common(after[here], before[other]))
+            count = sum(one.stop - one.start for one in own[-1])
+            pieces.append(_rows_of(X, axis, common(before[here], after[other])))
+            shapes.append((*X.shape[:axis], count, *X.shape[axis + 1 :]))
+    found, size = _Exchanged.apply(mesh, shapes, *pieces), len(arrays)
+    return [_in_order(found[number::size], own[number::size], axis) for number in range(size)]
+
+
+def _in_order(pieces, places, axis):
+    """The pieces of all ranks as one array; places: slices of its rows, for each piece those that it has."""
+    parts = []
+    for part, some in zip(pieces, places, strict=True):
+        counts = [one.stop - one.start for one in some]
         # One without rows, too, since all ranks meet in the backward pass.
-        parts += zip((one.start for one in some), part.split(each, axis), strict=True) if some else [(0, part)]
+        parts += zip((one.start for one in some), part.split(counts, axis), strict=True) if some else [(0, part)]
     parts.sort(key=lambda both: both[0])
     return torch.cat([part for _, part in parts], axis)
 
@@ -63,7 +73,7 @@ def anywhere(flags, mesh):
 
 
 class _Exchanged(torch.autograd.Function):
-    """One piece from each rank, for one piece to each."""
+    """As many pieces from each rank as to each."""
 
     @staticmethod
     def forward(ctx, mesh, shapes, *pieces):
@@ -101,7 +111,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _all_to_all(mesh, shapes, pieces):
-    """The pieces of these shapes that the ranks send here, for one piece to each."""
+    """The pieces of these shapes that the ranks send here, for as many to each; one rank's follow another's."""
     dtype, counts = pieces[0].dtype, [piece.numel() for piece in pieces]
     sent = torch.empty(sum(counts), dtype=_sent(dtype), device=pieces[0].device)
     for part, piece in zip(sent.split(counts), pieces, strict=True):
@@ -109,7 +119,9 @@ def _all_to_all(mesh, shapes, pieces):
     sizes = [torch.Size(shape).numel() for shape in shapes]
     found = sent.new_empty(sum(sizes))
     ready(mesh)
-    distributed.all_to_all_single(found, sent, sizes, counts, group=mesh.get_group())
+    each = len(pieces) // mesh.size()
+    of_ranks = ([sum(some[first : first + each]) for first in range(0, len(some), each)] for some in (sizes, counts))
+    distributed.all_to_all_single(found, sent, *of_ranks, group=mesh.get_group())
     return [part.view(shape).to(dtype) for part, shape in zip(found.split(sizes), shapes, strict=True)]
 
 

@@ -183,10 +183,10 @@ class Ring(OfRows):
         if not (balances(call, rows.own) if self.in_zigzag is None else self.in_zigzag):
             return run(own, q, k, v, call), None
         new = zigzag(sum(rows.queries), mesh.size()), zigzag(sum(rows.keys), mesh.size())
-        q = rearranged(q, 1, own[0], new[0], mesh)  # (B*H, rows, d)
-        k, v = (rearranged(X, 1, own[1], new[1], mesh) for X in (k, v))  # (B*G, rows, any)
+        ways = list(zip(own, new, strict=True))  # of queries, and of keys
+        q, k, v = rearranged((q, k, v), 1, (ways[0], ways[1], ways[1]), mesh)  # (B*H, rows, d), (B*G, rows, any)
         pooled = run(new, q, k, v, self.of_rows(call, own[0], new[0]))  # (B*H, rows, dv)
-        return rearranged(pooled, 1, new[0], own[0], mesh), None
+        return rearranged((pooled,), 1, ((new[0], own[0]),), mesh)[0], None
 
     def of_rows(self, call, before, after):
         """The call of the queries that are here after they were exchanged."""
@@ -194,7 +194,7 @@ class Ring(OfRows):
         for name, X in call.arrays().items():
             if name in self.rows.own:
                 axis = axes_of(name, X).index("Q")
-                changed[name] = rearranged(_as_sent(name, X), axis, before, after, self.mesh)
+                (changed[name],) = rearranged((_as_sent(name, X),), axis, ((before, after),), self.mesh)
         return call._replace(**changed)
 
 
