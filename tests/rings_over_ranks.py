@@ -3,6 +3,7 @@
 Letters as in the lesson; N ranks.
 """
 
+import ranks
 import torch
 from sequence_over_ranks import HOWS, D, H, layer_of, part, random, same, ways_of, whole
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -150,6 +151,18 @@ def check_rings_where_there_is_no_kernel(group):
         same(layer_of("ring", group.mesh)(*3 * [part(X, group.mesh)], causal=True), expected)
     finally:
         fused.FORWARD = before
+
+
+def check_zigzag_for_what_is_no_ring_is_refused(group):
+    """A layer stays whole then; `zigzag=False` is no error, as it asks for nothing."""
+    for how in (None, "gather", "ulysses"):
+        layer = layer_of(None, group.mesh)
+        words = f"zigzag is True beside how={how!r}, expected None"
+        ranks.refused(lambda layer=layer, how=how: parallel.parallelize(layer, group.mesh, how, True), words)
+        assert not hasattr(layer, "sequence")
+    parallel.parallelize(layer, group.mesh, "gather", False)
+    layer = layer_of(None, group.mesh)
+    ranks.refused(lambda: parallel.parallelize(layer, group.mesh, "ring", 1), "zigzag is 1", kind=TypeError)
 
 
 def check_a_causal_ring_is_balanced(group):

@@ -62,7 +62,8 @@ def parallelize(layer: Any, mesh: Any, how: str | None = None, zigzag: bool | No
         by sequence, mask, score bias, lengths per query, positions and segments have a row for each query of this rank;
         mask, score bias, `key_positions` and `key_segments` have a column for each key of the whole sequence; and
         `offset` is the position of the first query of the whole sequence. A mask or bias with one row on every rank
-        holds this row for all queries, unless each rank has only one query.
+        holds this row for all queries, unless each rank has only one query. In a call with a cache, which has
+        an equal part of its slots on each rank, all ranks pass the same new tokens and get the whole output.
 
     Raises:
         TypeError, ValueError: if the layer or the mesh is of another kind, if N does not divide the heads, or if ranks
