@@ -91,6 +91,7 @@ GROUPS = {
         "keys are met the other way round": (r"owner = \(self\.here - step\)", "owner = (self.here + step)"),
         "rows come in the order of ranks": (r"    parts\.sort\(.*", ""),
         "a rank without rows sends no gradients": (r" if some else \[\(0, part\)\]", ""),
+        "zigzag where there is no ring": (r"    check_zigzag\(zigzag, how\)\n", ""),
         "a flag of zigzag may differ": (r'"zigzag": layer\.zigzag, ', ""),
         "segments become a mask of all keys": (r"if packing\.is_known\(call\):\n            return call",
             "call = call._replace(known=None)"),
