@@ -257,8 +257,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if a size is no positive int, or if neither window nor chunk says one.
         """
-        kept, parts = slots.kept_by(self.layer), slots.parts_of(self.layer)
-        return Cache.of_layer(self, slots.empty(kept, batch_size, size, parts))
+        return Cache.of_layer(self, slots.empty_for(self.layer, batch_size, size))
 
     def cache_of(self, keys: Any, values: Any = None, valid_lens: Any = None, key_positions: Any = None) -> Cache:
         """A frozen cache for cross-attention: keys and values are projected once, and calls add nothing.

@@ -37,7 +37,7 @@ def decode(group, options, portions, size=SIZE, how="ring", **call):
     (whole, attention), N, rank = split(group.mesh, how, **options), group.count, group.rank
     X = np.random.default_rng(1).normal(size=(4, sum(portions), D))
     cache, first = attention.cache(4, size), 0
-    expected = whole.cache(4, cache.sizes[1])  # as many slots as go round
+    expected = whole.cache(4, cache.positions.shape[1])  # as many slots as go round
     for rows in portions:
         x = X[:, first : first + rows]
         given = {name: make(rows) for name, make in call.items()}

@@ -49,6 +49,11 @@ def left_of(limits: Any, anywhere: int | None = None) -> int | None:
     return limits.chunk - 1 if left is None else min(left, limits.chunk - 1)
 
 
+def empty_for(layer: Any, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
+    """The arrays of `empty` for a layer, with keys and values of the heads and of the slots that it keeps here."""
+    return empty(kept_by(layer), batch_size, size, parts_of(layer))
+
+
 def empty(config: Config, batch_size: int, size: int | None, parts: int = 1) -> dict[str, np.ndarray]:
     """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk.
 
