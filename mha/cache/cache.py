@@ -63,8 +63,9 @@ class Cache:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many samples it has, and slots, of which one of several ranks has its own: B and S."""
-        B, _, S, _ = self.keys.shape
+        """How many samples it has, and slots: B and S, also where a rank has keys and values of some of them alone."""
+        keys, _, *others = self.arrays()  # inside a compiled step there may be no others
+        B, S = others[0].shape if others else (keys.shape[0], keys.shape[2])
         return B, S
 
     @property
@@ -137,7 +138,7 @@ class Cache:
         So a draft is taken back: the next token may be at that position. Raises ValueError if a position is below 0 or
         more than one beyond the newest, or where a query there would see a token that was overwritten.
         """
-        (B, S), window = self.positions.shape, left_of(self.config)
+        (B, S), window = self.sizes, left_of(self.config)
         if self.frozen:
             raise ValueError("cache is frozen, expected one that grows: there is nothing to take back")
         known = integers("positions", positions)
@@ -271,7 +272,7 @@ class Cache:
 
     def _refuse_parts(self, method: str) -> None:
         """Raise ValueError if other ranks have some of its slots."""
-        here, S = self.keys.shape[2], self.positions.shape[1]
+        here, S = self.keys.shape[2], self.sizes[1]
         if here != S:
             raise ValueError(f"{method} came to a cache with keys of {here} of its {S} slots, expected all of them")
 

@@ -24,7 +24,7 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
     if cache.config != kept_by(layer):
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
-    (S, here), parts = (cache.positions.shape[1], cache.keys.shape[2]), parts_of(layer)
+    (S, here), parts = (cache.sizes[1], cache.keys.shape[2]), parts_of(layer)
     if None not in (S, here) and here * parts != S:
         raise ValueError(
             f"cache has keys of {here} of its {S} slots, expected {S // parts} as the layer, which has the slots on "
