@@ -106,17 +106,22 @@ def check_heads_and_slots_are_split_together(group):
 
 
 def check_gradients_are_those_of_the_whole_layer(group):
-    for options in ({"sinks": True, "num_key_value_heads": 2}, {"pooling": "additive", "output_gate": "element"}):
+    """Also in a ring, whose slots are overwritten by the call that attends to them."""
+    grouped = {"sinks": True, "num_key_value_heads": 2}
+    gated, ring = {"pooling": "additive", "output_gate": "element"}, {"window": (7, 0)}
+    for options, size in ((grouped, SIZE), (gated, SIZE), (ring, 12)):
         whole, attention = split(group.mesh, **options)
         alone = whole.to("torch")
-        X, bias = np.random.default_rng(2).normal(size=(2, 8, D)), np.random.default_rng(4).normal(size=(1, 1, 3, SIZE))
+        X, bias = np.random.default_rng(2).normal(size=(2, 16, D)), np.random.default_rng(4).normal(size=(1, 1, 6, 1))
         found = []
         for one in (alone, attention):
-            own, biases = torch.tensor(X[:, 5:], requires_grad=True), torch.tensor(bias, requires_grad=True)
-            _, cache = one(*3 * [torch.tensor(X[:, :5])], cache=one.cache(2, SIZE))
-            output, _ = one(own, own, own, causal=True, score_bias=biases, cache=cache)
+            own, biases = torch.tensor(X[:, 10:], requires_grad=True), torch.tensor(bias, requires_grad=True)
+            _, cache = one(*3 * [torch.tensor(X[:, :10])], causal=True, cache=one.cache(2, size))
+            given = {} if options is ring else {"score_bias": biases.expand(1, 1, 6, size)}
+            output, _ = one(own, own, own, causal=True, cache=cache, **given)
             output.square().sum().backward()
-            found.append({"own": own.grad, "bias": biases.grad} | {n: p.grad for n, p in one.layer.named_parameters()})
+            found.append({"own": own.grad} | {n: p.grad for n, p in one.layer.named_parameters()})
+            found[-1] |= {"bias": biases.grad} if given else {}
         for name, gradient in found[0].items():
             close(found[1][name], gradient.numpy())
 
