@@ -214,7 +214,7 @@ GROUPS = {
         "the shortest length for the longest": {"torch": (r"min\(longest, keys\.shape\[1\]\)",
             "min(shortest, keys.shape[1])")},
         "keys that nobody sees count, where every query sees one": {
-            "torch mxnet": (r"all_used\(call, Q, K\) and span\(call, Q, K\) == slice\(0, K\)", "all_used(call, Q, K)"),
+            "torch mxnet": (r"whole_used\(call, Q, K\)", "all_used(call, Q, K)"),
         },
         "queries without keys keep what they hold": {
             "mxnet": (r"return zeroed\(queries, sees\)", "return queries"),

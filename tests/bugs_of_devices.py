@@ -51,7 +51,7 @@ GROUPS = {
         "weights may differ": (r'agree\(mesh, \{"the digest.*', "pass"),
         "one column is the first rank's": (r"flags\.expand\(X\.shape\[:2\]\)", "flags"),
         "lengths travel in the dtype of each rank": (r"X\.to\(torch\.int64\)", "X"),
-        "padding reaches weights where there are no keys": (r"if 0 not in sizes and all_used\(", "if all_used("),
+        "padding reaches weights where there are no keys": (r"if 0 not in sizes and whole_used\(", "if whole_used("),
         "the merge without its maximum": (r"torch\.where\(most == -math\.inf, 0, most\)", "0 * most"),
         "what was pooled is not weighed anew": (r"pooled \* again", "pooled"),
         "the sum is not weighed anew": (r"total \* again", "total"),

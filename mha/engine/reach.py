@@ -146,6 +146,11 @@ def _used_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple
     return of.any(visible, 2), of.any(visible, 1)
 
 
+def whole_used(call: Call, num_queries: int, num_keys: int) -> bool:
+    """Whether `all_used`, and no key is beyond the reach of all queries: nothing has to be left out or put to zero."""
+    return all_used(call, num_queries, num_keys) and span(call, num_queries, num_keys) == slice(0, num_keys)
+
+
 def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
     """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))

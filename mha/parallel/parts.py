@@ -147,9 +147,8 @@ def unshard(parts: Sequence[Part], num_key_value_heads: int | None = None) -> Pa
 def _part(name: str, X: np.ndarray, config: Config, index: int, count: int) -> np.ndarray:
     if name in copied(config, count):
         of_heads = X.reshape(*X.shape[:-1], config.num_key_value_heads, -1)  # (any, G, d)
-        return of_heads[..., heads_of_keys(config, count)[index], :].reshape(
-            *X.shape[:-1], -1
-        )  # (any, heads of keys here * d)
+        own = of_heads[..., heads_of_keys(config, count)[index], :]  # (any, heads of keys here, d)
+        return own.reshape(*X.shape[:-1], -1)  # (any, heads of keys here * d)
     if name in SPLIT:
         return np.split(X, count, SPLIT[name])[index]
     return np.zeros_like(X) if name == ONCE and index else X

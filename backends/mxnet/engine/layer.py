@@ -10,7 +10,7 @@ from mxnet import autograd, np
 from mha.call import Plans, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_segments, known_used, narrowed, span, turned, used
+from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used, whole_used
 
 from .. import layer as lesson
 from ..arrays import tensor
@@ -57,7 +57,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan())
-        whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
+        whole = whole_used(call, Q, K)
         return call._replace(plan=Plan(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
 
     def attend(self, queries, keys, values, call):

@@ -22,9 +22,9 @@ from mha.engine.reach import (
     longest,
     narrowed,
     reach,
-    span,
     turned,
     used,
+    whole_used,
 )
 
 from .. import layer as lesson
@@ -89,7 +89,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call._replace(plan=Plan(views))
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
             return call._replace(plan=Plan(views, only_ordered(call)))
-        whole = all_used(call, Q, K) and span(call, Q, K) == slice(0, K)
+        whole = whole_used(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
         parts = cutting.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
         return call._replace(plan=Plan(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts))

@@ -12,7 +12,7 @@ from mha.bench.steps import UNSPLIT, Results, UnavailableError, Way
 from mha.parity.cases.devices import part_of_call
 
 from ..arrays import tensor
-from .proof import HEADS, Ranks
+from .proof import HEADS, Ranks, rows_here
 from .sequence import HOWS
 
 # By name, what `parallelize` takes.
@@ -54,7 +54,7 @@ class Group:
             parallel.parallelize(layer, self.mesh, **options)
         except ValueError as error:  # of a number of heads
             raise UnavailableError(error) from None
-        rows = _rows(shape.T, self.mesh) if options else slice(None)
+        rows = rows_here(shape.T, self.mesh if options else None)
         call = shape.call()
         if "segments" in call:
             call["key_segments"] = call["segments"]  # of all keys
@@ -125,9 +125,3 @@ def _step(kind, layer, call, X, cotangent):
         return Results(output.detach(), (X.grad,))
 
     return step
-
-
-def _rows(total, mesh):
-    """The rows of a sequence that lie on this rank, as many as on the others, or one more."""
-    own = np.array_split(np.arange(total), mesh.size())[mesh.get_local_rank()]
-    return slice(own[0], own[-1] + 1) if len(own) else slice(0)

@@ -58,7 +58,7 @@ class Ranks:
             parallel.parallelize(layer, heads)
         if mesh is not None:
             parallel.parallelize(layer, mesh, *ROWS[way.removeprefix("heads x ")])
-        queries, keys = (_rows(X.shape[1], mesh) for X in inputs[:2])
+        queries, keys = (rows_here(X.shape[1], mesh) for X in inputs[:2])
         own, places = part_of_call({name: X for name, X in call.items() if X is not None}, samples, queries)
         cuts = {"queries": queries, "keys": keys, "values": keys, "cotangent": queries}
         arrays = {name: X[samples, cut] for (name, cut), X in zip(cuts.items(), inputs, strict=True)}
@@ -91,7 +91,7 @@ class Ranks:
         return {name: (to_numpy(X), place) for name, (X, place) in found.items()}
 
 
-def _rows(total, mesh):
+def rows_here(total, mesh):
     """The rows of a sequence that lie on this rank."""
     if mesh is None:
         return ALL

@@ -12,7 +12,7 @@ import torch
 
 from mha.call import ROWS, axes_of
 from mha.engine import cutting, packing
-from mha.engine.reach import all_used, by_mask, by_segments, reach, span, turned, used
+from mha.engine.reach import by_mask, by_segments, reach, turned, used, whole_used
 from mha.parallel.rows import balances, consecutive, zigzag
 
 from .. import arrays
@@ -78,7 +78,7 @@ class OfRows:
         """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""
         rows, first_query = self.rows, self.rows.first_query
         sizes = sum(rows.queries), sum(rows.keys)
-        if 0 not in sizes and all_used(call, *sizes) and span(call, *sizes) == slice(0, sizes[1]):
+        if 0 not in sizes and whole_used(call, *sizes):
             return queries, keys, values, call
         whole_keys = keys.new_empty(1).expand(len(keys), sum(rows.keys), 1)  # (B, all keys, 1)
         if any("Q" in axes_of(name, X) for name, X in call.arrays().items()):
