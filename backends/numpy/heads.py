@@ -119,7 +119,8 @@ def turns(places, rotary, dtype):
 
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
-    angles = places[:, :, None] * np.array(rotary.angles())  # (B or 1, T, n)
+    frequencies = np.array(rotary.angles())  # (n,), float32 in some bounds of mha.parity
+    angles = places[:, :, None].astype(frequencies.dtype) * frequencies  # (B or 1, T, n)
     cos, sin = rotary.magnitude * np.cos(angles), rotary.magnitude * np.sin(angles)  # (B or 1, T, n)
     return cos.astype(dtype), sin.astype(dtype)
 

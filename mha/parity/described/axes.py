@@ -19,7 +19,7 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
     if sizes.B == 1 or sizes.Q != sizes.K or call.given() or call.hides() or not asked.counted_rows.all():
         return None
     queries, keys, values = (X.swapaxes(0, 1) for X in (asked.queries, asked.keys, asked.values))  # (T, B, any)
-    found = problem(asked.layer, queries, keys, values, {"causal": False}).outputs()
+    found = problem(asked.layer, queries, keys, values, {"causal": False}, angles=asked.angles).outputs()
     oracle, base = (X.swapaxes(0, 1) for X in found)  # (B, Q, D)
     expected = Expected.of(asked.config.dtype, oracle, base)
     return expected if expected.ratio(output) <= 1 else None

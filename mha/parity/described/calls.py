@@ -204,7 +204,7 @@ def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
     """The same problem with other arguments of the call."""
     given = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(arguments)
     inputs = asked.queries, asked.keys, asked.values
-    return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows)
+    return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
 
 
 def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:

@@ -78,7 +78,10 @@ def root(squares: Array, eps: float) -> Array:
 
 def rotate(plan: Any, X: Array, places: Array) -> Array:
     """Turn heads (B, H, T, d) by positions (B or 1, T)."""
-    return turn(X, places, plan.frequencies, plan.interleaved, lambda part: plan.magnitude * plan.table(part))
+    frequencies = plan.frequencies.astype(plan.angles)
+    return turn(
+        X, places.astype(plan.angles), frequencies, plan.interleaved, lambda part: plan.magnitude * plan.table(part)
+    )
 
 
 def turn(

@@ -48,13 +48,14 @@ class Plan:
     1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
     each, for the rotation; order_offsets, window_offsets and chunk_offsets: the same for the causal order, the window
     and the chunks; positions and key_positions, segments and key_segments: those that are given, (B or 1, T), or None;
-    base: of the rotation; samples: those to compute; rows: the queries to compute, from the scores on; a mistake that
-    needs all of them sets it to all; features: of the output, those to compute; hiding: the conditions for a key to be
-    seen, by name; rotary_offsets: None, or a function from the plan, the role and the right positions to those of the
-    rotation; norms: by role, the norm of its heads, an `mha.Norm`; magnitude: of the rotation, and magnified: the roles
-    that it is applied to; temperature: of the layer, and tempered_places: None, or a function from the plan and the
-    right positions of queries to those that it goes by; opened: from projections of queries for the output gate, (B, H,
-    T, dv or 1), to gates, None = there is none; closed: from (B, T, any) to gates of the output, None = there is none.
+    angles: the dtype of frequencies and angles; base: of the rotation; samples: those to compute; rows: the queries to
+    compute, from the scores on; a mistake that needs all of them sets it to all; features: of the output, those to
+    compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan,
+    the role and the right positions to those of the rotation; norms: by role, the norm of its heads, an `mha.Norm`;
+    magnitude: of the rotation, and magnified: the roles that it is applied to; temperature: of the layer, and
+    tempered_places: None, or a function from the plan and the right positions of queries to those that it goes by;
+    opened: from projections of queries for the output gate, (B, H, T, dv or 1), to gates, None = there is none; closed:
+    from (B, T, any) to gates of the output, None = there is none.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
     pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
     before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
@@ -88,6 +89,7 @@ class Plan:
     softcap: float | None
     norms: dict[str, Norm]
     frequencies: Any
+    angles: Any
     base: float
     interleaved: bool
     magnitude: float
@@ -235,6 +237,7 @@ def plan_of(
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
         softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
+        angles=np.dtype("float32" if problem.angles and kind != np.float64 else "float64"),
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
         temperature=config.temperature, opened=sigmoid if config.output_gate else None,

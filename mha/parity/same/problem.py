@@ -14,7 +14,7 @@ from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
 from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, traced
-from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
+from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds, with_coarse_angles
 
 Named = dict[str, np.ndarray]
 
@@ -44,7 +44,8 @@ class Problem:
     """A layer on NumPy and the arguments of a call, checked.
 
     queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones; rows: the
-    queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do.
+    queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do; angles: whether the
+    base computes the angles of rotations in float32, as all ports do, where the layer's dtype is not float64.
     """
 
     layer: MultiHeadAttention
@@ -55,6 +56,7 @@ class Problem:
     cotangent: np.ndarray | None = None
     rows: np.ndarray | None = None
     empty_rows: bool = True
+    angles: bool = False
 
     @property
     def config(self) -> Config:
@@ -100,9 +102,14 @@ class Problem:
         return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
 
     @functools.cached_property
+    def plain(self) -> MultiHeadAttention:
+        """The layer that the base is computed with."""
+        return with_coarse_angles(self.layer) if self.angles else self.layer
+
+    @functools.cached_property
     def base(self) -> Named:
         """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
-        return self.oracle if self.config.dtype == "float64" else self._steps(self.layer)
+        return self.oracle if self.config.dtype == "float64" else self._steps(self.plain)
 
     @functools.cached_property
     def oracle(self) -> Named:
@@ -112,7 +119,7 @@ class Problem:
     @functools.cached_property
     def base_gradients(self) -> Named:
         """Every gradient of NumPy in the layer's dtype."""
-        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.layer)
+        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain)
 
     @functools.cached_property
     def oracle_gradients(self) -> Named:
@@ -163,7 +170,7 @@ class Problem:
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
         found = []
-        for layer in (in_dtype(self.layer, "float64"), self.layer):
+        for layer in (in_dtype(self.layer, "float64"), self.plain):
             *inputs, call = self._arguments(layer)
             arguments = call.arguments()
             found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))
@@ -210,6 +217,7 @@ def problem(
     cotangent: Any = None,
     rows: Any = None,
     empty_rows: bool = True,
+    angles: bool = False,
 ) -> Problem:
     """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does.
 
@@ -241,7 +249,7 @@ def problem(
     if rows is not None:  # the loss is of these alone
         ones = np.ones((*queries.shape[:2], attention.config.num_hiddens), queries.dtype)
         cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
-    counting = rows, checks.flag("empty_rows", empty_rows)
+    counting = rows, checks.flag("empty_rows", empty_rows), angles
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
 
 

@@ -122,7 +122,7 @@ def asked_with(
     queries, keys, values = inputs or (asked.queries, asked.keys, asked.values)
     rows = None if asked.rows is None or asked.rows.shape != queries.shape[:2] else asked.rows
     empty_rows = empty_rows or asked.empty_rows
-    return problem(layer or asked.layer, queries, keys, values, call, None, rows, empty_rows)
+    return problem(layer or asked.layer, queries, keys, values, call, None, rows, empty_rows, asked.angles)
 
 
 def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
