@@ -47,7 +47,7 @@ def test_each_missing_array_is_named(scheme):
 @pytest.mark.parametrize(
     ("scheme", "name", "lacking"),
     [
-        ("vit", "attention.key", "a.attention.key.bias"),
+        ("vit", "attention.query", "a.attention.query.bias"),
         ("timm", "proj", "a.proj.bias"),
         ("llama", "q_proj", "a.q_proj.bias"),
         ("vit", "output.dense", "a.output.dense.bias"),

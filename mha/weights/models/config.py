@@ -18,7 +18,7 @@ from mha.names import SchemeName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights import files, json_text
-from mha.weights.models import layers, rotation
+from mha.weights.models import layers, parts, rotation
 from mha.weights.models.kinds import (
     AFTER,
     BARE_NORMED,
@@ -30,13 +30,17 @@ from mha.weights.models.kinds import (
     NORMED,
     NOT_ROTATING,
     OF_ALL,
+    UNSAID,
 )
+from mha.weights.models.plain import PLAIN, STACKS
 from mha.weights.schemes.sizes import BARE, TIED
 from mha.weights.schemes.table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
 WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
 
+# Names of numbers of heads; in a file without a kind, the first one counts.
+_HEADS = "num_attention_heads", "n_head", "n_heads", "attention_heads", *STACKS, "decoder_num_attention_heads"
 # Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
@@ -94,31 +98,49 @@ def described(model: dict[str, Any], scheme: SchemeName, prefix: str, length: in
 
 
 def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None) -> dict[str, Any]:
-    if isinstance(part := model.get("text_config"), dict) and "language_model" in prefix:
-        model = part
+    model = parts.part(model, prefix)
     kind = str(model.get("model_type"))
     kinds = KINDS.get(scheme, {})
-    if kinds and kind not in kinds:
+    if kinds and kind not in kinds and not (scheme in PLAIN and "model_type" not in model):
         raise ValueError(
             f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
             "the arrays to mha.from_native to say yourself what it computes"
         )
-    rotates = kinds and scheme != "t5" and kind not in NOT_ROTATING
+    rotates = kinds and scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING
     defaults = kinds.get(kind, {})
-    _refuse_unknown(model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
+    _refuse_unknown(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
+    if not rotates and scheme != "t5":
+        heads = _heads(model, defaults, prefix)
+        found = {} if heads is None else {"num_heads": checks.size("num_attention_heads", heads)}
+        return found | {"rotary": None} if scheme == "llama" else found
     if model.get("rope_parameters") is None:
         model = {name: value for name, value in model.items() if name != "rope_parameters"}
     model = defaults | model
     if scheme == "t5":
         num_heads, width = checks.size("num_heads", model["num_heads"]), checks.size("d_kv", model["d_kv"])
         return {"num_heads": num_heads, "key_dim": width, "scale": 1.0}
-    heads = next((model[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in model), None)
-    if heads is None and not rotates:
-        return {}
+    heads = next((model[name] for name in _HEADS[:3] if name in model), None)
     num_heads = checks.size("num_attention_heads", heads)
-    if kinds and not rotates:
-        return {"num_heads": num_heads, "rotary": None}
-    return {"num_heads": num_heads} | (_rotated(model, kind, prefix, num_heads, length) if rotates else {})
+    return {"num_heads": num_heads} | _rotated(model, kind, prefix, num_heads, length)
+
+
+def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
+    """The number of heads that a file says of the layer with this prefix, or its kind has by default; else None.
+
+    Raises ValueError if an encoder and a decoder have different ones, and the prefix does not say which it is.
+    """
+    names = [name for name in defaults if name in _HEADS] or [name for name in _HEADS if name in model]
+    if not names:
+        return None
+    first, *others = names
+    if "num_attention_heads" in model:
+        model = {first: model["num_attention_heads"]} | model
+    model, stack = defaults | model, parts.stack(prefix)
+    of_decoder = [name for name in others if name.startswith("decoder")]
+    if not stack and (first, *of_decoder) == STACKS and len({model[name] for name in STACKS}) > 1:
+        said = " and ".join(f"{name} is {reprlib.repr(model[name])}" for name in STACKS)
+        raise ValueError(f"{said}, and prefix {prefix!r} has neither encoder nor decoder to say which layer it is")
+    return model[of_decoder[0] if of_decoder and stack == "decoder" else first]
 
 
 def _params(model: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +173,8 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
     """True if an option does not change the attention; neutral: the values with which others do not."""
     if name == "layer_types" and isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
-    return value is None or value is False or value in ([], {}) or (name in neutral and value == neutral[name])
+    off = value is False and _NEUTRAL.get(name) is not True
+    return value is None or off or value in ([], {}) or (name in neutral and value == neutral[name])
 
 
 def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:

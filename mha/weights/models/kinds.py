@@ -6,6 +6,7 @@ Source: the configuration and attention classes of transformers 5.23, and their 
 from typing import Any
 
 from mha.names import SchemeName
+from mha.weights.models.plain import PLAIN, VITS
 
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
@@ -108,8 +109,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "solar_open": {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6},
     "nanochat": {"num_attention_heads": 6, "num_key_value_heads": None, "rms_norm_eps": 1e-6},
 }
-# As modules, these have LLaMA's names; in files, those of scheme "vit". None of them rotates positions.
-NOT_ROTATING = ("vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit")
+NOT_ROTATING = tuple(VITS)  # as modules, they have LLaMA's names; in files, those of scheme "vit"
 _PACKED: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
     "falcon": {"multi_query": True, "new_decoder_architecture": False, "num_kv_heads": None, "alibi": False},
@@ -125,9 +125,8 @@ _BIASED: dict[str, dict[str, Any]] = {
     "umt5": _T5 | {"num_heads": 6},
     "switch_transformers": _T5 | {"num_heads": 12},
 }
-_NAMED_SO = _LLAMA | {kind: {} for kind in NOT_ROTATING}
-KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = {
-    "llama": _NAMED_SO,
+KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = PLAIN | {
+    "llama": _LLAMA | VITS,
     "neox": _PACKED,
     "phi3": {"phi3": _PHI3},
     "t5": _BIASED,
@@ -156,8 +155,11 @@ INTERLEAVED += ("ernie4_5", "ernie4_5_moe", "helium")  # the two components of a
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"}
 SHARES |= dict.fromkeys(("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", *GATED), "partial_rotary_factor")
+# What a file that lacks a name says by that, and is looked at as if it was there.
+UNSAID: dict[str, dict[str, Any]] = {"big_bird": {"attention_type": "block_sparse"}}
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
+    "big_bird": {"attention_type": "original_full"},
     "apertus": {"qk_norm": True},
     "hy_v3": {"qk_norm": True, "enable_attention_fp32_softmax": True},
     "cohere2": {"position_embedding_type": "rope_gptj"},

@@ -171,7 +171,12 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "bert": Scheme(
         "BERT, RoBERTa, ELECTRA",
         _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
-        beside=(r"output\.LayerNorm\.(weight|gamma)", r"output\.LayerNorm\.(bias|beta)"),  # after the attention
+        beside=(
+            r"output\.LayerNorm\.(weight|gamma)",  # after the attention
+            r"output\.LayerNorm\.(bias|beta)",
+            r"(LayerNorm|ln|self_attn_layer_norm)\.weight",  # before it
+            r"(LayerNorm|ln|self_attn_layer_norm)\.bias",
+        ),
         config=HUGGING_FACE,
     ),
     "distilbert": Scheme(
@@ -180,9 +185,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
         config=HUGGING_FACE,
     ),
     "vit": Scheme(
-        "ViT, DeiT, DINOv2 in transformers",
+        "ViT, DeiT, DINOv2, BEiT in transformers",
         _each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
-        biases=(("W_o",),),
+        biases=(("W_o",), ("W_q", "W_v", "W_o")),  # BEiT
         config=HUGGING_FACE,
     ),
     "timm": Scheme(

@@ -1,0 +1,236 @@
+"""Which models have plain attention: their numbers of heads, part by part and stack by stack; others are refused.
+
+tests/real/test_plain_models.py makes a model of each kind and compares what it computes.
+"""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from stored import stored
+
+import mha
+from mha.weights import models
+from mha.weights.models.plain import PLAIN
+
+BERT, OPT = "encoder.layer.1.attention.", "decoder.layers.1.self_attn."
+# Kinds, and the numbers of heads that they have if a file does not say them.
+HEADS = {
+    "bert": {
+        4: "electra mobilebert",
+        12: "bert big_bird camembert data2vec-text ernie roberta roberta-prelayernorm roc_bert xlm-roberta dpr "
+        "layoutlm align_text_model chinese_clip_text_model clap_text_model markuplm splinter tapas visual_bert",
+        16: "bert-generation megatron-bert altclip_text_model",
+        18: "rembert",
+        32: "xlm-roberta-xl",
+    },
+    "distilbert": {12: "distilbert", 16: "flaubert xlm"},
+    "vit": {
+        12: "vit deit dinov2 dinov2_with_registers ijepa vit_mae vit_msn vivit beit data2vec-vision dpt yolos "
+        "audio-spectrogram-transformer",
+        16: "pixio",
+    },
+    "gpt2": {8: "imagegpt", 12: "gpt2 gpt-sw3 openai-gpt"},
+    "opt": {
+        4: "speech_to_text groupvit_text_model",
+        6: "whisper aimv2_text_model",
+        8: "clip_text_model clipseg_text_model metaclip_2_text_model owlvit_text_model owlv2_text_model "
+        "xclip_text_model aimv2_vision_model",
+        12: "opt plbart siglip_text_model siglip2_text_model tipsv2_text_model clip_vision_model "
+        "altclip_vision_model chinese_clip_vision_model clipseg_vision_model git_vision_model "
+        "metaclip_2_vision_model owlv2_vision_model owlvit_vision_model siglip_vision_model wav2vec2 hubert "
+        "data2vec-audio sew unispeech unispeech-sat",
+        16: "bart mbart marian pegasus m2m_100 nllb-moe blenderbot-small biogpt xglm trocr",
+        32: "blenderbot",
+    },
+}
+CASES = [
+    (scheme, kind, heads) for scheme, rows in HEADS.items() for heads, kinds in rows.items() for kind in kinds.split()
+]
+MORE = {"big_bird": {"attention_type": "original_full"}}
+
+
+@pytest.mark.parametrize(("scheme", "kind", "heads"), CASES)
+def test_a_kind_is_known_with_the_heads_that_it_has_by_default(scheme, kind, heads):
+    model = {"model_type": kind} | MORE.get(kind, {})
+    place = "encoder.layers.1.self_attn."
+    assert models.described(model, scheme, place) == {"num_heads": heads}
+    assert models.described(model | {"num_attention_heads": 2}, scheme, place) == {"num_heads": 2}
+
+
+def test_every_kind_is_a_case_above():
+    assert sorted((scheme, kind) for scheme, kind, _ in CASES) == sorted((s, kind) for s in PLAIN for kind in PLAIN[s])
+
+
+VITS = HEADS["vit"][12].split() + HEADS["vit"][16].split()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VITS if kind not in ("data2vec-vision", "dpt", "yolos")])
+def test_modules_of_pictures_have_the_names_of_llama_and_rotate_nothing(kind):
+    found = models.described({"model_type": kind, "num_attention_heads": 2}, "llama", "layers.1.attention.")
+    assert found == {"num_heads": 2, "rotary": None}
+
+
+# Models whose attention is another one, under the same names.
+OTHERS = {
+    "bert": "roformer yoso mra nystromformer convbert longformer luke canine",
+    "distilbert": "bert",
+    "vit": "mobilevit",
+    "gpt2": "gpt_bigcode",
+    "opt": "wavlm gpt_neo gptj mvp led pegasus_x bigbird_pegasus speecht5 clip",
+}
+
+
+@pytest.mark.parametrize(("scheme", "kind"), [(scheme, kind) for scheme in OTHERS for kind in OTHERS[scheme].split()])
+def test_another_kind_is_refused(scheme, kind):
+    known = ", ".join(PLAIN[scheme])
+    text = f"model_type is {kind!r}, expected one of {known}, whose attention is known; pass the arrays to mha.from_nat"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        models.described({"model_type": kind, "num_attention_heads": 12}, scheme, BERT)
+
+
+@pytest.mark.parametrize("scheme", PLAIN)
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ({}, {}),
+        ({"num_attention_heads": 2}, {"num_heads": 2}),
+        ({"n_head": 2}, {"num_heads": 2}),
+        ({"encoder_attention_heads": 3, "decoder_attention_heads": 2}, {"num_heads": 2}),
+    ],
+)
+def test_a_file_without_a_kind_is_taken(scheme, model, found):
+    assert models.described(model, scheme, OPT) == found
+    with pytest.raises(ValueError, match="model_type is 'None', expected one of "):
+        models.described(model | {"model_type": None}, scheme, OPT)
+
+
+# What changes the attention, and is no option of a layer.
+CHANGED = {
+    "bert": {"position_embedding_type": "relative_key_query", "attention_type": "block_sparse"},
+    "big_bird": {"attention_type": "block_sparse"},
+    "beit": {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
+    "wav2vec2": {"adapter_attn_dim": 16},
+}
+SCHEME = {kind: scheme for scheme, kind, _ in CASES}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in CHANGED for name in CHANGED[kind]])
+def test_an_option_that_changes_the_attention_is_refused(kind, name):
+    model, value = {"model_type": kind}, CHANGED[kind][name]
+    with pytest.raises(ValueError, match=f"{name} is {value!r}, which may change the attention and is not known"):
+        models.described(model | {name: value}, SCHEME[kind], BERT)
+
+
+def test_big_bird_has_another_attention_if_nothing_is_said():
+    with pytest.raises(ValueError, match="attention_type is 'block_sparse', which may change the attention"):
+        models.described({"model_type": "big_bird"}, "bert", BERT)
+
+
+TWO = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
+
+
+@pytest.mark.parametrize("kind", ["bart", "marian", "pegasus", "whisper", "speech_to_text"])
+def test_an_encoder_and_a_decoder_have_heads_of_their_own(kind):
+    model = {"model_type": kind} | TWO
+    for prefix, heads in (
+        ("encoder.layers.1.self_attn.", 3),
+        ("model.decoder.layers.1.self_attn.", 2),
+        ("model.decoder.layers.1.encoder_attn.", 2),
+        ("encoder.model.decoder.layers.1.self_attn.", 2),
+    ):
+        assert models.described(model, "opt", prefix) == {"num_heads": heads}
+    text = (
+        "encoder_attention_heads is 3 and decoder_attention_heads is 2, and prefix 'layers.1.' has neither encoder nor"
+    )
+    with pytest.raises(ValueError, match=text):
+        models.described(model, "opt", "layers.1.")
+    assert models.described(model | {"decoder_attention_heads": 3}, "opt", "layers.1.") == {"num_heads": 3}
+
+
+def test_heads_may_be_called_by_their_common_name():
+    """As `attribute_map` of transformers has it: this name is the first of a kind's own."""
+    common = {"num_attention_heads": 5}
+    own = {"bart": "encoder_attention_heads", "trocr": "decoder_attention_heads", "xglm": "attention_heads"}
+    for kind, name in own.items():
+        for prefix in ("encoder.layers.1.self_attn.", OPT):
+            there = 5 if kind != "bart" or "encoder" in prefix else 16
+            assert models.described({"model_type": kind} | common, "opt", prefix) == {"num_heads": there}
+        model = {"model_type": kind, name: 3} | common
+        assert models.described(model, "opt", "encoder.layers.1.self_attn.") == {"num_heads": 3}
+    assert models.described({"model_type": "distilbert", "n_heads": 3}, "distilbert", "") == {"num_heads": 3}
+    assert models.described({"model_type": "gpt2", "n_head": 3}, "gpt2", "") == {"num_heads": 3}
+
+
+def test_the_decoder_of_a_masked_autoencoder_has_heads_of_its_own():
+    model = {"model_type": "vit_mae", "num_attention_heads": 3, "decoder_num_attention_heads": 2}
+    for prefix, heads in (("vit.encoder.layer.1.attention.", 3), ("decoder.decoder_layers.1.attention.", 2), ("", 3)):
+        assert models.described(model, "vit", prefix) == {"num_heads": heads}
+    assert models.described({"model_type": "vit_mae"}, "vit", "decoder.decoder_layers.1.") == {"num_heads": 16}
+
+
+CLIP = {
+    "model_type": "clip",
+    "text_config": {"model_type": "clip_text_model", "num_attention_heads": 2},
+    "vision_config": {"model_type": "clip_vision_model"},
+}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "heads"),
+    [
+        ("text_model.encoder.layers.1.self_attn.", 2),
+        ("vision_model.encoder.layers.1.self_attn.", 12),
+        ("model.vision_tower.encoder.layers.1.self_attn.", 12),
+        ("model.language_model.layers.1.self_attn.", 2),
+    ],
+)
+def test_a_part_of_a_model_says_its_own_heads(prefix, heads):
+    assert models.described(CLIP, "opt", prefix) == {"num_heads": heads}
+
+
+@pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "my_text_model.encoder.layers.1.self_attn."])
+def test_a_layer_outside_of_all_parts_is_of_the_whole_model(prefix):
+    with pytest.raises(ValueError, match="model_type is 'clip', expected one of"):
+        models.described(CLIP, "opt", prefix)
+    part = CLIP["text_config"]
+    assert models.described(part, "opt", "text_model.encoder.layers.1.self_attn.") == {"num_heads": 2}
+
+
+def written(tmp_path, scheme, model, **others):
+    """The path of a layer's file, with these arrays besides, and a config.json beside it; and the layer's arrays."""
+    config, named = stored(scheme, "a.")
+    named = {name: np.ascontiguousarray(X) for name, X in (named | others).items()}
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    return tmp_path / "model.safetensors", config, named
+
+
+def test_another_kind_is_not_loaded(tmp_path):
+    path, config, _ = written(tmp_path, "bert", {"model_type": "roformer", "num_attention_heads": 3})
+    with pytest.raises(ValueError, match=r"config\.json beside it, which does .*: model_type is 'roformer', expected"):
+        mha.load(path, num_heads=3)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ernie", "num_attention_heads": 3}))
+    assert mha.load(path, "numpy").config == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("megatron-bert", "ln"), ("roberta-prelayernorm", "LayerNorm"), ("xlm-roberta-xl", "self_attn_layer_norm")],
+)
+def test_a_norm_before_the_attention_is_left_out(tmp_path, kind, name):
+    norm = {f"a.{name}.weight": np.ones(11, "float32"), f"a.{name}.bias": np.ones(11, "float32")}
+    path, config, _ = written(tmp_path, "bert", {"model_type": kind, "num_attention_heads": 3}, **norm)
+    assert mha.load(path, "numpy").config == config
+
+
+def test_keys_of_beit_have_no_bias(tmp_path):
+    _, _, named = written(tmp_path, "vit", {"model_type": "beit", "num_attention_heads": 3})
+    del named["a.attention.key.bias"]
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
+    weights = mha.load(tmp_path / "model.safetensors", "numpy").weights
+    assert not weights["W_k.bias"].any()
+    assert np.array_equal(weights["W_v.bias"], named["a.attention.value.bias"])
