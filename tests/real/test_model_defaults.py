@@ -9,6 +9,7 @@ import pytest
 
 from mha.weights import models
 from mha.weights.models.kinds import GATED, KINDS, NOT_ROTATING
+from mha.weights.models.plain import PLAIN
 
 SAID = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 8}
 ELSEWHERE = "ministral3", *NOT_ROTATING  # a file of Ministral 3 has to say its temperature
@@ -35,3 +36,19 @@ def test_what_a_file_leaves_out_is_what_their_class_puts_there(scheme, kind, mor
         if "scale" not in found and "scale" in expected:
             assert expected.pop("scale") == pytest.approx(found["key_dim"] ** -0.5)
         assert found == expected
+
+
+PLAIN_KINDS = [(scheme, kind) for scheme in PLAIN for kind in PLAIN[scheme]]
+
+
+@pytest.mark.parametrize(("scheme", "kind"), PLAIN_KINDS)
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_plain_kinds_have_the_heads_of_their_class(scheme, kind, stack):
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    said = {"attention_type": "original_full"} if kind == "big_bird" else {}
+    config, prefix = CONFIG_MAPPING[kind](**said), f"{stack}.layers.1.self_attn."
+    found = models.described(said | {"model_type": kind}, scheme, prefix)
+    for difference in (False, True):
+        whole = json.loads(config.to_json_string(use_diff=difference))
+        assert models.described(whole | {"model_type": kind}, scheme, prefix) == found

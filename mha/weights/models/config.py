@@ -31,6 +31,7 @@ from mha.weights.models.kinds import (
     NOT_ROTATING,
     OF_ALL,
     UNSAID,
+    kind_of,
 )
 from mha.weights.models.plain import PLAIN, STACKS
 from mha.weights.schemes.sizes import BARE, TIED
@@ -99,13 +100,9 @@ def described(model: dict[str, Any], scheme: SchemeName, prefix: str, length: in
 
 def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None) -> dict[str, Any]:
     model = parts.part(model, prefix)
-    kind = str(model.get("model_type"))
     kinds = KINDS.get(scheme, {})
-    if kinds and kind not in kinds and not (scheme in PLAIN and "model_type" not in model):
-        raise ValueError(
-            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
-            "the arrays to mha.from_native to say yourself what it computes"
-        )
+    silent = not kinds or (scheme in PLAIN and "model_type" not in model)
+    kind = str(model.get("model_type")) if silent else kind_of(model, scheme)
     rotates = kinds and scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING
     defaults = kinds.get(kind, {})
     _refuse_unknown(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)

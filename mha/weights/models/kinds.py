@@ -3,6 +3,7 @@
 Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
+import reprlib
 from typing import Any
 
 from mha.names import SchemeName
@@ -169,3 +170,14 @@ NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "gemma4_text": {"use_bidirectional_attention": "vision"},  # which is of pictures
 }
 NEUTRAL_OF |= {kind: {"use_qk_norm": True, "use_rotary_pos_emb": True} for kind in HUNYUAN}
+
+
+def kind_of(model: dict[str, Any], scheme: SchemeName) -> str:
+    """The kind of a model; ValueError if no such model with the names of this scheme is known."""
+    kind, kinds = str(model.get("model_type")), KINDS.get(scheme, {})
+    if kind not in kinds:
+        raise ValueError(
+            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
+            "the arrays to mha.from_native to say yourself what it computes"
+        )
+    return kind

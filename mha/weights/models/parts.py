@@ -9,14 +9,16 @@ _CONFIGS = {
     "text_model": "text_config",
     "vision_model": "vision_config",
     "vision_tower": "vision_config",
+    "encoder": "encoder",
+    "decoder": "decoder",
 }
 _STACK = re.compile(r"(?:^|\.)(encoder|decoder)\.")
 
 
 def part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
     """What the configuration of a model says of the part of it with this prefix; all of it if it has no parts."""
-    for name, config in _CONFIGS.items():
-        if isinstance(found := model.get(config), dict) and name in prefix.split("."):
+    for name in prefix.split("."):
+        if isinstance(found := model.get(_CONFIGS.get(name, "")), dict):
             return found
     return model
 

@@ -1,0 +1,184 @@
+"""How models call their layers: causal or not, which arguments say what is padding, which biases.
+
+tests/real/test_plain_models.py makes small models and compares what they compute.
+"""
+
+import re
+
+import pytest
+
+from mha.weights import models
+from mha.weights.models.attends import Attends
+from mha.weights.models.kinds import KINDS, NOT_ROTATING
+from mha.weights.models.plain import PLAIN
+
+TOKENS, OF_DECODER, OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
+BOTH, FORWARD, UNPADDED = Attends(False, TOKENS, TOKENS), Attends(True, TOKENS, TOKENS), Attends(False, "", "")
+SECOND = Attends(True, OF_DECODER, OF_DECODER)
+T5 = "encoder.block.1.layer.0.SelfAttention.", "decoder.block.1.layer.0.SelfAttention."
+T5 = (*T5, "decoder.block.1.layer.1.EncDecAttention.")
+BART = "model.encoder.layers.1.self_attn.", "model.decoder.layers.1.self_attn.", "model.decoder.layers.1.encoder_attn."
+
+# Kinds of models with one way to call their layers.
+ALIKE = {
+    BOTH: "align_text_model altclip_text_model bert bert-generation big_bird camembert chinese_clip_text_model "
+    "clap_text_model data2vec-audio data2vec-text distilbert dpr electra ernie flaubert hubert layoutlm markuplm "
+    "megatron-bert mobilebert rembert roberta roberta-prelayernorm roc_bert sew siglip2_text_model siglip_text_model "
+    "splinter tapas tipsv2_text_model unispeech unispeech-sat visual_bert wav2vec2 xlm xlm-roberta xlm-roberta-xl",
+    FORWARD: "aimv2_text_model biogpt clip_text_model clipseg_text_model gpt-sw3 gpt2 groupvit_text_model imagegpt "
+    "metaclip_2_text_model openai-gpt opt owlv2_text_model owlvit_text_model trocr xclip_text_model xglm",
+    UNPADDED: "aimv2_vision_model altclip_vision_model audio-spectrogram-transformer beit chinese_clip_vision_model "
+    "clip_vision_model clipseg_vision_model data2vec-vision deit dinov2 dinov2_with_registers dpt git_vision_model "
+    "ijepa metaclip_2_vision_model owlv2_vision_model owlvit_vision_model pixio siglip_vision_model vit vit_mae "
+    "vit_msn vivit yolos",
+}
+BARTS = "bart blenderbot blenderbot-small m2m_100 marian mbart nllb-moe pegasus plbart speech_to_text"
+SCHEME = {kind: scheme for scheme in PLAIN for kind in PLAIN[scheme]}
+ONE = [(kind, how) for how, kinds in ALIKE.items() for kind in kinds.split()]
+
+
+@pytest.mark.parametrize(("kind", "how"), ONE)
+@pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "decoder.layers.1.self_attn.", "h.1.attn."])
+def test_a_model_of_one_stack_calls_all_its_layers_alike(kind, how, prefix):
+    assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == how
+
+
+@pytest.mark.parametrize("kind", BARTS.split())
+def test_a_model_of_two_stacks_calls_each_in_its_way(kind):
+    found = [models.attends({"model_type": kind}, "opt", prefix) for prefix in BART]
+    assert found == [BOTH, SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)]
+
+
+def test_sounds_of_whisper_have_no_padding():
+    found = [models.attends({"model_type": "whisper"}, "opt", prefix) for prefix in BART]
+    assert found == [UNPADDED, SECOND, Attends(False, OF_DECODER, "", cross=True)]
+
+
+def test_every_plain_kind_is_a_case_above():
+    assert sorted([*(kind for kind, _ in ONE), *BARTS.split(), "whisper"]) == sorted(SCHEME)
+
+
+@pytest.mark.parametrize(("scheme", "kind"), [(scheme, kind) for scheme in ("llama", "phi3") for kind in KINDS[scheme]])
+def test_models_that_rotate_positions_are_decoders_and_pictures_are_not(scheme, kind):
+    how = UNPADDED if kind in NOT_ROTATING else FORWARD
+    assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
+
+
+@pytest.mark.parametrize("kind", KINDS["t5"])
+def test_tables_of_t5_are_added_to_self_attention(kind):
+    found = [models.attends({"model_type": kind}, "t5", prefix) for prefix in T5]
+    expected = Attends(False, TOKENS, TOKENS, "t5"), Attends(True, OF_DECODER, OF_DECODER, "t5")
+    assert found == [*expected, Attends(False, OF_DECODER, TOKENS, cross=True)]
+
+
+@pytest.mark.parametrize(
+    ("model", "bias"),
+    [
+        ({"model_type": "gpt_neox"}, ""),
+        ({"model_type": "falcon"}, ""),
+        ({"model_type": "falcon", "alibi": True}, "alibi, scaled"),
+        ({"model_type": "bloom"}, "alibi"),
+    ],
+)
+def test_linear_biases_are_scaled_by_falcon_alone(model, bias):
+    assert models.attends(model, "neox", "h.1.self_attention.") == Attends(True, TOKENS, TOKENS, bias)
+
+
+DECODING = "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
+DECODING += "roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl"
+
+
+@pytest.mark.parametrize("kind", [kind for kind, how in ONE if how == BOTH])
+def test_some_encoders_are_decoders_if_they_say_so(kind):
+    model = {"model_type": kind, "is_decoder": True}
+    found = models.attends(model, SCHEME[kind], "encoder.layer.1.attention.")
+    assert found == (FORWARD if kind in DECODING.split() else BOTH)
+    across = models.attends(model, SCHEME[kind], "encoder.layer.1.crossattention.")
+    assert across == Attends(False, TOKENS, OF_ENCODER, cross=True)
+
+
+@pytest.mark.parametrize("kind", ["flaubert", "xlm"])
+def test_xlm_that_hides_later_tokens_hides_no_padding(kind):
+    found = models.attends({"model_type": kind, "causal": True}, "distilbert", "attentions.1.")
+    assert found == Attends(True, TOKENS, "")
+
+
+@pytest.mark.parametrize(("kind", "across"), [("bart", OF_ENCODER), ("whisper", "")])
+def test_a_decoder_alone_has_the_usual_arguments(kind, across):
+    model = {"model_type": kind, "is_encoder_decoder": False}
+    found = [models.attends(model, "opt", prefix) for prefix in BART[1:]]
+    assert found == [FORWARD, Attends(False, TOKENS, across, cross=True)]
+    assert models.attends(model, "opt", BART[0]) == models.attends({"model_type": kind}, "opt", BART[0])
+
+
+def test_a_layer_of_neither_stack_is_refused():
+    with pytest.raises(
+        ValueError, match=r"prefix is 'layers\.1\.', expected one with encoder or decoder: a model whose"
+    ):
+        models.attends({"model_type": "bart"}, "opt", "layers.1.")
+
+
+# Models of several parts
+
+CLIP = {
+    "model_type": "clip",
+    "text_config": {"model_type": "clip_text_model"},
+    "vision_config": {"model_type": "clip_vision_model"},
+}
+WHOLES = "aimv2 altclip aya_vision chinese_clip clip clipseg cohere2_vision git groupvit idefics3 internvl llava "
+WHOLES += "llava_next llava_onevision metaclip_2 mistral3 owlv2 owlvit qwen2_audio siglip siglip2 smolvlm tipsv2 "
+WHOLES += "video_llava vipllava vision-text-dual-encoder voxtral"
+
+
+@pytest.mark.parametrize("kind", WHOLES.split())
+def test_a_part_is_called_as_a_model_of_its_own(kind):
+    model = CLIP | {"model_type": kind}
+    assert models.attends(model, "opt", "text_model.encoder.layers.1.self_attn.") == FORWARD
+    assert models.attends(model, "opt", "vision_model.encoder.layers.1.self_attn.") == UNPADDED
+
+
+@pytest.mark.parametrize("kind", ["paligemma", "gemma3", "blip", None])
+def test_parts_of_another_model_are_refused(kind):
+    text = f"model_type is '{kind}', expected one of aimv2, .*vision-encoder-decoder, if a model has parts: how another"
+    with pytest.raises(ValueError, match=text):
+        models.attends(CLIP | {"model_type": kind}, "opt", "text_model.encoder.layers.1.self_attn.")
+
+
+BERT = {"model_type": "bert", "is_decoder": True, "num_attention_heads": 3}
+IN_DECODER = "decoder.bert.encoder.layer.1.attention.", "decoder.bert.encoder.layer.1.crossattention."
+
+
+@pytest.mark.parametrize(
+    ("kind", "across"),
+    [("encoder-decoder", TOKENS), ("speech-encoder-decoder", TOKENS), ("vision-encoder-decoder", "")],
+)
+def test_a_decoder_of_a_pair_has_arguments_of_its_own(kind, across):
+    model = {"model_type": kind, "encoder": {"model_type": "bert", "num_attention_heads": 2}, "decoder": BERT}
+    assert models.attends(model, "bert", "encoder.encoder.layer.1.attention.") == BOTH
+    found = [models.attends(model, "bert", prefix) for prefix in IN_DECODER]
+    assert found == [SECOND, Attends(False, OF_DECODER, across, cross=True)]
+    assert models.described(model, "bert", "encoder.encoder.layer.1.attention.") == {"num_heads": 2}
+    assert models.described(model, "bert", IN_DECODER[0]) == {"num_heads": 3}
+
+
+def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
+    model = {"model_type": "speech-encoder-decoder", "encoder": {}, "decoder": {"model_type": "mbart"}}
+    found = [models.attends(model, "opt", f"decoder.{prefix}") for prefix in BART[1:]]
+    assert found == [SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)]
+
+
+# What is not known
+
+
+@pytest.mark.parametrize(
+    ("model", "scheme", "text"),
+    [
+        ({"model_type": "roformer"}, "bert", "model_type is 'roformer', expected one of bert, bert-generation, "),
+        ({"model_type": "stablelm"}, "llama", "model_type is 'stablelm', expected one of llama, mistral, "),
+        ({}, "bert", "model_type is 'None', expected one of bert, "),
+        ({"model_type": "vit"}, "timm", "scheme is 'timm', expected one of bert, distilbert, vit, gpt2, opt, llama, "),
+    ],
+)
+def test_a_model_that_is_not_known_is_refused(model, scheme, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        models.attends(model, scheme, "encoder.layers.1.self_attn.")
