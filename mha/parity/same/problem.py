@@ -131,6 +131,11 @@ class Problem:
         """What `expected` has returned, by name."""
         return {}
 
+    def forget(self) -> None:
+        """Free the steps and gradients, which are computed again when they are asked for."""
+        for name in ("oracle", "base", "oracle_gradients", "base_gradients"):
+            vars(self).pop(name, None)
+
     def alone(self) -> "Problem":
         """The same problem, with what is expected of the arrays that were asked for, and no other step."""
         made = dataclasses.replace(self)

@@ -1,0 +1,167 @@
+"""What enters and leaves the modules of a model of PyTorch while it is called, by their paths.
+
+`mha.parity.whole` says what a `Sink` does with it.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+import mha
+from mha.parity.whole.sinks import Sink
+
+# Functions that make attention weights, and the place of a softmax' axis among the arguments.
+SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
+KERNELS = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
+DROPOUT = (functional.dropout, torch.dropout, torch.dropout_, functional.alpha_dropout, functional.feature_alpha_dropout,
+           functional.dropout1d, functional.dropout2d, functional.dropout3d)  # fmt: skip
+PLAIN = "weight", "bias"  # all that a projection has
+INPUTS = {"queries": "query", "keys": "key", "values": "value"}
+LOW = -1e4  # a number below it, added to scores, hides
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """The modules of a model by their paths, that of the model itself "" and those that are shared once."""
+    return dict(model.named_modules())
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a model by their names."""
+    return dict(model.state_dict())
+
+
+def odd(module: Any) -> str:
+    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    own = dict(module.named_parameters()) | dict(module.named_buffers())
+    if hasattr(module, "parametrizations"):
+        return "parametrised"
+    if any("base_layer" in name or "lora" in name.lower() for name in own):
+        return "adapted"
+    if any(X.is_meta for X in own.values()):
+        return "on the meta device"
+    if any(hasattr(X, "device_mesh") for X in own.values()):
+        return "sharded over devices"
+    if not own or not all(X.dtype.is_floating_point and X.dtype.itemsize > 1 for X in own.values()):
+        return "quantised"
+    if others := [name for name in own if name not in PLAIN]:
+        return f"adapted: it has {', '.join(others[:3])}, too"
+    return ""
+
+
+def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model as its users do, without gradients."""
+    with torch.no_grad():
+        return model(*args, **kwargs)
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a module by name."""
+    try:
+        bound = dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
+    except TypeError:  # the call itself will say what is wrong
+        return dict(kwargs)
+    return bound | bound.pop("kwargs", {})
+
+
+class _Mode(TorchFunctionMode):
+    """Drops nothing, and tells of each softmax and fused kernel."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if func in SOFTMAX:
+            self.sink.pooled("softmax", args[0].ndim if args else kwargs["input"].ndim)
+        elif func in KERNELS:
+            self.sink.pooled(func.__name__, 4)
+            named = inspect.signature(func).parameters if func is KERNELS[1] else {}
+            place = [*named].index("dropout_p") if named else 4
+            if len(args) > place:
+                args = (*args[:place], 0.0, *args[place + 1 :])
+            elif "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def watching(model: Any, sink: Sink) -> Iterator[None]:
+    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    handles = []
+    fast = torch.backends.mha.get_fastpath_enabled()
+
+    def enter(path: str, module: Any, args: Any, kwargs: Any) -> None:
+        sink.enter(path, module, args, kwargs)
+
+    def leave(path: str, output: Any) -> Any:
+        return sink.leave(path, output)
+
+    try:
+        for path, module in modules(model).items():
+            before = _with(path, enter)
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            after = _after(path, leave)
+            handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.compiler.set_stance("force_eager"), _Mode(sink):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for handle in handles:
+            handle.remove()
+
+
+def _with(path: str, enter: Any) -> Any:
+    return lambda module, args, kwargs: enter(path, module, args, kwargs)
+
+
+def _after(path: str, leave: Any) -> Any:
+    return lambda module, args, kwargs, output: leave(path, output)
+
+
+def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+    """A call of one of the framework's own layers, by our names; and what makes its output of one of ours, (B, Q, D)."""
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    if not isinstance(module, torch.nn.MultiheadAttention):
+        return given | {"output": result}, back
+    inputs = {name: given[argument] for name, argument in INPUTS.items()}
+    if any(X.ndim != 3 for X in inputs.values()):
+        raise ValueError(f"query has {given['query'].ndim} axes, expected 3 for a batch")
+    turn = not module.batch_first
+    found = {name: X.swapaxes(0, 1) if turn else X for name, X in (inputs | {"output": result}).items()}
+    padding, pairs = (
+        None if X is None else X.detach() for X in (given.get("key_padding_mask"), given.get("attn_mask"))
+    )
+    if padding is not None and padding.dtype is not torch.bool:
+        padding = padding < LOW
+    hidden = None if padding is None else padding[:, None, None]  # (B, 1, 1, K)
+    if pairs is not None:
+        pairs = (
+            pairs.unflatten(0, (-1, module.num_heads)) if pairs.ndim == 3 else pairs[None, None]
+        )  # (B or 1, H or 1, Q, K)
+        if pairs.dtype is not torch.bool:
+            found["score_bias"] = mha.to_numpy(pairs.double().clamp(min=LOW) * (pairs > LOW))
+            pairs = pairs <= LOW
+        hidden = pairs if hidden is None else hidden | pairs
+    if hidden is not None:
+        found["mask"] = mha.to_numpy(~hidden)
+    if turn:
+        return found, lambda X: back(X.swapaxes(0, 1))
+    return found, back
+
+
+def alike(X: Any, output: Any) -> Any:
+    """An array of NumPy as one of PyTorch, of the shape, the dtype and at the device of another one."""
+    return torch.as_tensor(X, dtype=output.dtype, device=output.device).reshape(output.shape)

@@ -1,0 +1,1 @@
+"""Whole models: which of their attention layers computes something else than it should, and why."""

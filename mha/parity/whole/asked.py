@@ -1,0 +1,124 @@
+"""From the call of a model to the call of one of its layers: what the layer should have been asked.
+
+Letters: B batch, Q queries, K keys and values, T tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+
+import mha
+from mha.parity.whole.calls import ModelCall, NotKnown
+from mha.parity.whole.truth import Truth
+from mha.weights import models
+
+TABLE = "relative_attention_bias.weight"
+Told = tuple[dict[str, Any], np.ndarray]
+
+
+def told(
+    call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: tuple[int, int, int]
+) -> Told:
+    """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
+
+    sizes: B, Q and K. Raises NotKnown if they are not known.
+    """
+    B, Q, K = sizes
+    own, of_keys = call.array(attends.queries), call.array(attends.keys)
+    given: dict[str, Any] = {}
+    rows = np.ones((B, Q), bool)
+    if own is not None and own.ndim == 2 and own.shape[1] >= Q:
+        rows = np.broadcast_to(own[:, -Q:] != 0, (B, Q))
+    before = K - Q
+    if of_keys is not None and of_keys.ndim == 4:
+        return pairs(of_keys, sizes), rows
+    seen = None
+    if of_keys is not None and of_keys.size:
+        if of_keys.ndim != 2 or of_keys.shape[1] != K or of_keys.shape[0] not in (1, B):
+            raise NotKnown(f"{attends.keys} has shape {of_keys.shape}, expected ({B}, {K}) for its {K} keys")
+        seen = np.broadcast_to(of_keys != 0, (B, K))
+        seen = None if seen.all() else seen
+    if attends.cross:
+        return ({} if seen is None else {"mask": seen[:, None]}), rows
+    given["causal"] = attends.causal
+    by_position = attends.causal or config.window or config.chunk or config.rotary or config.temperature
+    places = call.places(Q) if by_position else None
+    if places is not None:
+        given |= placed(places, seen, sizes)
+    elif seen is not None:
+        given["mask"] = seen[:, None]  # (B, 1, K)
+    if by_position and "positions" not in given and before:
+        given["offset"] = before
+    if attends.bias:
+        given["score_bias"] = bias(attends, config, truth, path, Q, K)
+    return given, rows
+
+
+def placed(places: np.ndarray, seen: np.ndarray | None, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
+
+    Positions that begin again are those of packed texts. Others have to follow the tokens.
+    """
+    B, Q, K = sizes
+    if places.shape[1] != K:
+        raise NotKnown(f"positions are known of {places.shape[1]} of its {K} keys")
+    places = np.broadcast_to(places, (B, K))
+    real = np.ones((B, K), bool) if seen is None else seen
+    steps = np.diff(places, axis=1)
+    inner = real[:, 1:] & real[:, :-1]  # (B, K - 1): tokens that follow each other
+    if (steps[inner] == 1).all() and continuous(places, real):
+        placed = np.where(real, places, -1)
+        return {"positions": placed[:, K - Q :], "key_positions": placed}
+    if seen is None and K == Q and ((steps == 1) | (places[:, 1:] == 0)).all():
+        segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
+        return {"positions": places, "key_positions": places, "segments": segments, "key_segments": segments}
+    raise NotKnown("its positions do not follow the order of the tokens")
+
+
+def continuous(places: np.ndarray, real: np.ndarray) -> bool:
+    """Whether the positions of each sample's tokens differ as their places do, also across padding between them."""
+    shift = np.where(real, places - np.arange(places.shape[1]), 0)
+    low, high = (f(np.where(real, shift, other), 1) for f, other in ((np.min, 2**40), (np.max, -(2**40))))
+    return bool(((low == high) | ~real.any(1)).all())
+
+
+def pairs(mask: np.ndarray, sizes: tuple[int, int, int]) -> dict[str, Any]:
+    """The mask or the bias in an argument with four axes, which says alone what each query sees."""
+    B, Q, K = sizes
+    if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
+        raise NotKnown(f"the mask has shape {mask.shape}, expected ({B}, 1, {Q}, {K})")
+    if mask.dtype.kind not in "fV":
+        return {"mask": mask != 0}
+    wide = mask.astype(np.float64)
+    hidden = wide < -1e4
+    found: dict[str, Any] = {"mask": ~hidden}
+    if (wide[~hidden] != 0).any():
+        found["score_bias"] = np.where(hidden, 0, wide)
+    return found
+
+
+def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, K: int) -> np.ndarray:
+    """The bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
+    H = config.num_heads
+    if attends.bias.startswith("alibi"):
+        slopes = mha.alibi(H, K, dtype="float64")
+        return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
+    table = np.asarray(mha.to_numpy(truth.arrays[table_of(truth, path)])).astype(np.float64)  # (buckets, H)
+    said = truth.config or {}
+    buckets = mha.t5_buckets(
+        Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
+        max_distance=said.get("relative_attention_max_distance", 128),
+    )  # fmt: skip
+    return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
+
+
+def table_of(truth: Truth, path: str) -> str:
+    """The name of the table of biases of a layer: its own, or that of the first layer of its stack."""
+    names = [name for name in truth.arrays if name.endswith(TABLE)]
+    if not names:
+        raise NotKnown(f"{truth.said} has no {TABLE}")
+
+    def shared(name: str) -> int:
+        return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))
+
+    return max(names, key=shared)

@@ -1,0 +1,200 @@
+"""Audit a whole model: judge each of its attention layers in the calls of its user, and say what mending them changes."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import arrays, dispatch
+from mha.parity.whole.audit_report import AuditReport, LayerRow, Mended
+from mha.parity.whole.calls import NotKnown
+from mha.parity.whole.finding import Finder, some
+from mha.parity.whole.judging import Judged, asked_of, judged, mended
+from mha.parity.whole.known import Known
+from mha.parity.whole.session import Session, Tap
+from mha.parity.whole.truth import Truth, opened, taps_of
+
+
+def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs: Any) -> AuditReport:
+    """Judge each attention layer of a model in one call of it: is one wrong, which is the first, and why?
+
+    Args:
+        model: a model of PyTorch, Keras, Flax or MXNet.
+        args, kwargs: the arguments of the call, as its users make it.
+        like: where the weights and the configuration are that the model should have: a directory or file of a
+            checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
+        layers: what is known of layers that no table knows, by patterns of their paths; see `docs/porting.md`. None in
+            the place of a description leaves a layer out.
+
+    Returns:
+        An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it
+        prints as text.
+
+    Each layer is judged by float64 NumPy on what entered it. What is true are the configuration, the weights and the
+    arguments of the call: not the masks, cosines and attributes that the model has made of them. The call runs without
+    dropout and gradients; the model stays as it was.
+
+    Raises:
+        ValueError: if no attention layer is known; the message lists what was found.
+        TypeError, ValueError: if an argument is not as above. What the model raises goes on.
+    """
+    watching = Watch(model, like, layers)
+    with watching.open() as report:
+        before = watching.taps.call(model, *args, **kwargs)
+    wrong = tuple(row.path for row in report.wrong)
+    if wrong and not watching.changes_cache:
+        second = Watch(model, like, layers, frozenset(wrong))
+        with second.open() as other:
+            after = second.taps.call(model, *args, **kwargs)
+        left = tuple(row.path for row in other.wrong if row.path not in wrong)
+        report.mended = Mended(wrong, moved(before, after), left)
+    return report
+
+
+@contextlib.contextmanager
+def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditReport]:
+    """Judge each attention layer of a model in whatever calls happen inside: `generate()`, a training step, many calls.
+
+    Arguments and errors as for `audit`. The report is complete when the context ends without an error; before that it
+    has no layers. Dropout is off meanwhile; the model is as it was afterwards, also if something fails.
+    """
+    with Watch(model, like, layers).open() as report:
+        yield report
+
+
+class Watch:
+    """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should."""
+
+    def __init__(self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset()) -> None:
+        backend = dispatch.backend_of(model)
+        if backend is None:
+            raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
+        self.model, self.like, self.taught, self.mend = model, like, layers, mend
+        self.taps = taps_of(backend)
+        self.known: list[Known] = []
+        self.rows: dict[str, LayerRow] = {}
+        self.kept: dict[Any, Judged] = {}
+        self.changes_cache = False
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[AuditReport]:
+        """Watch until the context ends; its report is complete then."""
+        report = AuditReport(type(self.model).__name__)
+        with opened(self.like, self.model, self.taps) as truth:
+            finder = Finder(self.taps.modules(self.model), self.taps.arrays(self.model), self.taps.odd, truth)
+            self.known, self.truth = finder.layers(self.taught), truth
+            session = Session(self.known, self.taps, self.judge, self.fail)
+            with self.taps.watching(self.model, session):
+                yield report
+            self.changes_cache = session.cache is not None
+            self.complete(report, session, truth, finder)
+
+    def judge(self, tap: Tap) -> np.ndarray | None:
+        """Judge a call of a layer; return what it should give, if it is one to mend."""
+        path, row = tap.layer.path, self.rows.get(tap.layer.path)
+        if row is not None and row.verdict != "same" and path not in self.mend:
+            self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
+            return None
+        try:
+            asked = asked_of(tap, self.truth)
+            if not asked.counted_rows.any():
+                return None
+            if path in self.mend:
+                return mended(tap, asked)
+            one = judged(tap, asked)
+        except (NotKnown, TypeError, ValueError) as error:
+            self.fail(path, str(error))
+            return None
+        calls = 1 if row is None else row.calls + 1
+        if one.ratio > 1:
+            self.rows[path] = LayerRow(path, tap.layer.kind, "differs", "", calls, one)
+            return None
+        self.keep(one)
+        if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
+            one = row.judged
+        self.rows[path] = LayerRow(path, tap.layer.kind, "same", "", calls, one.light())
+        return None
+
+    def keep(self, one: Judged) -> None:
+        """Keep the call with most keys of each configuration, to say later what it could not show."""
+        if one.asked is not None:
+            known = self.kept.get(one.asked.config)
+            if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:
+                self.kept[one.asked.config] = one
+
+    def fail(self, path: str, reason: str) -> None:
+        """Note that a call of a layer is not known."""
+        row = self.rows.get(path)
+        if row is None or row.verdict == "same":
+            kind = next(one.kind for one in self.known if one.path == path)
+            self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
+
+    def complete(self, report: AuditReport, session: Session, truth: Truth, finder: Finder) -> None:
+        """Fill the report with what was seen."""
+        rows = []
+        for one in self.known:
+            ran = session.ran.get(one.path)
+            if one.reason:
+                verdict: Any = "not known"
+                rows.append(LayerRow(one.path, one.kind, verdict, one.reason))
+            elif one.path in self.rows:
+                rows.append(self.rows[one.path])
+            elif ran:
+                note = f"only {', '.join(sorted(ran))} of its projections ran"
+                rows.append(LayerRow(one.path, one.kind, "not known", note))
+            else:
+                rows.append(LayerRow(one.path, one.kind, "not called"))
+        left_out = [one.path for one in self.known if one.left_out]
+        notes = []
+        for path, (function, axes) in session.pools.items():
+            if any(path == out or path.startswith(f"{out}.") for out in left_out):
+                continue
+            if any(row.verdict == "not known" and (path + ".").startswith(row.path + ".") for row in rows):
+                continue
+            where = path or "the model itself"
+            if axes > 2:
+                rows.append(LayerRow(path, function, "not known", "it pools outside of the layers that are known"))
+            else:
+                notes.append(f"{where} has a softmax of rows, which is no attention, such as a choice of experts")
+        if not any(not one.reason for one in self.known) and not left_out:
+            raise ValueError(nothing(rows, finder))
+        report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own
+        report.notes, report.kept = tuple(notes), tuple(self.kept.values())
+
+
+def nothing(rows: list[LayerRow], finder: Finder) -> str:
+    """Say that no attention layer is known, and what was found."""
+    listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
+    found = f"found: {listed}{f'; and {len(rows) - 4} more' if len(rows) > 4 else ''}" if rows else "none was found"
+    return (
+        f"no attention layer of the model is known; {found}; its modules are {some(finder.modules)}. Say what one "
+        "computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
+    )
+
+
+def moved(before: Any, after: Any) -> dict[str, float]:
+    """How far the arrays that a model returned differ, by their names; those that do not are left out."""
+    found = {}
+    for name, X in outputs_of(before).items():
+        Y = outputs_of(after).get(name)
+        if Y is not None and X.shape == Y.shape and (far := float(np.abs(X - Y).max(initial=0.0))):
+            found[name] = far
+    return found
+
+
+def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
+    """The arrays that a model returned, in float64, by name."""
+    if dispatch.backend_of(output) is not None and hasattr(output, "shape"):
+        X = arrays.to_numpy(output)
+        return {name: X.astype(np.float64)} if X.dtype.kind in "fV" else {}
+    named = {}
+    if isinstance(output, Mapping):
+        named = dict(output.items())
+    elif isinstance(output, (tuple, list)):
+        named = {f"{name}[{at}]": X for at, X in enumerate(output)}
+    found: dict[str, np.ndarray] = {}
+    for key, X in named.items():
+        found |= outputs_of(X, str(key))
+    return found

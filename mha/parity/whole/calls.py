@@ -1,0 +1,119 @@
+"""The call of a model as its user makes it: what its arguments say of positions, padding and the cache.
+
+Letters: B batch, Q queries, K keys and values.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import arrays, dispatch
+
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "kv_cache", "past")
+POSITIONS = ("position_ids", "positions")
+FRESH = "its cache has tokens from before this was watched"
+
+
+class NotKnown(Exception):
+    """Why the arguments of a layer's call are not known, in words."""
+
+
+@dataclasses.dataclass
+class Earlier:
+    """What entered a layer in earlier calls with one cache: keys, values (B, T, any), positions and padding (B, T)."""
+
+    keys: np.ndarray
+    values: np.ndarray
+
+
+@dataclasses.dataclass
+class History:
+    """What entered the layers in earlier calls with one cache.
+
+    tokens: how many; layers: by path; positions: (B or 1, tokens), None = not said; known: whether all were seen.
+    """
+
+    tokens: int = 0
+    layers: dict[str, Earlier] = dataclasses.field(default_factory=dict)
+    positions: np.ndarray | None = None
+    known: bool = True
+
+
+@dataclasses.dataclass
+class ModelCall:
+    """A call of the model.
+
+    number: of the call, from 1 on; arguments: by name; history: of its cache, which the call adds to.
+    """
+
+    number: int
+    arguments: Mapping[str, Any]
+    history: History
+
+    def array(self, name: str) -> np.ndarray | None:
+        """An argument as an array of NumPy; None if it was not given, or if it is no array."""
+        X = self.arguments.get(name) if name else None
+        if X is None or isinstance(X, (bool, int, float, str)):
+            return None
+        if isinstance(X, (list, tuple)):
+            X = np.asarray(X)
+        return None if dispatch.backend_of(X) is None else np.asarray(arrays.to_numpy(X))
+
+    def places(self, Q: int) -> np.ndarray | None:
+        """The positions of all tokens so far, (B or 1, K), if those of some were given; None = they are 0, 1, 2, ..."""
+        earlier, own = self.history.positions, None
+        for name in POSITIONS:
+            if (X := self.array(name)) is not None and X.shape[-1] == Q and X.ndim in (1, 2) and X.dtype.kind in "iu":
+                own = X.reshape(-1, Q).astype(np.int64)  # (B or 1, Q)
+        if earlier is None and own is None:
+            return None
+        earlier = np.arange(self.history.tokens)[None] if earlier is None else earlier
+        own = self.history.tokens + np.arange(Q)[None] if own is None else own
+        B = max(len(earlier), len(own))
+        return np.concatenate([np.broadcast_to(X, (B, X.shape[1])) for X in (earlier, own)], 1)  # (B or 1, K)
+
+
+class Histories:
+    """The histories of the caches that calls were given, or returned."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, History]] = {}
+
+    def of(self, arguments: Mapping[str, Any]) -> tuple[Any, History]:
+        """Find the cache among the arguments of a call, None if there is none, and its history."""
+        cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
+        if cache is None or isinstance(cache, bool):
+            return None, History()
+        length = length_of(cache)
+        if length == 0:
+            self.keep(cache, history := History())
+            return cache, history
+        history = self.known.get(id(cache), (None, History(known=False)))[1]
+        if length is not None and history.tokens != length:
+            history = History(known=False)
+        return cache, history
+
+    def keep(self, cache: Any, history: History) -> None:
+        """Remember the history of a cache, and the cache, so that its id stays its own."""
+        self.known[id(cache)] = cache, history
+
+
+def length_of(cache: Any) -> int | None:
+    """How many tokens a cache has; None if it does not say it."""
+    if hasattr(cache, "get_seq_length"):
+        return int(cache.get_seq_length())
+    if isinstance(cache, (tuple, list)):
+        if not cache or cache[0] is None:
+            return 0
+        first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
+        return int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None
+    return None
+
+
+def cache_in(output: Any) -> Any:
+    """The cache that a call returned; None if it returned none."""
+    if isinstance(output, Mapping):
+        return next((output[name] for name in CACHES if output.get(name) is not None), None)
+    return next((X for name in CACHES if (X := getattr(output, name, None)) is not None), None)

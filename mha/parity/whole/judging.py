@@ -1,0 +1,126 @@
+"""Judge one call of one layer of a model: the layer as it should be, on what entered it, against what left it."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mha import checks
+from mha.call import ROWS, call_of
+from mha.config import numpy_dtype
+from mha.layer import restore
+from mha.parity.files import case_files
+from mha.parity.same.problem import Expected, Problem, problem
+from mha.parity.whole.asked import told
+from mha.parity.whole.calls import NotKnown
+from mha.parity.whole.session import Tap
+from mha.parity.whole.truth import Truth
+from mha.parity.why.comparison import report_of
+from mha.parity.why.explanations import Diagnosis
+from mha.parity.why.report import Report
+
+PROJECTED = ("W_q", "W_k", "W_v")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Judged:
+    """A call of a layer that was judged.
+
+    number: of the model's call; ratio: of the output; report: of `parity.compare`; asked: the problem, None where it is
+    kept no longer.
+    """
+
+    number: int
+    ratio: float
+    report: Report
+    asked: Problem | None
+
+    def light(self) -> "Judged":
+        """The same without the arrays of the layer."""
+        return dataclasses.replace(self, asked=None, report=dataclasses.replace(self.report, look=None))
+
+
+def judged(tap: Tap, asked: Problem) -> Judged:
+    """Judge a call. Raises NotKnown if its output has another shape."""
+    theirs = tap.outputs["W_o"]
+    config, shape = asked.config, (*asked.queries.shape[:2], asked.config.num_hiddens)
+    if theirs.size != np.prod(shape):
+        raise NotKnown(f"its output has shape {theirs.shape}, expected {shape}")
+    theirs = theirs.reshape(shape)
+    counts = asked.matters("output")
+    oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
+    asked.known["output"] = expected = Expected.of(config.dtype, oracle, base)
+    ratio = expected.ratio(np.where(counts, theirs, 0).astype(np.float64))
+    if ratio <= 1:
+        return Judged(tap.call.number, ratio, report_of(asked, theirs, call_is_sure=True), asked)
+    steps = {role: tap.layer.part(role, tap.outputs[role], config) for role in PROJECTED if role in tap.outputs}
+    if "merged" in tap.inputs:
+        merged = tap.inputs["merged"]
+        steps["merged"] = merged.reshape(*merged.shape[:2], -1)  # (B, Q, H*dv)
+    report = report_of(asked, steps | {"output": theirs}, call_is_sure=True)
+    asked.forget()
+    return Judged(tap.call.number, ratio, explained(asked, report, steps, theirs), asked)
+
+
+def explained(asked: Problem, report: Report, steps: dict[str, Any], theirs: np.ndarray) -> Report:
+    """Let a report explain what is after the projections by itself, where these are right."""
+    right = {row.name for row in report.rows if row.passed}
+    projected = [name for name in steps if name in PROJECTED]
+    if not projected or not right.issuperset(projected):
+        return report
+
+    def explain() -> Diagnosis:
+        found = report.explain()
+        for names in (("merged", "output"), ("output",)):
+            if any(one.sure for one in found.explanations):
+                break
+            some = {name: X for name, X in (steps | {"output": theirs}).items() if name in names}
+            other = report_of(asked, some, call_is_sure=True).diagnosis
+            found = other if any(one.sure for one in other.explanations) else found
+        return found
+
+    return dataclasses.replace(report, explain=explain)
+
+
+def asked_of(tap: Tap, truth: Truth) -> Problem:
+    """What the layer should have been asked. Raises NotKnown if that is not known, or if no layer of mha has it."""
+    layer = tap.layer
+    inputs = [tap.inputs[name] for name in ("queries", "keys", "values")]
+    dtype = checks.dtype_name(tap.outputs["W_o"].dtype)  # the one computed in, also under autocast
+    if dtype not in FLOATS:
+        raise NotKnown(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
+    (B, Q), K = inputs[0].shape[:2], inputs[1].shape[1]
+    config, weights = layer.found(K)
+    kind = numpy_dtype(dtype)
+    config = dataclasses.replace(config, dtype=dtype, dropout=0.0)
+    attention = restore(config, {name: X.astype(kind) for name, X in weights.items()}, "numpy")
+    if layer.attends is None:
+        given, rows = {name: X for name, X in tap.given.items() if name in ROWS}, tap.given.get("rows")
+    else:
+        given, rows = told(tap.call, layer.attends, config, truth, layer.path, (B, Q, K))
+    given = {"score_bias": None} | given
+    if given["score_bias"] is not None:
+        given["score_bias"] = given["score_bias"].astype(kind)
+    lengths = given.pop("valid_lens", None)
+    asked = call_of("audit", lengths, given)._asdict()
+    try:
+        rows = None if rows is None or rows.all() else rows
+        return problem(attention, *(X.astype(kind) for X in inputs), asked, None, rows, False, angles=True)
+    except (TypeError, ValueError) as error:
+        raise NotKnown(f"the call does not fit the layer: {error}") from error
+
+
+def mended(tap: Tap, asked: Problem) -> np.ndarray:
+    """What a layer should give, in float64, where its queries count; elsewhere what it gave."""
+    theirs = tap.outputs["W_o"]
+    right = asked.outputs()[0]
+    return np.where(asked.matters("output"), right, theirs.reshape(right.shape).astype(np.float64))
+
+
+def save(path: Any, asked: Problem) -> None:
+    """Write the layer, its inputs and what is expected, with bounds, as a case file."""
+    ones = np.ones((*asked.queries.shape[:2], asked.config.num_hiddens), asked.queries.dtype)
+    given = {name: X for name, X in asked.call.given().items()} | {"causal": asked.call.causal}
+    inputs = asked.queries, asked.keys, asked.values, ones if asked.cotangent is None else asked.cotangent
+    case_files.write(path, case_files.make("a layer of a model", asked.layer, inputs, given))

@@ -1,0 +1,58 @@
+"""What is known of an attention layer of a model before it is called."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mha.config import Config
+from mha.weights import models
+from mha.weights.schemes.axes import unpack
+from mha.weights.schemes.table import Place
+
+Found = tuple[Config, dict[str, np.ndarray]]
+ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """A layer of a model.
+
+    path: of its module; kind: its scheme, or its class; places: by projection, the path of its module and how the
+    output of that has it; native: whether it is watched as a whole, since its projections may be no modules; take: from
+    the number of tokens to its configuration and weights; attends: how it is called, None = as its own call says;
+    reason: why it is not known, "" if it is; left_out: whether somebody said to leave it out.
+    """
+
+    path: str
+    kind: str
+    places: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    native: bool = False
+    take: Callable[[int], Found] | None = None
+    attends: models.Attends | None = None
+    reason: str = ""
+    left_out: bool = False
+
+    def found(self, tokens: int) -> Found:
+        """The configuration and the canonical weights, for a text of so many tokens."""
+        if self.take is None:
+            raise ValueError(f"{self.path} is not known: {self.reason}")
+        return self.take(tokens)
+
+    @property
+    def modules(self) -> dict[str, list[str]]:
+        """The paths of the modules to watch, each with the projections that it computes."""
+        if self.native:
+            return {self.path: []}
+        found: dict[str, list[str]] = {}
+        for role, place in self.places.items():
+            found.setdefault(place.name, []).append(role)
+        return found
+
+    def part(self, role: str, output: np.ndarray, config: Config) -> np.ndarray:
+        """Take what a projection computes, (B, T, any), from the output of its module."""
+        place, (B, T) = self.places[role], output.shape[:2]
+        rows = output.reshape(B * T, -1)  # (B*T, all that the module computes)
+        if place.part:
+            rows = unpack(rows.T, dataclasses.replace(place, axes="oi"), config.num_heads, config.num_key_value_heads)
+        return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)

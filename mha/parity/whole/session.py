@@ -1,0 +1,189 @@
+"""Watch the calls of a model: what enters and leaves the projections of each layer, call by call."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mha import arrays, dispatch
+from mha.parity.whole.calls import FRESH, Earlier, Histories, History, ModelCall, cache_in
+from mha.parity.whole.known import Known
+
+INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
+
+
+@dataclasses.dataclass
+class Tap:
+    """What entered and left one layer in one call, as arrays of NumPy.
+
+    layer: what is known of it; call: that of the model; inputs: queries, keys, values; outputs: of its projections, as
+    their modules have them; module: of the layer, where it is watched as a whole, and given: the arguments of its call.
+    """
+
+    layer: Known
+    call: ModelCall
+    module: Any = None
+    inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Session:
+    """A `Sink` that gathers what enters and leaves each layer.
+
+    judge: is called with each tap that is complete, and returns None, or the output (B, Q, D) to go on with; fail: with
+    the path of a layer and a reason, where a call cannot be judged. pools: the paths of modules in which something was
+    pooled that is in no known layer, with the function.
+    """
+
+    def __init__(
+        self,
+        layers: list[Known],
+        taps: Any,
+        judge: Callable[[Tap], np.ndarray | None],
+        fail: Callable[[str, str], None],
+    ) -> None:
+        self.taps, self.judge, self.fail = taps, judge, fail
+        self.layers = {one.path: one for one in layers if not one.reason}
+        self.at: dict[str, list[tuple[Known, list[str]]]] = {}
+        for one in self.layers.values():
+            for path, roles in one.modules.items():
+                self.at.setdefault(path, []).append((one, roles))
+        self.every = [one.path for one in layers]
+        self.stack: list[str] = []
+        self.open: dict[str, Tap] = {}
+        self.pools: dict[str, tuple[str, int]] = {}
+        self.ran: dict[str, set[str]] = {}
+        self.histories, self.number = Histories(), 0
+        self.call = ModelCall(0, {}, History())
+        self.cache: Any = None
+        self.tokens = 0
+        self.same: tuple[Any, np.ndarray] | None = None
+
+    def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the input of a projection, or the arguments of the model's call."""
+        if not self.stack:
+            self.number += 1
+            arguments = self.taps.arguments(module, args, kwargs)
+            self.cache, history = self.histories.of(arguments)
+            self.call, self.tokens = ModelCall(self.number, arguments, history), 0
+            self.open.clear()
+        self.stack.append(path)
+        for layer, roles in self.at.get(path, ()):
+            tap = self.open.get(layer.path)
+            if tap is None or roles == []:
+                tap = self.open[layer.path] = Tap(layer, self.call)
+            if layer.native:
+                tap.module, tap.given = module, self.taps.arguments(module, args, kwargs)
+            elif roles:
+                X = self.numpy(first_array((*args, *kwargs.values())))
+                for role in roles:
+                    if role in INPUT_OF and X is not None:
+                        tap.inputs[INPUT_OF[role]] = X
+
+    def leave(self, path: str, output: Any) -> Any:
+        """Take what a projection made of it; at the last one, the call of the layer is complete."""
+        if path not in self.stack:
+            return None
+        while self.stack.pop() != path:
+            pass
+        instead = None
+        for layer, roles in self.at.get(path, ()):
+            tap = self.open.get(layer.path)
+            if output is None or tap is None:
+                self.open.pop(layer.path, None)
+                continue
+            self.ran.setdefault(layer.path, set()).update(roles or ["W_o"])
+            if layer.native:
+                instead = self.whole(tap, path, output)
+                continue
+            for role in roles:
+                tap.outputs[role] = self.numpy(output)
+            if "W_o" in roles:
+                instead = self.complete(self.open.pop(layer.path), output)
+        if not self.stack and output is not None:
+            self.ended(output)
+        return instead
+
+    def pooled(self, function: str, axes: int) -> None:
+        """Take note of attention outside of the layers that are known and being called."""
+        where = self.stack[-1] if self.stack else ""
+        if any(where == path or where.startswith(f"{path}.") for path in self.open):
+            return
+        if axes > 2 or where not in self.pools:
+            self.pools[where] = function, axes
+
+    def ended(self, output: Any) -> None:
+        """Remember the tokens of a call of the model that has ended, if it has a cache."""
+        history, made = self.call.history, cache_in(output)
+        if self.tokens:
+            places = self.call.places(self.tokens)
+            history.positions, history.tokens = places, history.tokens + self.tokens
+        for cache in (self.cache, made):
+            if cache is not None and not isinstance(cache, bool):
+                self.histories.keep(cache, history)
+
+    def whole(self, tap: Tap, path: str, output: Any) -> Any:
+        """Complete the call of a framework's own layer."""
+        self.open.pop(path, None)
+        try:
+            given, back = self.taps.attention(tap.module, tap.given, output)
+        except (TypeError, ValueError) as error:
+            self.fail(path, str(error))
+            return None
+        tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+        tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
+        instead = self.judge(tap)
+        return None if instead is None else back(instead)
+
+    def complete(self, tap: Tap, output: Any) -> Any:
+        """Put what entered in earlier calls with this cache before the keys and values of this one, and judge."""
+        layer, inputs = tap.layer, tap.inputs
+        if "queries" not in inputs or "merged" not in inputs:
+            self.fail(layer.path, f"only {', '.join(sorted(tap.outputs))} of its projections ran")
+            return None
+        if any(X is None or X.ndim != 3 for X in inputs.values()):
+            shown = next((X.shape for X in inputs.values() if X is not None), ())
+            self.fail(layer.path, f"what enters its projections has shape {shown}, expected (batch, tokens, features)")
+            return None
+        cross = layer.attends is not None and layer.attends.cross
+        history, earlier = self.call.history, self.call.history.layers.get(layer.path)
+        if not cross:
+            self.tokens = max(self.tokens, inputs["queries"].shape[1])
+        if "keys" not in inputs or "values" not in inputs:
+            if earlier is None or not cross:
+                self.fail(
+                    layer.path, FRESH if cross else f"only {', '.join(sorted(tap.outputs))} of its projections ran"
+                )
+                return None
+            inputs["keys"], inputs["values"] = earlier.keys, earlier.values
+            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+        elif not cross and not history.known:
+            self.fail(layer.path, FRESH)
+            return None
+        elif not cross and history.tokens:
+            if earlier is None:
+                self.fail(layer.path, FRESH)
+                return None
+            for name in ("keys", "values"):
+                inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
+            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+        if self.cache is not None or cross:
+            history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"])
+        self.same = None
+        instead = self.judge(tap)
+        return None if instead is None else self.taps.alike(instead, output)
+
+    def numpy(self, X: Any) -> Any:
+        """A copy of an array in NumPy, one for an array that comes several times in a row."""
+        if X is None:
+            return None
+        if self.same is None or self.same[0] is not X:
+            self.same = X, np.array(arrays.to_numpy(X))
+        return self.same[1]
+
+
+def first_array(given: tuple[Any, ...]) -> Any:
+    """The first array among what a module was called with."""
+    return next((X for X in given if dispatch.backend_of(X) is not None and hasattr(X, "shape")), None)

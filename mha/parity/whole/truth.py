@@ -1,0 +1,154 @@
+"""What is true of a model: the weights and the configuration that its layers should have."""
+
+import contextlib
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mha import dispatch
+from mha.config import Config
+from mha.names import BackendName, SchemeName
+from mha.weights import files, json_text, models, readers, recorded, schemes
+from mha.weights.native.named import named, to_numpy
+
+Layer = tuple[SchemeName, str]  # scheme and prefix
+GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
+
+
+class Truth:
+    """Arrays by name, which are read when they are used, and what the model's configuration says, None = nothing.
+
+    said: where they are from, in words; own: whether these are the model's own arrays.
+    """
+
+    def __init__(
+        self, arrays: Mapping[str, Any], config: Mapping[str, Any] | None, said: str, own: bool = False
+    ) -> None:
+        self.arrays, self.config, self.said, self.own = arrays, config, said, own
+
+    def layers(self) -> list[Layer]:
+        """List the layers that the names show, in the order of their numbers."""
+        found = schemes.recognise(self.arrays)
+        return sorted(found, key=lambda layer: natural(layer[1]))
+
+    def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> tuple[Config, dict[str, Any]]:
+        """Take the configuration and the canonical weights of a layer.
+
+        given: options that the caller says; tokens: the length of the text.
+        Raises TypeError or ValueError if the arrays or the configuration do not describe a layer of mha.
+        """
+        scheme, prefix = chosen
+        own = {name: to_numpy(name, self.arrays[name]) for name in schemes.wanted(self.arrays, scheme, prefix)}
+        said = self.options(chosen, tokens)
+        options = dict(given)
+        num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
+        config, weights = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
+        schemes.ask(scheme, options)
+        if folded:
+            recorded.fold(config, weights)
+        return config, weights
+
+    def options(self, chosen: Layer, tokens: int) -> dict[str, Any]:
+        """What the configuration says of a layer; {} without one."""
+        if self.config is None:
+            return {}
+        length = tokens if self.grows else None
+        return models.described(dict(self.config), *chosen, length)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the rotation may go by the length of the text."""
+        return any(kind in str(self.config) for kind in GROWING)
+
+    def attends(self, chosen: Layer) -> models.Attends | None:
+        """How the layer is called, None = nothing says it. Raises ValueError if the model is of no known kind."""
+        return None if self.config is None else models.attends(dict(self.config), *chosen)
+
+
+@contextlib.contextmanager
+def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
+    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of the model's backend.
+
+    Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
+    """
+    config = config_of(model)
+    if like is None:
+        yield Truth(taps.arrays(model), config, "the model's own weights", True)
+    elif isinstance(like, (str, os.PathLike)):
+        with readers.opened(like) as source:
+            beside = config_beside(source.path)
+            yield Truth(Read(source), config if beside is None else beside, os.fspath(like))
+    elif isinstance(like, Mapping):
+        yield Truth(named(like), config, "the arrays of like")
+    elif backend := dispatch.backend_of(like):
+        other = taps_of(backend)
+        yield Truth(other.arrays(like), config_of(like) or config, f"the {type(like).__name__} of like")
+    else:
+        raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
+
+
+class Read(Mapping[str, Any]):
+    """The arrays of an open file of weights; each is read when it is asked for."""
+
+    def __init__(self, source: readers.Source) -> None:
+        self.source = source
+
+    def __getitem__(self, name: str) -> Any:
+        return self.source.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.entries)
+
+    def __len__(self) -> int:
+        return len(self.source.entries)
+
+
+def config_beside(path: Path) -> dict[str, Any] | None:
+    """What the configuration beside a file of weights says; None if none is there, ValueError if it is damaged."""
+    place = path.with_name("config.json")
+    try:
+        with files.open_file(place) as file:
+            return json_text.parse(file.read(models.LIMIT).decode())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{place} cannot be used: {error}") from error
+
+
+def config_of(model: Any) -> dict[str, Any] | None:
+    """What a model of transformers says of itself, as it would be written beside its weights; None if nothing."""
+    config = getattr(model, "config", None)
+    return json_text.parse(config.to_json_string()) if hasattr(config, "to_json_string") else None
+
+
+def taps_of(backend: BackendName) -> Any:
+    """The module in which a backend watches models; TypeError if it has none."""
+    if backend not in dispatch.having("commands/taps.py"):
+        raise TypeError(f"models of {backend} cannot be watched; give what enters and leaves to mha.parity.audit_taps")
+    return importlib.import_module(f"mha.backends.{backend}.commands.taps")
+
+
+def natural(prefix: str) -> list[Any]:
+    """The key by which prefixes are sorted, in which 2 comes before 10."""
+    return [int(X) if X.isdigit() else X for X in re.split(r"(\d+)", prefix)]
+
+
+def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
+    """Find for each path of a model's layers the layer of the truth: of the same name, of its end, or by order."""
+    by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
+    found = {}
+    for path in paths:
+        alike = [name for name in by_name if name == path or ends(name, path) or ends(path, name)]
+        if path in alike or len(alike) == 1:
+            found[path] = by_name[path if path in alike else alike[0]]
+    if len(found) < len(paths) and len(paths) == len(layers):
+        return dict(zip(sorted(paths, key=natural), layers, strict=True))
+    return found
+
+
+def ends(name: str, end: str) -> bool:
+    """Whether a name ends with another one, after a dot."""
+    return bool(end) and name.endswith(f".{end}")
