@@ -18,8 +18,10 @@ from mha.parity.whole.sinks import Sink
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
 KERNELS = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
-DROPOUT = (functional.dropout, torch.dropout, torch.dropout_, functional.alpha_dropout, functional.feature_alpha_dropout,
-           functional.dropout1d, functional.dropout2d, functional.dropout3d)  # fmt: skip
+DROPOUT = (
+    functional.dropout, torch.dropout, torch.dropout_, functional.alpha_dropout, functional.feature_alpha_dropout,
+    functional.dropout1d, functional.dropout2d, functional.dropout3d,
+)  # fmt: skip
 PLAIN = "weight", "bias"  # all that a projection has
 INPUTS = {"queries": "query", "keys": "key", "values": "value"}
 LOW = -1e4  # a number below it, added to scores, hides
@@ -127,7 +129,7 @@ def _after(path: str, leave: Any) -> Any:
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of one of ours, (B, Q, D)."""
+    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha.parity.whole.calls import ModelCall, NotKnown
+from mha.parity.whole.calls import ModelCall, UnknownError
 from mha.parity.whole.truth import Truth
 from mha.weights import models
 
@@ -21,7 +21,7 @@ def told(
 ) -> Told:
     """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
 
-    sizes: B, Q and K. Raises NotKnown if they are not known.
+    sizes: B, Q and K. Raises UnknownError if they are not known.
     """
     B, Q, K = sizes
     own, of_keys = call.array(attends.queries), call.array(attends.keys)
@@ -35,7 +35,7 @@ def told(
     seen = None
     if of_keys is not None and of_keys.size:
         if of_keys.ndim != 2 or of_keys.shape[1] != K or of_keys.shape[0] not in (1, B):
-            raise NotKnown(f"{attends.keys} has shape {of_keys.shape}, expected ({B}, {K}) for its {K} keys")
+            raise UnknownError(f"{attends.keys} has shape {of_keys.shape}, expected ({B}, {K}) for its {K} keys")
         seen = np.broadcast_to(of_keys != 0, (B, K))
         seen = None if seen.all() else seen
     if attends.cross:
@@ -61,7 +61,7 @@ def placed(places: np.ndarray, seen: np.ndarray | None, sizes: tuple[int, int, i
     """
     B, Q, K = sizes
     if places.shape[1] != K:
-        raise NotKnown(f"positions are known of {places.shape[1]} of its {K} keys")
+        raise UnknownError(f"positions are known of {places.shape[1]} of its {K} keys")
     places = np.broadcast_to(places, (B, K))
     real = np.ones((B, K), bool) if seen is None else seen
     steps = np.diff(places, axis=1)
@@ -72,7 +72,7 @@ def placed(places: np.ndarray, seen: np.ndarray | None, sizes: tuple[int, int, i
     if seen is None and K == Q and ((steps == 1) | (places[:, 1:] == 0)).all():
         segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
         return {"positions": places, "key_positions": places, "segments": segments, "key_segments": segments}
-    raise NotKnown("its positions do not follow the order of the tokens")
+    raise UnknownError("its positions do not follow the order of the tokens")
 
 
 def continuous(places: np.ndarray, real: np.ndarray) -> bool:
@@ -86,7 +86,7 @@ def pairs(mask: np.ndarray, sizes: tuple[int, int, int]) -> dict[str, Any]:
     """The mask or the bias in an argument with four axes, which says alone what each query sees."""
     B, Q, K = sizes
     if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
-        raise NotKnown(f"the mask has shape {mask.shape}, expected ({B}, 1, {Q}, {K})")
+        raise UnknownError(f"the mask has shape {mask.shape}, expected ({B}, 1, {Q}, {K})")
     if mask.dtype.kind not in "fV":
         return {"mask": mask != 0}
     wide = mask.astype(np.float64)
@@ -116,7 +116,7 @@ def table_of(truth: Truth, path: str) -> str:
     """The name of the table of biases of a layer: its own, or that of the first layer of its stack."""
     names = [name for name in truth.arrays if name.endswith(TABLE)]
     if not names:
-        raise NotKnown(f"{truth.said} has no {TABLE}")
+        raise UnknownError(f"{truth.said} has no {TABLE}")
 
     def shared(name: str) -> int:
         return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))

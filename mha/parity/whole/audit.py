@@ -1,4 +1,4 @@
-"""Audit a whole model: judge each of its attention layers in the calls of its user, and say what mending them changes."""
+"""Audit a whole model: judge each of its attention layers in its user's calls, and say what mending them changes."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,7 @@ import numpy as np
 
 from mha import arrays, dispatch
 from mha.parity.whole.audit_report import AuditReport, LayerRow, Mended
-from mha.parity.whole.calls import NotKnown
+from mha.parity.whole.calls import UnknownError
 from mha.parity.whole.finding import Finder, some
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.known import Known
@@ -104,7 +104,7 @@ class Watch:
             if path in self.mend:
                 return mended(tap, asked)
             one = judged(tap, asked)
-        except (NotKnown, TypeError, ValueError) as error:
+        except (UnknownError, TypeError, ValueError) as error:
             self.fail(path, str(error))
             return None
         calls = 1 if row is None else row.calls + 1

@@ -1,4 +1,4 @@
-"""The report of an audit: a row for each attention layer of a model, the first that is wrong, and why; it prints as text."""
+"""The report of an audit: a row for each attention layer, the first that is wrong, and why; it prints as text."""
 
 import dataclasses
 import functools
@@ -74,8 +74,8 @@ class LayerRow:
 class Mended:
     """What changes if each wrong layer gives what it should.
 
-    paths: of these layers; moved: how far the outputs of the model move, by their names; wrong: the paths of layers that
-    are wrong even so; explains: whether the outputs are those of the reference then, None = there is none.
+    paths: of these layers; moved: how far the outputs of the model move, by their names; wrong: the paths of layers
+    that are wrong even so; explains: whether the outputs are those of the reference then, None = there is none.
     """
 
     paths: tuple[str, ...]

@@ -16,7 +16,7 @@ POSITIONS = ("position_ids", "positions")
 FRESH = "its cache has tokens from before this was watched"
 
 
-class NotKnown(Exception):
+class UnknownError(Exception):
     """Why the arguments of a layer's call are not known, in words."""
 
 

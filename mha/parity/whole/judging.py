@@ -12,7 +12,7 @@ from mha.layer import restore
 from mha.parity.files import case_files
 from mha.parity.same.problem import Expected, Problem, problem
 from mha.parity.whole.asked import told
-from mha.parity.whole.calls import NotKnown
+from mha.parity.whole.calls import UnknownError
 from mha.parity.whole.session import Tap
 from mha.parity.whole.truth import Truth
 from mha.parity.why.comparison import report_of
@@ -42,11 +42,11 @@ class Judged:
 
 
 def judged(tap: Tap, asked: Problem) -> Judged:
-    """Judge a call. Raises NotKnown if its output has another shape."""
+    """Judge a call. Raises UnknownError if its output has another shape."""
     theirs = tap.outputs["W_o"]
     config, shape = asked.config, (*asked.queries.shape[:2], asked.config.num_hiddens)
     if theirs.size != np.prod(shape):
-        raise NotKnown(f"its output has shape {theirs.shape}, expected {shape}")
+        raise UnknownError(f"its output has shape {theirs.shape}, expected {shape}")
     theirs = theirs.reshape(shape)
     counts = asked.matters("output")
     oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
@@ -84,12 +84,12 @@ def explained(asked: Problem, report: Report, steps: dict[str, Any], theirs: np.
 
 
 def asked_of(tap: Tap, truth: Truth) -> Problem:
-    """What the layer should have been asked. Raises NotKnown if that is not known, or if no layer of mha has it."""
+    """What the layer should have been asked. Raises UnknownError if that is not known, or if no layer of mha has it."""
     layer = tap.layer
     inputs = [tap.inputs[name] for name in ("queries", "keys", "values")]
     dtype = checks.dtype_name(tap.outputs["W_o"].dtype)  # the one computed in, also under autocast
     if dtype not in FLOATS:
-        raise NotKnown(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
+        raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
     (B, Q), K = inputs[0].shape[:2], inputs[1].shape[1]
     config, weights = layer.found(K)
     kind = numpy_dtype(dtype)
@@ -108,7 +108,7 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
         rows = None if rows is None or rows.all() else rows
         return problem(attention, *(X.astype(kind) for X in inputs), asked, None, rows, False, angles=True)
     except (TypeError, ValueError) as error:
-        raise NotKnown(f"the call does not fit the layer: {error}") from error
+        raise UnknownError(f"the call does not fit the layer: {error}") from error
 
 
 def mended(tap: Tap, asked: Problem) -> np.ndarray:
@@ -121,6 +121,6 @@ def mended(tap: Tap, asked: Problem) -> np.ndarray:
 def save(path: Any, asked: Problem) -> None:
     """Write the layer, its inputs and what is expected, with bounds, as a case file."""
     ones = np.ones((*asked.queries.shape[:2], asked.config.num_hiddens), asked.queries.dtype)
-    given = {name: X for name, X in asked.call.given().items()} | {"causal": asked.call.causal}
+    given = asked.call.given() | {"causal": asked.call.causal}
     inputs = asked.queries, asked.keys, asked.values, ones if asked.cotangent is None else asked.cotangent
     case_files.write(path, case_files.make("a layer of a model", asked.layer, inputs, given))

@@ -1,4 +1,4 @@
-"""What layers= says of layers that no table knows: the names of their projections, their options, how they are called."""
+"""What layers= says of layers that no table knows: their projections, their options, and how they are called."""
 
 from collections.abc import Mapping
 from typing import Any
