@@ -8,30 +8,40 @@ from typing import Any
 import numpy as np
 
 import mha
+from mha.config import Config
 from mha.parity.whole.calls import ModelCall, UnknownError
 from mha.parity.whole.truth import Truth
 from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"
+WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the window, which goes by other places
 Told = tuple[dict[str, Any], np.ndarray]
+Sizes = tuple[int, int, int]  # B, Q, K
 
 
 def told(
-    call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: tuple[int, int, int]
+    call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: Sizes
 ) -> Told:
     """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
 
     sizes: B, Q and K. Raises UnknownError if they are not known.
     """
     B, Q, K = sizes
-    own, of_keys = call.array(attends.queries), call.array(attends.keys)
+    kind = "sliding_attention" if config.window else "full_attention"
+    own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)
     given: dict[str, Any] = {}
     rows = np.ones((B, Q), bool)
     if own is not None and own.ndim == 2 and own.shape[1] >= Q:
         rows = np.broadcast_to(own[:, -Q:] != 0, (B, Q))
     before = K - Q
+    by_position = attends.causal or config.window or config.chunk or config.rotary or config.temperature
+    places = call.places(Q) if by_position and not attends.cross else None
     if of_keys is not None and of_keys.ndim == 4:
-        return pairs(of_keys, sizes), rows
+        given = pairs(of_keys, sizes) | ({WITHOUT_WINDOW: True} if config.window else {})
+        if places is not None:
+            places = np.broadcast_to(places, (B, K))
+            return given | {"positions": places[:, before:], "key_positions": places}, rows
+        return given | ({"offset": before} if by_position and before else {}), rows
     seen = None
     if of_keys is not None and of_keys.size:
         if of_keys.ndim != 2 or of_keys.shape[1] != K or of_keys.shape[0] not in (1, B):
@@ -41,10 +51,8 @@ def told(
     if attends.cross:
         return ({} if seen is None else {"mask": seen[:, None]}), rows
     given["causal"] = attends.causal
-    by_position = attends.causal or config.window or config.chunk or config.rotary or config.temperature
-    places = call.places(Q) if by_position else None
     if places is not None:
-        given |= placed(places, seen, sizes)
+        given |= placed(places, seen, sizes, config, attends.causal and not packs(call, truth))
     elif seen is not None:
         given["mask"] = seen[:, None]  # (B, 1, K)
     if by_position and "positions" not in given and before:
@@ -54,25 +62,41 @@ def told(
     return given, rows
 
 
-def placed(places: np.ndarray, seen: np.ndarray | None, sizes: tuple[int, int, int]) -> dict[str, Any]:
+def packs(call: ModelCall, truth: Truth) -> bool:
+    """Whether positions that begin again are those of packed texts: transformers takes them so without a cache."""
+    said = (truth.config or {}).get("use_cache", False)
+    cached = call.arguments.get("use_cache")
+    return call.history.tokens == 0 and not (said if cached is None else cached)
+
+
+def placed(
+    places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, by_slots: bool
+) -> dict[str, Any]:
     """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
 
-    Positions that begin again are those of packed texts. Others have to follow the tokens.
+    by_slots: whether order and window go by the places of the tokens where positions begin again; else these begin
+    another text.
     """
     B, Q, K = sizes
     if places.shape[1] != K:
         raise UnknownError(f"positions are known of {places.shape[1]} of its {K} keys")
     places = np.broadcast_to(places, (B, K))
     real = np.ones((B, K), bool) if seen is None else seen
+    if continuous(places, real):
+        places = np.where(real, places, -1)
+        return {"positions": places[:, K - Q :], "key_positions": places}
+    given: dict[str, Any] = {"positions": places[:, K - Q :], "key_positions": places}
     steps = np.diff(places, axis=1)
-    inner = real[:, 1:] & real[:, :-1]  # (B, K - 1): tokens that follow each other
-    if (steps[inner] == 1).all() and continuous(places, real):
-        placed = np.where(real, places, -1)
-        return {"positions": placed[:, K - Q :], "key_positions": placed}
-    if seen is None and K == Q and ((steps == 1) | (places[:, 1:] == 0)).all():
+    if not by_slots and seen is None and K == Q and ((steps == 1) | (places[:, 1:] == 0)).all():
         segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
-        return {"positions": places, "key_positions": places, "segments": segments, "key_segments": segments}
-    raise UnknownError("its positions do not follow the order of the tokens")
+        return given | {"segments": segments, "key_segments": segments}
+    if config.chunk:
+        raise UnknownError("its positions do not follow the order of the tokens, and it has chunks")
+    far = np.arange(K) - (K - Q + np.arange(Q))[:, None]  # (Q, K)
+    left, right = config.window or (None, None)
+    right = 0 if by_slots else right
+    order = (far >= (-K if left is None else -left)) & (far <= (K if right is None else right))
+    return given | {"mask": order & real[:, None], "causal": False, WITHOUT_WINDOW: True}
 
 
 def continuous(places: np.ndarray, real: np.ndarray) -> bool:
@@ -82,9 +106,10 @@ def continuous(places: np.ndarray, real: np.ndarray) -> bool:
     return bool(((low == high) | ~real.any(1)).all())
 
 
-def pairs(mask: np.ndarray, sizes: tuple[int, int, int]) -> dict[str, Any]:
+def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
     """The mask or the bias in an argument with four axes, which says alone what each query sees."""
     B, Q, K = sizes
+    mask = mask[..., :K]  # further slots of a cache are empty
     if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
         raise UnknownError(f"the mask has shape {mask.shape}, expected ({B}, 1, {Q}, {K})")
     if mask.dtype.kind not in "fV":

@@ -40,12 +40,12 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         ValueError: if no attention layer is known; the message lists what was found.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
-    watching = Watch(model, like, layers)
+    watching = Watch(model, like, layers, once=True)
     with watching.open() as report:
         before = watching.taps.call(model, *args, **kwargs)
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
-        second = Watch(model, like, layers, frozenset(wrong))
+        second = Watch(model, like, layers, frozenset(wrong), once=True)
         with second.open() as other:
             after = second.taps.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
@@ -65,13 +65,18 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 
 
 class Watch:
-    """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should."""
+    """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
 
-    def __init__(self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset()) -> None:
+    once: whether it is called once.
+    """
+
+    def __init__(
+        self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset(), once: bool = False
+    ) -> None:
         backend = dispatch.backend_of(model)
         if backend is None:
             raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
-        self.model, self.like, self.taught, self.mend = model, like, layers, mend
+        self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
         self.taps = taps_of(backend)
         self.known: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
@@ -85,9 +90,12 @@ class Watch:
         with opened(self.like, self.model, self.taps) as truth:
             finder = Finder(self.taps.modules(self.model), self.taps.arrays(self.model), self.taps.odd, truth)
             self.known, self.truth = finder.layers(self.taught), truth
-            session = Session(self.known, self.taps, self.judge, self.fail)
-            with self.taps.watching(self.model, session):
-                yield report
+            session = Session(self.known, self.taps, self.judge, self.fail, self.once)
+            try:
+                with self.taps.watching(self.model, session):
+                    yield report
+            finally:
+                session.histories.forget()
             self.changes_cache = session.cache is not None
             self.complete(report, session, truth, finder)
 

@@ -22,23 +22,58 @@ class UnknownError(Exception):
 
 @dataclasses.dataclass
 class Earlier:
-    """What entered a layer in earlier calls with one cache: keys, values (B, T, any), positions and padding (B, T)."""
+    """What entered a layer in earlier calls with one cache: keys and values (B, T, any); cross: of another sequence."""
 
     keys: np.ndarray
     values: np.ndarray
+    cross: bool
 
 
 @dataclasses.dataclass
 class History:
     """What entered the layers in earlier calls with one cache.
 
-    tokens: how many; layers: by path; positions: (B or 1, tokens), None = not said; known: whether all were seen.
+    tokens: how many; layers: by path; positions: (B or 1, tokens), None = they are 0, 1, 2, ...; known: whether all of
+    them were seen.
     """
 
     tokens: int = 0
     layers: dict[str, Earlier] = dataclasses.field(default_factory=dict)
     positions: np.ndarray | None = None
     known: bool = True
+
+    def select(self, rows: Any) -> None:
+        """Take these samples, in this order, as a search with beams does."""
+        rows = np.asarray(arrays.to_numpy(rows)).reshape(-1)
+        for one in self.layers.values():
+            one.keys, one.values = one.keys[rows], one.values[rows]
+        if self.positions is not None and len(self.positions) > 1:
+            self.positions = self.positions[rows]
+
+    def repeat(self, times: int) -> None:
+        """Repeat each sample so many times."""
+        for one in self.layers.values():
+            one.keys, one.values = np.repeat(one.keys, times, 0), np.repeat(one.values, times, 0)
+        if self.positions is not None and len(self.positions) > 1:
+            self.positions = np.repeat(self.positions, times, 0)
+
+    def crop(self, tokens: int) -> None:
+        """Keep so many tokens; below 0: leave so many out."""
+        tokens = tokens if tokens >= 0 else self.tokens + tokens
+        self.tokens = min(self.tokens, tokens)
+        for one in self.layers.values():
+            if not one.cross:
+                one.keys, one.values = one.keys[:, :tokens], one.values[:, :tokens]
+        self.positions = None if self.positions is None else self.positions[:, :tokens]
+
+
+# Methods of the caches of transformers that change which tokens are in them.
+CHANGES = {
+    "reorder_cache": History.select,
+    "batch_select_indices": History.select,
+    "batch_repeat_interleave": History.repeat,
+    "crop": History.crop,
+}
 
 
 @dataclasses.dataclass
@@ -52,9 +87,13 @@ class ModelCall:
     arguments: Mapping[str, Any]
     history: History
 
-    def array(self, name: str) -> np.ndarray | None:
-        """An argument as an array of NumPy; None if it was not given, or if it is no array."""
+    def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
+        """An argument as an array of NumPy; None if it was not given, or if it is no array.
+
+        kind: of several masks in one argument, as transformers names those of layers with and without a window.
+        """
         X = self.arguments.get(name) if name else None
+        X = X.get(kind) if isinstance(X, Mapping) else X
         if X is None or isinstance(X, (bool, int, float, str)):
             return None
         if isinstance(X, (list, tuple)):
@@ -96,8 +135,29 @@ class Histories:
         return cache, history
 
     def keep(self, cache: Any, history: History) -> None:
-        """Remember the history of a cache, and the cache, so that its id stays its own."""
+        """Remember the history of a cache, and the cache, so that its id stays its own; follow what changes it."""
         self.known[id(cache)] = cache, history
+        for name, change in CHANGES.items():
+            if callable(getattr(cache, name, None)) and hasattr(cache, "__dict__") and name not in vars(cache):
+                vars(cache)[name] = self.followed(getattr(cache, name), change, cache)
+
+    def followed(self, own: Any, change: Any, cache: Any) -> Any:
+        """A method of a cache that changes its history, too."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = own(*args, **kwargs)
+            change(self.known[id(cache)][1], *args, **kwargs)
+            return result
+
+        return call
+
+    def forget(self) -> None:
+        """Leave the caches as they were."""
+        for cache, _ in self.known.values():
+            for name in CHANGES:
+                if hasattr(cache, "__dict__"):
+                    vars(cache).pop(name, None)
+        self.known.clear()
 
 
 def length_of(cache: Any) -> int | None:

@@ -11,7 +11,7 @@ from mha.config import numpy_dtype
 from mha.layer import restore
 from mha.parity.files import case_files
 from mha.parity.same.problem import Expected, Problem, problem
-from mha.parity.whole.asked import told
+from mha.parity.whole.asked import WITHOUT_WINDOW, told
 from mha.parity.whole.calls import UnknownError
 from mha.parity.whole.session import Tap
 from mha.parity.whole.truth import Truth
@@ -47,7 +47,7 @@ def judged(tap: Tap, asked: Problem) -> Judged:
     config, shape = asked.config, (*asked.queries.shape[:2], asked.config.num_hiddens)
     if theirs.size != np.prod(shape):
         raise UnknownError(f"its output has shape {theirs.shape}, expected {shape}")
-    theirs = theirs.reshape(shape)
+    theirs = theirs.reshape(shape).astype(asked.queries.dtype)
     counts = asked.matters("output")
     oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
     asked.known["output"] = expected = Expected.of(config.dtype, oracle, base)
@@ -92,14 +92,18 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
         raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
     (B, Q), K = inputs[0].shape[:2], inputs[1].shape[1]
     config, weights = layer.found(K)
+    if dtype == "float64" and config.rotary is not None:  # ports compute angles in float32 there, too
+        dtype = "float32"
     kind = numpy_dtype(dtype)
     config = dataclasses.replace(config, dtype=dtype, dropout=0.0)
-    attention = restore(config, {name: X.astype(kind) for name, X in weights.items()}, "numpy")
     if layer.attends is None:
         given, rows = {name: X for name, X in tap.given.items() if name in ROWS}, tap.given.get("rows")
     else:
         given, rows = told(tap.call, layer.attends, config, truth, layer.path, (B, Q, K))
     given = {"score_bias": None} | given
+    if given.pop(WITHOUT_WINDOW, False):
+        config = dataclasses.replace(config, window=None)
+    attention = restore(config, {name: X.astype(kind) for name, X in weights.items()}, "numpy")
     if given["score_bias"] is not None:
         given["score_bias"] = given["score_bias"].astype(kind)
     lengths = given.pop("valid_lens", None)

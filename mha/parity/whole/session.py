@@ -33,7 +33,8 @@ class Session:
     """A `Sink` that gathers what enters and leaves each layer.
 
     judge: is called with each tap that is complete, and returns None, or the output (B, Q, D) to go on with; fail: with
-    the path of a layer and a reason, where a call cannot be judged. pools: the paths of modules in which something was
+    the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
+    nothing has to be kept for later calls. pools: the paths of modules in which something was
     pooled that is in no known layer, with the function.
     """
 
@@ -43,8 +44,9 @@ class Session:
         taps: Any,
         judge: Callable[[Tap], np.ndarray | None],
         fail: Callable[[str, str], None],
+        once: bool = False,
     ) -> None:
-        self.taps, self.judge, self.fail = taps, judge, fail
+        self.taps, self.judge, self.fail, self.once = taps, judge, fail, once
         self.layers = {one.path: one for one in layers if not one.reason}
         self.at: dict[str, list[tuple[Known, list[str]]]] = {}
         for one in self.layers.values():
@@ -121,7 +123,7 @@ class Session:
             places = self.call.places(self.tokens)
             history.positions, history.tokens = places, history.tokens + self.tokens
         for cache in (self.cache, made):
-            if cache is not None and not isinstance(cache, bool):
+            if not self.once and cache is not None and not isinstance(cache, bool):
                 self.histories.keep(cache, history)
 
     def whole(self, tap: Tap, path: str, output: Any) -> Any:
@@ -169,8 +171,8 @@ class Session:
             for name in ("keys", "values"):
                 inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
             tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
-        if self.cache is not None or cross:
-            history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"])
+        if not self.once:
+            history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
         self.same = None
         instead = self.judge(tap)
         return None if instead is None else self.taps.alike(instead, output)

@@ -15,6 +15,7 @@ from mha.weights import files, json_text, models, readers, recorded, schemes
 from mha.weights.native.named import named, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
+LIMIT = 2**24  # bytes of a configuration
 GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
 
 
@@ -111,7 +112,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
     place = path.with_name("config.json")
     try:
         with files.open_file(place) as file:
-            return json_text.parse(file.read(models.LIMIT).decode())
+            return json_text.parse(file.read(LIMIT).decode())
     except FileNotFoundError:
         return None
     except ValueError as error:
