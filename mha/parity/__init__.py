@@ -9,6 +9,8 @@ from mha.parity.mistakes.mistake import Mistake
 from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
 from mha.parity.unseen.probes import inputs
 from mha.parity.unseen.sight import Unseen
+from mha.parity.whole.audit import audit, watch
+from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.why.comparison import compare, diagnose, ratio
 from mha.parity.why.explanations import Diagnosis, Explanation
 from mha.parity.why.report import Place, Report, Row
@@ -21,11 +23,13 @@ __all__ = [
     "UNIT",
     "WIDTHS",
     "Arrays",
+    "AuditReport",
     "Case",
     "Check",
     "Diagnosis",
     "Explanation",
     "FilesReport",
+    "LayerRow",
     "LayersReport",
     "Mistake",
     "Place",
@@ -35,6 +39,7 @@ __all__ = [
     "Unseen",
     "Verdict",
     "WeightRow",
+    "audit",
     "bound",
     "case_files",
     "check_case",
@@ -51,4 +56,5 @@ __all__ = [
     "one_line",
     "plan",
     "ratio",
+    "watch",
 ]

@@ -28,8 +28,8 @@ LOW = -1e4  # a number below it, added to scores, hides
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "" and those that are shared once."""
-    return dict(model.named_modules())
+    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    return dict(model.named_modules(remove_duplicate=False))
 
 
 def arrays(model: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         return sink.leave(path, output)
 
     try:
-        for path, module in modules(model).items():
+        for path, module in model.named_modules():
             before = _with(path, enter)
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             after = _after(path, leave)

@@ -19,9 +19,7 @@ Told = tuple[dict[str, Any], np.ndarray]
 Sizes = tuple[int, int, int]  # B, Q, K
 
 
-def told(
-    call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: Sizes
-) -> Told:
+def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: Sizes) -> Told:
     """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
 
     sizes: B, Q and K. Raises UnknownError if they are not known.
@@ -69,9 +67,7 @@ def packs(call: ModelCall, truth: Truth) -> bool:
     return call.history.tokens == 0 and not (said if cached is None else cached)
 
 
-def placed(
-    places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, by_slots: bool
-) -> dict[str, Any]:
+def placed(places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, by_slots: bool) -> dict[str, Any]:
     """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
 
     by_slots: whether order and window go by the places of the tokens where positions begin again; else these begin

@@ -7,7 +7,7 @@ from typing import Any
 
 from mha.layer import MultiHeadAttention
 from mha.parity.whole.known import ROLES, Known
-from mha.parity.whole.taught import asked_of, lesson_of, renamed
+from mha.parity.whole.taught import asked_of, called, lesson_of, renamed
 from mha.parity.whole.truth import Layer, Truth, natural, paired
 from mha.weights import models, native, schemes
 from mha.weights.schemes.table import Place
@@ -38,18 +38,27 @@ class Finder:
         by_hand = self.matched(taught)
         natives = [path for path, module in self.modules.items() if path not in by_hand and native.kind_of(module)]
         natives = [path for path in natives if not any(within(path, other) for other in (*natives, *by_hand))]
+        natives = self.once(natives)
         taken = (*by_hand, *natives)
         found = {
             prefix.rstrip("."): (scheme, prefix)
             for scheme, prefix in schemes.recognise(self.shown())
             if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in taken)
         }
+        found = {path: found[path] for path in self.once(found)}
         paths = sorted({*found, *natives, *(path for path, lesson in by_hand.items() if lesson)}, key=natural)
         partners = paired(paths, self.truth.layers())
         made = [self.recognised(path, layer, partners.get(path)) for path, layer in found.items()]
         made += [self.framework(path, partners.get(path)) for path in natives]
         made += [self.taught(path, lesson, partners.get(path)) for path, lesson in by_hand.items()]
         return sorted(made, key=lambda one: natural(one.path))
+
+    def once(self, paths: Iterable[str]) -> list[str]:
+        """Take each module once, by the first of its paths."""
+        first: dict[int, str] = {}
+        for path in paths:
+            first.setdefault(id(self.modules.get(path, path)), path)
+        return list(first.values())
 
     def shown(self) -> dict[str, None]:
         """The names of the arrays, and those that each module would have if it were a plain projection."""
@@ -72,7 +81,7 @@ class Finder:
 
     def recognised(self, path: str, layer: Layer, partner: Layer | None) -> Known:
         """Describe a layer that is known by the names of its modules."""
-        one = Known(path, layer[0])
+        one = Known(path, str((self.truth.config or {}).get("model_type", layer[0])))
         try:
             attends = self.truth.attends(partner or layer)
         except (TypeError, ValueError) as error:
@@ -91,7 +100,7 @@ class Finder:
             attends = None
             if not self.truth.own:
                 if partner is None:
-                    return dataclasses.replace(one, reason=f"{self.truth.said} has no layer for it")
+                    return dataclasses.replace(one, reason=f"{self.truth.said} says nothing of it")
                 attends = self.truth.attends(partner)
                 given = {} if attends else {"num_heads": config.num_heads}
                 told, weights = self.truth.layer(partner, given, 1)
@@ -107,11 +116,14 @@ class Finder:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
         module = self.modules[path]
         if callable(lesson):
-            attention = lesson(module)
+            made = lesson(module)
+            attention, how = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
             if not isinstance(attention, MultiHeadAttention):
                 came = type(attention).__name__
                 raise TypeError(f"layers has a function for {path!r} that returns a {came}, expected an mha layer")
-            return dataclasses.replace(one, native=True, take=lambda tokens: (attention.config, attention.weights))
+            attends = called(how)
+            found = attention.config, attention.weights
+            return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=attends)
         attends, scheme, names, options = asked_of(lesson)
         if scheme is not None:
             layer = (scheme, f"{path}.")
@@ -140,16 +152,15 @@ class Finder:
         places: Mapping[str, Place] | None = None,
     ) -> Known:
         """Give a layer its projections and weights; layer: its own scheme and prefix, partner: those in the truth."""
-        if partner is None:
-            return dataclasses.replace(one, reason=f"{truth.said} has no layer for it")
+        own = places or self.places(layer, False)
+        reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
+        if reasons or partner is None:
+            return dataclasses.replace(one, reason=[*reasons, f"{truth.said} says nothing of it"][0])
         try:
             found = truth.layer(partner, given, 1)
         except (TypeError, ValueError, OverflowError) as error:
-            return dataclasses.replace(one, reason=self.reason(layer) or str(error))
+            return dataclasses.replace(one, reason=str(error))
         places = places or self.places(layer, found[0].output_gate is not None)
-        for place in places.values():
-            if why := self.odd(self.modules[place.name]):
-                return dataclasses.replace(one, reason=f"{place.name} is {why}")
         take = (lambda tokens: truth.layer(partner, given, tokens)) if truth.grows else (lambda tokens: found)
         return dataclasses.replace(one, places=places, take=take, attends=attends)
 
@@ -163,13 +174,6 @@ class Finder:
             if kind == "kernel" and path in self.modules:
                 found[role] = dataclasses.replace(place, name=path)
         return found
-
-    def reason(self, layer: Layer) -> str:
-        """Why the weights of a layer's modules are not plain arrays; "" if they are."""
-        for place in self.places(layer, False).values():
-            if why := self.odd(self.modules[place.name]):
-                return f"{place.name} is {why}"
-        return ""
 
 
 def within(path: str, other: str) -> bool:

@@ -10,6 +10,11 @@ from mha import arrays, dispatch
 from mha.parity.whole.calls import FRESH, Earlier, Histories, History, ModelCall, cache_in
 from mha.parity.whole.known import Known
 
+NAMES = {
+    "queries": ("query", "inputs_q"),
+    "keys": ("key", "inputs_k", "key_value_states", "encoder_hidden_states"),
+    "values": ("value", "inputs_v"),
+}
 INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
@@ -130,12 +135,12 @@ class Session:
         """Complete the call of a framework's own layer."""
         self.open.pop(path, None)
         try:
-            given, back = self.taps.attention(tap.module, tap.given, output)
-        except (TypeError, ValueError) as error:
-            self.fail(path, str(error))
+            given, back = self.taps.attention(tap.module, entered(tap.given), output)
+            tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+            tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
+        except (KeyError, TypeError, ValueError) as error:
+            self.fail(path, f"what enters or leaves it is not known: {error}")
             return None
-        tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
-        tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
         instead = self.judge(tap)
         return None if instead is None else back(instead)
 
@@ -184,6 +189,19 @@ class Session:
         if self.same is None or self.same[0] is not X:
             self.same = X, np.array(arrays.to_numpy(X))
         return self.same[1]
+
+
+def entered(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a layer; what enters by another name is queries, keys and values at once."""
+    found = given | {
+        ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
+    }
+    if "queries" not in found and (X := first_array(tuple(given.values()))) is not None:
+        found["queries"] = X
+    if "queries" in found:
+        found.setdefault("keys", found["queries"])
+        found.setdefault("values", found["keys"])
+    return found
 
 
 def first_array(given: tuple[Any, ...]) -> Any:

@@ -44,14 +44,21 @@ def lesson_of(pattern: Any, lesson: Any) -> Any:
 
 def asked_of(lesson: Mapping[str, Any]) -> tuple[models.Attends, SchemeName | None, dict[str, str], dict[str, Any]]:
     """How a taught layer is called, its scheme, the names of its modules by role, and its options."""
+    names = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
+    options = {name: X for name, X in lesson.items() if name not in ("scheme", *ROLES, *NORMS, *CALLED)}
+    return called(lesson), lesson.get("scheme"), names, options
+
+
+def called(lesson: Mapping[str, Any]) -> models.Attends:
+    """How a taught layer is called.
+
+    Raises TypeError or ValueError if what is said of it is wrong.
+    """
     padding = lesson.get("padding", "attention_mask")
-    attends = models.Attends(
+    return models.Attends(
         causal=checks.flag("causal of layers", lesson.get("causal", False)), queries=padding, keys=padding,
         cross=checks.flag("cross of layers", lesson.get("cross", False)),
     )  # fmt: skip
-    names = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
-    options = {name: X for name, X in lesson.items() if name not in ("scheme", *ROLES, *NORMS, *CALLED)}
-    return attends, lesson.get("scheme"), names, options
 
 
 def renamed(

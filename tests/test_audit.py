@@ -1,0 +1,425 @@
+"""`parity.audit` and `parity.watch` of models of PyTorch: the wrong layer and its mistake are named, no other is."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import small_llama
+import torch
+from small_llama import Attention, Model, tokens
+from small_llama_mistakes import IN_A_CALL, Interleaved, NoCache, PositionsFromZero
+
+import mha
+from mha import parity
+
+pytestmark = pytest.mark.backends("torch")
+LAYERS = ["layers.0.self_attn", "layers.1.self_attn", "layers.2.self_attn"]
+
+
+def verdicts(report):
+    return {row.path: row.verdict for row in report.layers}
+
+
+def reasons(report):
+    return [name for one in report.first.report.diagnosis.explanations if one.sure for name in one.mistakes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_right_model_is_right(dtype):
+    ids, mask = tokens()
+    report = parity.audit(Model(dtype=dtype), ids, attention_mask=mask)
+    assert report
+    assert verdicts(report) == dict.fromkeys(LAYERS, "same")
+    assert report.first is None
+    assert report.mended is None
+    assert not report.unknown
+    assert all(row.calls == row.call == 1 and row.ratio <= 0.5 for row in report.layers)
+    assert "weights were not judged" in str(report)
+
+
+@pytest.mark.parametrize("mistaken", IN_A_CALL, ids=lambda kind: kind.__name__)
+def test_the_wrong_layer_and_its_mistake_are_named(mistaken):
+    ids, mask = tokens()
+    report = parity.audit(Model(mistaken), ids, attention_mask=mask)
+    assert not report
+    assert verdicts(report) == dict(zip(LAYERS, ("same", "differs", "same"), strict=True))
+    assert report.first.path == LAYERS[1]
+    found = reasons(report)
+    assert any(known in name for name in found for known in IN_A_CALL[mistaken]), report
+
+
+def test_what_mending_moves_is_what_the_mistake_moved():
+    ids, mask = tokens()
+    wrong = Model(Interleaved)
+    report = parity.audit(wrong, ids, attention_mask=mask)
+    right = Model()
+    with torch.no_grad():
+        far = (right(ids, mask)["logits"] - wrong(ids, mask)["logits"])[mask.bool()].abs().max()
+    assert report.mended.paths == (LAYERS[1],)
+    assert report.mended.wrong == ()
+    assert report.mended.moved["logits"] >= 0.99 * float(far)
+    assert "no other layer is wrong" in str(report)
+
+
+def test_two_wrong_layers_are_both_named():
+    model = Model(Interleaved)
+    model.layers[2].self_attn.merge = lambda x: x.reshape(len(x), x.shape[2], -1)
+    ids, mask = tokens()
+    report = parity.audit(model, ids, attention_mask=mask)
+    assert [row.path for row in report.wrong] == LAYERS[1:]
+    assert report.mended.wrong == ()
+    assert not report.shared
+
+
+def test_a_mistake_of_all_layers_is_the_models():
+    model = Model()
+    for layer in model.layers:
+        layer.self_attn.share = lambda x: x.repeat(1, 3, 1, 1)
+    ids, mask = tokens()
+    report = parity.audit(model, ids, attention_mask=mask)
+    assert len(report.wrong) == 3
+    assert report.shared
+    assert "it is the model's" in str(report)
+
+
+# Many calls
+
+
+def decoded(model, steps=(5, 1, 1, 3)):
+    ids, mask = tokens(T=sum(steps))
+    with parity.watch(model) as report:
+        past, at = None, 0
+        for step in steps:
+            past = model(ids[:, at : at + step], mask[:, : at + step], past)["past_key_values"]
+            at += step
+        assert report.layers == ()
+    return report
+
+
+def test_a_right_decoder_is_right_at_each_token():
+    report = decoded(Model())
+    assert report
+    assert all(row.calls == 4 for row in report.layers)
+
+
+@pytest.mark.parametrize("mistaken", [PositionsFromZero, NoCache])
+def test_mistakes_of_a_cache_are_found_at_the_first_decoded_token(mistaken):
+    report = decoded(Model(mistaken))
+    assert [row.path for row in report.wrong] == [LAYERS[1]]
+    assert report.first.call == 2
+    assert report.mended is None
+    assert "in call 2 of 4" in str(report)
+
+
+def test_a_cache_from_before_is_not_known():
+    model, (ids, mask) = Model(), tokens()
+    past = model(ids[:, :9], mask[:, :9])["past_key_values"]
+    report = parity.audit(model, ids[:, 9:], mask, past)
+    assert set(verdicts(report).values()) == {"not known"}
+    assert "before this was watched" in report.layers[0].note
+    assert not report
+
+
+def test_a_training_step_runs_without_dropout_and_with_gradients():
+    model, (ids, mask) = Model().train(), tokens()
+    with parity.watch(model) as report:
+        first = model(ids, mask)["logits"]
+        second = model(ids, mask)["logits"]
+        second.sum().backward()
+    assert report
+    assert torch.equal(first, second)
+    assert model.training
+    assert model.layers[0].self_attn.q_proj.weight.grad is not None
+    assert not torch.equal(model(ids, mask)["logits"], model(ids, mask)["logits"])
+
+
+def test_each_call_of_a_shared_layer_is_judged():
+    model = Model()
+    model.layers[1] = model.layers[2] = model.layers[0]
+    report = parity.audit(model, *tokens())
+    assert [(row.path, row.calls) for row in report.layers] == [(LAYERS[0], 3)]
+
+
+def test_autocast_is_judged_in_the_dtype_that_is_computed_in():
+    with torch.autocast("cpu", torch.bfloat16):
+        report = parity.audit(Model(), *tokens())
+        wrong = parity.audit(Model(Interleaved), *tokens())
+    assert report
+    assert [row.path for row in wrong.wrong] == [LAYERS[1]]
+
+
+# What is true
+
+
+def test_weights_are_judged_by_a_checkpoint(tmp_path):
+    model, (ids, mask) = Model(), tokens()
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(model.config.to_json_string())
+    wrong = Model()
+    with torch.no_grad():
+        wrong.layers[1].self_attn.o_proj.weight[3, 5] += 0.5
+    renamed = {f"model.{name}": X for name, X in model.state_dict().items()}
+    for like in (tmp_path, str(tmp_path), tmp_path / "model.safetensors", model.state_dict(), renamed, model):
+        assert parity.audit(model, ids, mask, like=like)
+        report = parity.audit(wrong, ids, mask, like=like)
+        assert [row.path for row in report.wrong] == [LAYERS[1]]
+        assert "weights were not judged" not in str(report)
+    assert parity.audit(wrong, ids, mask)
+
+
+def test_the_configuration_of_the_checkpoint_counts(tmp_path):
+    model, other = Model(), small_llama.Config(rope_theta=500000.0)
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(other.to_json_string())
+    report = parity.audit(model, *tokens(), like=tmp_path)
+    assert len(report.wrong) == 3
+    assert "another base" in reasons(report)
+
+
+def test_a_layer_that_the_checkpoint_lacks_is_not_known():
+    arrays = {name: X for name, X in Model().state_dict().items() if "layers.1." not in name}
+    report = parity.audit(Model(), *tokens(), like=arrays)
+    assert verdicts(report) == dict(zip(LAYERS, ("same", "not known", "same"), strict=True))
+    assert not report
+
+
+@pytest.mark.parametrize(
+    ("like", "error", "words"),
+    [(3, TypeError, "like is a int"), ("/nowhere/at/all", FileNotFoundError, "nowhere"), ({}, ValueError, "no layer")],
+)
+def test_like_that_is_nothing_of_the_kind_is_refused(like, error, words):
+    with pytest.raises(error, match=words):
+        parity.audit(Model(), *tokens(), like=like)
+
+
+# What is not known, and what somebody says
+
+
+class Quantised(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.register_buffer("weight", (linear.weight.detach() * 16).to(torch.int8))
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) / 16).T
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.base_layer = linear
+        self.lora_A = torch.nn.Linear(linear.in_features, 2, bias=False)
+        self.lora_B = torch.nn.Linear(2, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (Quantised, "quantised"),
+        (Adapted, "adapted"),
+        (torch.nn.utils.parametrizations.weight_norm, "parametrised"),
+    ],
+    ids=["quantised", "adapted", "parametrised"],
+)
+def test_projections_that_are_no_plain_arrays_are_not_known(change, reason):
+    model = Model()
+    model.layers[1].self_attn.k_proj = change(model.layers[1].self_attn.k_proj)
+    report = parity.audit(model, *tokens())
+    assert verdicts(report) == dict(zip(LAYERS, ("same", "not known", "same"), strict=True))
+    assert reason in report.unknown[0].note
+    assert not report
+
+
+def test_a_layer_that_does_not_run_is_not_called():
+    model = Model()
+    model.layers[1].forward = lambda x, seen, past: (x, None)
+    report = parity.audit(model, *tokens())
+    assert report
+    assert verdicts(report)[LAYERS[1]] == "not called"
+    assert "1 not called" in str(report)
+
+
+def test_a_layer_that_runs_in_part_is_not_known():
+    class Fused(Attention):
+        def forward(self, x, seen, past=None):
+            self.q_proj(x)
+            return x, None
+
+    report = parity.audit(Model(Fused), *tokens())
+    assert verdicts(report)[LAYERS[1]] == "not known"
+    assert "only W_q" in report.unknown[0].note
+    assert not report
+
+
+class Another(torch.nn.Module):
+    """Attention without projections that are modules."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x):
+        return x + self.pool(x)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: torch.softmax(x @ x.transpose(1, 2), -1) @ x,
+        lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    ],
+    ids=["torch.softmax", "Tensor.softmax", "kernel"],
+)
+def test_attention_in_no_known_layer_is_listed(pool):
+    model = Model()
+    model.layers[2].mlp = Another(pool)
+    report = parity.audit(model, *tokens())
+    assert not report
+    assert [row.path for row in report.unknown] == ["layers.2.mlp"]
+    left_out = parity.audit(model, *tokens(), layers={"layers.2.mlp": None})
+    assert left_out
+    assert "1 left out" in str(left_out)
+
+
+def test_a_softmax_of_rows_is_a_note():
+    model = Model()
+    model.layers[2].mlp = Another(lambda x: torch.softmax(x.flatten(0, 1), -1).view_as(x))
+    report = parity.audit(model, *tokens())
+    assert report
+    assert "layers.2.mlp has a softmax of rows" in report.notes[0]
+
+
+def test_no_known_layer_is_an_error_that_lists_what_was_found():
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn.*model_type is 'roformer'.*layers="):
+        parity.audit(Model(model_type="roformer"), *tokens())
+    with pytest.raises(ValueError, match="none was found"):
+        parity.audit(torch.nn.Linear(3, 4), torch.ones(2, 3))
+
+
+TAUGHT = {"num_heads": 6, "causal": True, "rotary": mha.Rotary(10)}
+NAMES = {"W_q": "q_proj", "W_k": "k_proj", "W_v": "v_proj", "W_o": "o_proj"}
+
+
+@pytest.mark.parametrize(
+    "lesson", [NAMES | TAUGHT, {"scheme": "llama"} | TAUGHT], ids=["names of projections", "a scheme"]
+)
+def test_layers_are_taught(lesson):
+    for mistaken, wrong in ((Attention, []), (Interleaved, [LAYERS[1]])):
+        model = Model(mistaken)
+        del model.config
+        report = parity.audit(model, *tokens(), layers={"layers.*.self_attn": lesson})
+        assert [row.path for row in report.wrong] == wrong
+        assert {row.verdict for row in report.layers} <= {"same", "differs"}
+
+
+def test_packed_projections_are_taught():
+    names = {"W_q": "qkv", "W_k": "qkv", "W_v": "qkv", "W_o": "o_proj"}
+    report = parity.audit(Model(Plain), *tokens(), layers={LAYERS[1]: names | TAUGHT | {"num_key_value_heads": 2}})
+    assert report, report
+
+
+class Plain(torch.nn.Module):
+    """Attention whose queries, keys and values are packed in one projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o_proj = torch.nn.Linear(30, 100), torch.nn.Linear(60, 30)
+        self.inner = Attention()
+
+    def forward(self, x, seen, past=None):
+        q, k, v = self.qkv(x).split((60, 20, 20), -1)
+        inner = self.inner
+        q, k = (inner.turn(inner.split(X, heads), 0) for X, heads in ((q, 6), (k, 2)))
+        scores = inner.scores(q, inner.share(k)).masked_fill(~seen, -torch.inf)
+        pooled = torch.softmax(scores, -1).nan_to_num() @ inner.share(inner.split(v, 2))
+        return self.o_proj(inner.merge(pooled)), None
+
+
+def test_a_function_of_the_module_teaches_a_layer():
+    def layer(module):
+        arrays = {f"{name}.weight": getattr(module, name).weight for name in NAMES.values()}
+        return mha.from_native(arrays, scheme="llama", num_heads=6, rotary=mha.Rotary(10)), {"causal": True}
+
+    for mistaken, wrong in ((Attention, []), (Interleaved, [LAYERS[1]])):
+        report = parity.audit(Model(mistaken), *tokens(), layers={"layers.*.self_attn": layer})
+        assert [row.path for row in report.wrong] == wrong
+        assert {row.verdict for row in report.layers} <= {"same", "differs"}
+    assert report.mended.wrong == ()
+    with pytest.raises(TypeError, match="returns a int"):
+        parity.audit(Model(), *tokens(), layers={LAYERS[1]: lambda module: 3})
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "words"),
+    [
+        ({"blocks.*.attn": {}}, ValueError, "fits no module"),
+        ({LAYERS[0]: {"W_q": "q_proj"}}, ValueError, "has no W_k, W_v, W_o"),
+        ({LAYERS[0]: NAMES | {"heads": 3}}, ValueError, "'heads'"),
+        ({LAYERS[0]: NAMES | {"W_o": "out"}}, ValueError, "W_o='out'"),
+        ({LAYERS[0]: {"scheme": "llamma"}}, ValueError, "scheme"),
+        ({LAYERS[0]: 3}, TypeError, "a int"),
+        ([LAYERS[0]], TypeError, "layers is a list"),
+    ],
+)
+def test_what_is_taught_wrongly_is_refused(layers, error, words):
+    with pytest.raises(error, match=words):
+        parity.audit(Model(), *tokens(), layers=layers)
+
+
+# The report as data, and the model afterwards
+
+
+def test_a_wrong_layer_is_saved_as_a_case_file(tmp_path):
+    report = parity.audit(Model(Interleaved), *tokens())
+    report.first.save(tmp_path / "layer.safetensors")
+    case = parity.case_files.read(tmp_path / "layer.safetensors")
+    assert all(result.passed for result in parity.case_files.check(case, "numpy"))
+    right = Model().layers[1].self_attn.q_proj.weight.detach().numpy().T
+    assert np.array_equal(case.weights["W_q.kernel"], right)
+    with pytest.raises(ValueError, match="is same; only a layer that differs is saved"):
+        report.layers[0].save(tmp_path / "other.safetensors")
+
+
+def test_the_report_is_json():
+    found = json.loads(parity.audit(Model(Interleaved), *tokens()).to_json())
+    assert not found["same"]
+    assert found["first"] == LAYERS[1]
+    assert [row["verdict"] for row in found["layers"]] == ["same", "differs", "same"]
+    assert "interleaved" in found["layers"][1]["why"][0]
+    assert "the model's output moves" in found["mended"]
+
+
+def test_what_short_calls_do_not_show_is_said():
+    ids, _ = tokens(T=5)
+    report = parity.audit(Model(), ids)
+    assert "the table of angles is too short" in {one.mistake for one in report.unseen}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_stays_as_it_was(fails):
+    model, (ids, mask) = Model(Interleaved).train(), tokens()
+    before = {name: X.clone() for name, X in model.state_dict().items()}
+    torch.backends.mha.set_fastpath_enabled(False)
+    if fails:
+        model.layers[2].mlp.register_forward_hook(lambda *given: 1 / 0)
+    hooks = [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()]
+    try:
+        with pytest.raises(ZeroDivisionError) if fails else np.errstate():
+            parity.audit(model, ids, mask)
+        assert [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()] == hooks
+        assert not torch.backends.mha.get_fastpath_enabled()
+        assert model.training
+        assert all(torch.equal(X, before[name]) for name, X in model.state_dict().items())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("model", [3, "model", np.ones(3)])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TypeError, match=r"model is a|models of numpy"):
+        parity.audit(model, 1)
