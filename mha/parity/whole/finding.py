@@ -126,15 +126,15 @@ class Finder:
             return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=attends)
         attends, scheme, names, options = asked_of(lesson)
         if scheme is not None:
-            layer = (scheme, f"{path}.")
-            truth, own = self.truth, layer
+            layer, arrays = (scheme, f"{path}."), self.arrays
         else:
-            layer, own_arrays = renamed(self.arrays, path, names, module, self.modules)
-            truth, own = Truth(own_arrays, None, self.truth.said, True), layer
+            layer, arrays = renamed(self.arrays, path, names, self.modules)
             options = {"rotary": None} | options
+        truth = Truth(arrays, None, self.truth.said, True)
+        own: Layer | None = layer
         if not self.truth.own:
-            truth, own = self.truth, partner
-            options = {name: X for name, X in options.items() if name in lesson} if truth.config else options
+            truth, own = self.truth.for_taught(partner), partner
+            options = {name: X for name, X in options.items() if name in lesson or truth.config is None}
         packed = names and names["W_q"] == names["W_k"] == names["W_v"]
         parts = {role: (at, 3) for at, role in enumerate(("W_q", "W_k", "W_v"))} if packed else {}
         places = {role: Place(f"{path}.{name}", "oi", parts.get(role)) for role, name in names.items() if role in ROLES}

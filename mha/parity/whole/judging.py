@@ -110,7 +110,8 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
     asked = call_of("audit", lengths, given)._asdict()
     try:
         rows = None if rows is None or rows.all() else rows
-        return problem(attention, *(X.astype(kind) for X in inputs), asked, None, rows, False, angles=True)
+        queries, keys, values = (X.astype(kind) for X in inputs)
+        return problem(attention, queries, keys, values, asked, None, rows, False, angles=True)
     except (TypeError, ValueError) as error:
         raise UnknownError(f"the call does not fit the layer: {error}") from error
 

@@ -62,7 +62,7 @@ def called(lesson: Mapping[str, Any]) -> models.Attends:
 
 
 def renamed(
-    arrays: Mapping[str, Any], path: str, names: Mapping[str, str], module: Any, modules: Mapping[str, Any]
+    arrays: Mapping[str, Any], path: str, names: Mapping[str, str], modules: Mapping[str, Any]
 ) -> tuple[Layer, dict[str, np.ndarray]]:
     """The arrays of a taught layer by the names of a scheme, kernels (out, in), and that scheme with its prefix.
 

@@ -59,6 +59,15 @@ class Truth:
         length = tokens if self.grows else None
         return models.described(dict(self.config), *chosen, length)
 
+    def for_taught(self, chosen: Layer | None) -> "Truth":
+        """The same, without a configuration that does not describe this layer, which somebody describes by hand."""
+        try:
+            if chosen is not None:
+                self.options(chosen, 1)
+        except (TypeError, ValueError, OverflowError):
+            return Truth(self.arrays, None, self.said)
+        return self
+
     @property
     def grows(self) -> bool:
         """Whether the rotation may go by the length of the text."""
@@ -121,7 +130,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
 
 def config_of(model: Any) -> dict[str, Any] | None:
     """What a model of transformers says of itself, as it would be written beside its weights; None if nothing."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return json_text.parse(config.to_json_string()) if hasattr(config, "to_json_string") else None
 
 
