@@ -2,21 +2,20 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha import arrays, dispatch
 from mha.parity.whole.audit_report import AuditReport, LayerRow, Mended
-from mha.parity.whole.calls import UnknownError
+from mha.parity.whole.calls import CACHES, UnknownError
 from mha.parity.whole.finding import Finder, some
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.known import Known
 from mha.parity.whole.session import Session, Tap
 from mha.parity.whole.truth import Truth, opened, taps_of
 from mha.tables import number
-
 
 SMALL = 1e-3  # the share of a difference that rounding may leave
 
@@ -187,13 +186,23 @@ def nothing(rows: list[LayerRow], finder: Finder) -> str:
     )
 
 
-def moved(before: Any, after: Any) -> dict[str, float]:
-    """How far the arrays that a model returned differ, by their names; those that do not are left out."""
+def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
+    """How far the arrays that a model returned differ, by their names; those that do not are left out.
+
+    masks: what the model was given, (B, T): where one of it is 0 or 1 everywhere, rows of 0 do not count.
+    """
     found = {}
     for name, X in outputs_of(before).items():
         Y = outputs_of(after).get(name)
-        if Y is not None and X.shape == Y.shape and (far := float(np.abs(X - Y).max(initial=0.0))):
-            found[name] = far
+        if Y is None or X.shape != Y.shape:
+            continue
+        far = np.abs(X - Y)
+        for mask in map(arrays.to_numpy, masks):
+            if mask.shape == X.shape[:2] and np.isin(mask, (0, 1)).all() and mask.any():
+                far = far[mask.astype(bool)]
+                break
+        if far.max(initial=0.0):
+            found[name] = float(far.max())
     return found
 
 
@@ -202,7 +211,8 @@ def explained(taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: 
     if not callable(like):
         return ""
     right = taps.call(like, *args, **kwargs)
-    apart, left = (max(moved(right, X).values(), default=0.0) for X in (before, after))
+    padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
+    apart, left = (max(moved(right, X, padding).values(), default=0.0) for X in (before, after))
     if left <= SMALL * apart:
         return f"it explains all of the difference from {type(like).__name__}"
     return (
@@ -217,7 +227,7 @@ def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
         return {name: X.astype(np.float64)} if X.dtype.kind in "fV" else {}
     named = {}
     if isinstance(output, Mapping):
-        named = dict(output.items())
+        named = {key: X for key, X in output.items() if key not in CACHES}
     elif isinstance(output, (tuple, list)):
         named = {f"{name}[{at}]": X for at, X in enumerate(output)}
     found: dict[str, np.ndarray] = {}
