@@ -59,7 +59,7 @@ def test_what_mending_moves_is_what_the_mistake_moved():
     assert report.mended.paths == (LAYERS[1],)
     assert report.mended.wrong == ()
     assert report.mended.moved["logits"] >= 0.99 * float(far)
-    assert "no other layer is wrong" in str(report)
+    assert "no other layer is wrong" in str(report.mended)
 
 
 def test_what_is_left_of_the_difference_is_said():
