@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-import mha
+from mha import arrays as of_any
 from mha.parity.whole.sinks import Sink
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
@@ -150,15 +150,14 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         padding = padding < LOW
     hidden = None if padding is None else padding[:, None, None]  # (B, 1, 1, K)
     if pairs is not None:
-        pairs = (
-            pairs.unflatten(0, (-1, module.num_heads)) if pairs.ndim == 3 else pairs[None, None]
-        )  # (B or 1, H or 1, Q, K)
+        pairs = pairs[None] if pairs.ndim == 2 else pairs.unflatten(0, (-1, module.num_heads))
+        pairs = pairs[:, None] if pairs.ndim == 3 else pairs  # (B or 1, H or 1, Q, K)
         if pairs.dtype is not torch.bool:
-            found["score_bias"] = mha.to_numpy(pairs.double().clamp(min=LOW) * (pairs > LOW))
+            found["score_bias"] = of_any.to_numpy(pairs.double().clamp(min=LOW) * (pairs > LOW))
             pairs = pairs <= LOW
         hidden = pairs if hidden is None else hidden | pairs
     if hidden is not None:
-        found["mask"] = mha.to_numpy(~hidden)
+        found["mask"] = of_any.to_numpy(~hidden)
     if turn:
         return found, lambda X: back(X.swapaxes(0, 1))
     return found, back
@@ -166,4 +165,4 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 def alike(X: Any, output: Any) -> Any:
     """An array of NumPy as one of PyTorch, of the shape, the dtype and at the device of another one."""
-    return torch.as_tensor(X, dtype=output.dtype, device=output.device).reshape(output.shape)
+    return torch.as_tensor(X, dtype=output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), or as it was

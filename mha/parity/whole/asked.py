@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import mha
+from mha import arrays, positions
 from mha.config import Config
 from mha.parity.whole.calls import ModelCall, UnknownError
 from mha.parity.whole.truth import Truth
@@ -122,11 +122,11 @@ def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, 
     """The bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
     H = config.num_heads
     if attends.bias.startswith("alibi"):
-        slopes = mha.alibi(H, K, dtype="float64")
+        slopes = positions.alibi(H, K, dtype="float64")
         return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
-    table = np.asarray(mha.to_numpy(truth.arrays[table_of(truth, path)])).astype(np.float64)  # (buckets, H)
+    table = np.asarray(arrays.to_numpy(truth.arrays[table_of(truth, path)])).astype(np.float64)  # (buckets, H)
     said = truth.config or {}
-    buckets = mha.t5_buckets(
+    buckets = positions.t5_buckets(
         Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
         max_distance=said.get("relative_attention_max_distance", 128),
     )  # fmt: skip
