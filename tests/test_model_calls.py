@@ -25,8 +25,8 @@ ALIKE = {
     "clap_text_model data2vec-audio data2vec-text distilbert dpr electra ernie flaubert hubert layoutlm markuplm "
     "megatron-bert mobilebert rembert roberta roberta-prelayernorm roc_bert sew siglip2_text_model siglip_text_model "
     "splinter tapas tipsv2_text_model unispeech unispeech-sat visual_bert wav2vec2 xlm xlm-roberta xlm-roberta-xl",
-    FORWARD: "aimv2_text_model biogpt clip_text_model clipseg_text_model gpt-sw3 gpt2 groupvit_text_model imagegpt "
-    "metaclip_2_text_model openai-gpt opt owlv2_text_model owlvit_text_model trocr xclip_text_model xglm",
+    FORWARD: "aimv2_text_model biogpt clip_text_model clipseg_text_model gpt-sw3 gpt2 gpt_neo gptj groupvit_text_model "
+    "imagegpt metaclip_2_text_model openai-gpt opt owlv2_text_model owlvit_text_model trocr xclip_text_model xglm",
     UNPADDED: "aimv2_vision_model altclip_vision_model audio-spectrogram-transformer beit chinese_clip_vision_model "
     "clip_vision_model clipseg_vision_model data2vec-vision deit dinov2 dinov2_with_registers dpt git_vision_model "
     "ijepa metaclip_2_vision_model owlv2_vision_model owlvit_vision_model pixio siglip_vision_model vit vit_mae "
@@ -59,8 +59,9 @@ def test_every_plain_kind_is_a_case_above():
 
 
 @pytest.mark.parametrize(("scheme", "kind"), [(scheme, kind) for scheme in ("llama", "phi3") for kind in KINDS[scheme]])
-def test_models_that_rotate_positions_are_decoders_and_pictures_are_not(scheme, kind):
-    how = UNPADDED if kind in NOT_ROTATING else FORWARD
+def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictures(scheme, kind):
+    encoders = ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3")
+    how = UNPADDED if kind in NOT_ROTATING else BOTH if kind in encoders else FORWARD
     assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
 
 
@@ -174,7 +175,7 @@ def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
     ("model", "scheme", "text"),
     [
         ({"model_type": "roformer"}, "bert", "model_type is 'roformer', expected one of bert, bert-generation, "),
-        ({"model_type": "stablelm"}, "llama", "model_type is 'stablelm', expected one of llama, mistral, "),
+        ({"model_type": "diffllama"}, "llama", "model_type is 'diffllama', expected one of llama, mistral, "),
         ({}, "bert", "model_type is 'None', expected one of bert, "),
         ({"model_type": "vit"}, "timm", "scheme is 'timm', expected one of bert, distilbert, vit, gpt2, opt, llama, "),
     ],

@@ -170,7 +170,7 @@ REFUSED = {
     "no rotation": (LLAMA, {"rotary": None}, "not None; leave it out"),
     "other window": ({"model_type": "mistral"}, {"window": (4096, 0)}, "says window=(4095, 0), not (4096, 0)"),
     "no kind": ({}, {}, "model_type is 'None', expected one of llama, mistral, ministral3, qwen2, qwen3, gemma, gem"),
-    "another kind": ({"model_type": "stablelm"}, {}, "model_type is 'stablelm', expected one of llama, "),
+    "another kind": ({"model_type": "diffllama"}, {}, "model_type is 'diffllama', expected one of llama, "),
     "no heads": ({"model_type": "llama", "num_attention_heads": None}, {}, "num_attention_heads is None"),
     "heads in quotes": ({"model_type": "llama", "num_attention_heads": "4"}, {}, "num_attention_heads is '4'"),
     "more of a rotation": (

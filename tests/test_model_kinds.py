@@ -61,7 +61,9 @@ def test_a_kind_is_known_with_the_heads_that_it_has_by_default(scheme, kind, hea
 
 
 def test_every_kind_is_a_case_above():
-    assert sorted((scheme, kind) for scheme, kind, _ in CASES) == sorted((s, kind) for s in PLAIN for kind in PLAIN[s])
+    others = [("opt", "gptj"), ("opt", "gpt_neo")]  # below
+    cases = [*others, *((scheme, kind) for scheme, kind, _ in CASES)]
+    assert sorted(cases) == sorted((scheme, kind) for scheme in PLAIN for kind in PLAIN[scheme])
 
 
 VITS = HEADS["vit"][12].split() + HEADS["vit"][16].split()
@@ -79,7 +81,7 @@ OTHERS = {
     "distilbert": "bert",
     "vit": "mobilevit",
     "gpt2": "gpt_bigcode",
-    "opt": "wavlm gpt_neo gptj mvp led pegasus_x bigbird_pegasus speecht5 clip",
+    "opt": "wavlm mvp led pegasus_x bigbird_pegasus speecht5 clip",
 }
 
 
@@ -170,6 +172,49 @@ def test_the_decoder_of_a_masked_autoencoder_has_heads_of_its_own():
     for prefix, heads in (("vit.encoder.layer.1.attention.", 3), ("decoder.decoder_layers.1.attention.", 2), ("", 3)):
         assert models.described(model, "vit", prefix) == {"num_heads": heads}
     assert models.described({"model_type": "vit_mae"}, "vit", "decoder.decoder_layers.1.") == {"num_heads": 16}
+
+
+def test_positions_of_gpt_j_rotate():
+    found = models.described({"model_type": "gptj"}, "opt", "h.1.attn.")
+    assert found == {"num_heads": 16, "key_dim": 256, "rotary": mha.Rotary(64, interleaved=True)}
+    said = {"model_type": "gptj", "n_head": 3, "n_embd": 15, "rotary_dim": 4}
+    found = models.described(said, "opt", "h.1.attn.")
+    assert found == {"num_heads": 3, "key_dim": 5, "rotary": mha.Rotary(4, interleaved=True)}
+    with pytest.raises(TypeError, match="rotary_dim is None"):
+        models.described(said | {"rotary_dim": None}, "opt", "h.1.attn.")
+
+
+def test_some_layers_of_gpt_neo_have_a_window_and_none_has_a_scale():
+    told = {"num_heads": 3, "window_size": 5, "attention_types": [[["local", "global"], 1], [["local"], 2]]}
+    default = {"num_heads": 16, "window_size": 256, "attention_types": [[["global", "local"], 12]]}
+    for model, windows in ((told, (4, None, 4, 4)), (default, (None, 255, None, 255)), ({}, (None, 255))):
+        for layer, left in enumerate(windows):
+            found = models.described({"model_type": "gpt_neo"} | model, "opt", f"h.{layer}.attn.attention.")
+            window = None if left is None else (left, 0)
+            assert found == {"num_heads": model.get("num_heads", 16), "scale": 1.0, "window": window}
+    with pytest.raises(ValueError, match="attention_types has None for layer 4, expected global or local"):
+        models.described({"model_type": "gpt_neo"} | told, "opt", "h.4.attn.attention.")
+
+
+def test_biases_and_buffers_of_gpt_neo_are_its_own(tmp_path):
+    model = {"model_type": "gpt_neo", "num_heads": 3}
+    _, _, named = written(tmp_path, "opt", model, **{"a.bias": np.ones((1, 1, 7, 7), "bool")})
+    kept = {f"h.1.{name}": X for name, X in named.items() if name in ("a.bias", "a.out_proj.bias") or "weight" in name}
+    safetensors.numpy.save_file(kept, tmp_path / "model.safetensors")
+    layer = mha.load(tmp_path / "model.safetensors", "numpy")
+    assert (layer.config.scale, layer.config.window) == (1.0, (255, 0))
+    again = mha.load(tmp_path / "model.safetensors", "numpy", scale=1, window=(255, 0))
+    assert again.config == layer.config
+    assert not layer.weights["W_q.bias"].any()
+    assert layer.weights["W_o.bias"].all()
+
+
+def test_what_is_known_may_be_said_again(tmp_path):
+    path, _, _ = written(tmp_path, "opt", {"model_type": "gptj", "n_head": 3, "n_embd": 15, "rotary_dim": 4})
+    rotary = mha.Rotary(4, interleaved=True)
+    assert mha.load(path, "numpy", rotary=rotary).config.rotary == rotary
+    with pytest.raises(ValueError, match=r"says rotary=Rotary\(dim=4, .*, not None; leave it out"):
+        mha.load(path, "numpy", rotary=None)
 
 
 CLIP = {

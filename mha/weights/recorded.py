@@ -28,7 +28,7 @@ def joined(
     if num_heads is not None and "num_heads" in recorded and checks.size(heads, num_heads) != recorded["num_heads"]:
         raise ValueError(f"{where}, which says {recorded['num_heads']} heads, but {heads} is {num_heads}; leave it out")
     for name, value in given.items():
-        if name in recorded and not _same(value, recorded[name], recorded["key_dim"]):
+        if name in recorded and not _same(value, recorded[name], recorded.get("key_dim", 0)):
             there = said.setting(**{name: recorded[name]})
             raise ValueError(f"{where}, which says {there}, not {value!r}; leave it out")
     options = dict(given) | dict(recorded)

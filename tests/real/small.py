@@ -19,7 +19,8 @@ SIZES |= {
     "vocab_size": 99, "d_kv": 8, "head_dim": 8, "num_key_value_heads": 4, "image_size": 32, "patch_size": 8,
     "num_mel_bins": 16, "input_feat_per_channel": 16, "max_source_positions": 30, "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2, "conv_dim": [32] * 7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "num_experts": 2, "num_frames": 4,
+    "num_experts": 2, "num_experts_per_tok": 1, "num_frames": 4, "rotary_dim": 4, "window_size": 4,
+    "attention_types": [[["global", "local"], 1]],
 }  # fmt: skip
 TOLD = {"big_bird": {"attention_type": "original_full"}}
 TOLD |= {"sew": {"conv_dim": [32] * 13}, "audio-spectrogram-transformer": {"max_length": 64, "patch_size": 16}}

@@ -91,11 +91,12 @@ def test_biases_are_added_where_we_say(kind, count):
 
 
 ROTATED = ["llama", "qwen3", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo2", "phi3", "gpt_neox", "falcon"]
+ROTATED += ["stablelm", "nemotron", "qwen2_moe", "aria_text", "eurobert", "gte", "nomic_bert", "jina_embeddings_v3"]
 
 
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("kind", ROTATED)
-def test_models_that_rotate_positions_are_called_as_decoders(kind):
+def test_models_that_rotate_positions_are_called_as_we_say(kind):
     assert_called_so(small.model(small.configuration(kind)), 2)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mha.names import SchemeName
 from mha.weights.models import parts, plain
-from mha.weights.models.kinds import KINDS, kind_of
+from mha.weights.models.kinds import ENCODERS, KINDS, kind_of
 
 _TOKENS, _OF_DECODER, _OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
 _CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"}
@@ -58,8 +58,9 @@ def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
 
 _PATTERNS: dict[str, _Pattern] = {
     **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"]),
-    **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.TROCRS),
+    **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS),
     **_all(_ENCODER, plain.EITHER, plain.BERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS),
+    **_all(_ENCODER, ENCODERS),
     **_all(_VISION, plain.VITS, plain.OTHER_VITS, plain.CLIP_PICTURES),
     **_all(_SEQ2SEQ, plain.BARTS, plain.SPEECH2TEXTS, KINDS["t5"]),
     **_all(_WHISPER, plain.WHISPERS),

@@ -41,7 +41,8 @@ LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of thi
 WIDEST = 2**16  # head_dim; its frequencies are computed before the arrays are read
 
 # Names of numbers of heads; in a file without a kind, the first one counts.
-_HEADS = "num_attention_heads", "n_head", "n_heads", "attention_heads", *STACKS, "decoder_num_attention_heads"
+_HEADS: tuple[str, ...] = ("num_attention_heads", "n_head", "n_heads", "attention_heads", "num_heads")
+_HEADS += (*STACKS, "decoder_num_attention_heads")
 # Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
@@ -109,6 +110,12 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
     if not rotates and scheme != "t5":
         heads = _heads(model, defaults, prefix)
         found = {} if heads is None else {"num_heads": checks.size("num_attention_heads", heads)}
+        if kind == "gptj":
+            dim, width = (checks.size(name, (defaults | model)[name]) for name in ("rotary_dim", "n_embd"))
+            return found | {"key_dim": width // found["num_heads"], "rotary": Rotary(dim, interleaved=True)}
+        if kind == "gpt_neo":
+            local = layers.local(defaults | model, prefix)
+            return found | {"scale": 1.0, "window": (local - 1, 0) if local else None}
         return found | {"rotary": None} if scheme == "llama" else found
     if model.get("rope_parameters") is None:
         model = {name: value for name, value in model.items() if name != "rope_parameters"}

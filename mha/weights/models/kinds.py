@@ -109,7 +109,17 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "seed_oss": {"num_key_value_heads": 8, "head_dim": 128, "attention_out_bias": False},
     "solar_open": {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6},
     "nanochat": {"num_attention_heads": 6, "num_key_value_heads": None, "rms_norm_eps": 1e-6},
+    "stablelm": {"num_key_value_heads": 32, "partial_rotary_factor": 0.25},
+    "nemotron": {"num_key_value_heads": None, "partial_rotary_factor": 0.5},
+    "qwen2_moe": _QWEN | {"num_key_value_heads": 16},
+    "aria_text": {},
+    "eurobert": {"num_key_value_heads": None},
+    "gte": {"rope_theta": 160000.0},
+    "nomic_bert": {"rope_theta": 1000.0},
+    "jina_embeddings_v3": {"rope_theta": 20000.0},
 }
+# Encoders: their tokens see later ones, too.
+ENCODERS = "eurobert", "gte", "nomic_bert", "jina_embeddings_v3"
 NOT_ROTATING = tuple(VITS)  # as modules, they have LLaMA's names; in files, those of scheme "vit"
 _PACKED: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
@@ -129,7 +139,7 @@ _BIASED: dict[str, dict[str, Any]] = {
 KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = PLAIN | {
     "llama": _LLAMA | VITS,
     "neox": _PACKED,
-    "phi3": {"phi3": _PHI3},
+    "phi3": {"phi3": _PHI3, "gte": _LLAMA["gte"]},  # as a module, GTE has LLaMA's names
     "t5": _BIASED,
 }
 
@@ -155,7 +165,9 @@ INTERLEAVED: tuple[str, ...] = ("cohere", "cohere2", "cohere2_moe", "glm", "glm4
 INTERLEAVED += ("ernie4_5", "ernie4_5_moe", "helium")  # the two components of a pair are neighbours
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"}
-SHARES |= dict.fromkeys(("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", *GATED), "partial_rotary_factor")
+SHARES |= dict.fromkeys(
+    ("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", "stablelm", "nemotron", *GATED), "partial_rotary_factor"
+)
 # What a file that lacks a name says by that, and is looked at as if it was there.
 UNSAID: dict[str, dict[str, Any]] = {"big_bird": {"attention_type": "block_sparse"}}
 # What a name says in files of a kind, and says nothing by it.

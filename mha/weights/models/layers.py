@@ -82,6 +82,16 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
     return checks.chunk(model["attention_chunk_size"]) if turns else None
 
 
+def local(model: dict[str, Any], prefix: str) -> int | None:
+    """The window of the layer with this prefix of a GPT-Neo, None = it has none; ValueError if the model lacks it."""
+    types = [kind for kinds, count in model["attention_types"] for _ in range(count) for kind in kinds]
+    at = _number(prefix, "have a window")
+    recorded = types[at] if at < len(types) else None
+    if recorded not in ("global", "local"):
+        raise ValueError(f"attention_types has {reprlib.repr(recorded)} for layer {at}, expected global or local")
+    return checks.size("window_size", model["window_size"]) if recorded == "local" else None
+
+
 def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
     """What a Gemma 4 says of the layer with this prefix: layers without a window have heads of another width.
 
@@ -144,7 +154,7 @@ def _dense(model: dict[str, Any], at: int) -> bool:
 
 def _number(prefix: str, what: str) -> int:
     """The number of the layer with this prefix; what: some layers of its model do."""
-    number = re.search(r"(?:^|\.)layers\.(\d+)\.", prefix)
+    number = re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.", prefix)
     if number is None:
         raise ValueError(f"some layers {what}, and prefix {prefix!r} has no layers.NUMBER to say which layer it is")
     return int(number[1])

@@ -1,4 +1,4 @@
-"""The kinds of models whose attention is plain: how many heads they have if `config.json` does not say it.
+"""The kinds of models whose attention is plain, or almost: how many heads they have if `config.json` does not say it.
 
 The kinds of a group are called in the same way. In a row are the names that a kind has for numbers of heads. The first
 one may also be called `num_attention_heads`.
@@ -38,6 +38,10 @@ CLIP_TEXTS = _rows("num_attention_heads", {
     "metaclip_2_text_model": 8, "owlv2_text_model": 8, "owlvit_text_model": 8, "xclip_text_model": 8,
 })  # fmt: skip
 OPTS = _rows("num_attention_heads", {"biogpt": 16, "opt": 12}) | _rows("attention_heads", {"xglm": 16})
+# Decoders with OPT's names, but not quite as plain: positions rotate; some layers have a window, and scores no scale.
+GPT_JS: Rows = {"gptj": {"n_head": 16, "n_embd": 4096, "rotary_dim": 64}}
+GPT_NEOS: Rows = {"gpt_neo": {"num_heads": 16, "window_size": 256, "attention_types": [[["global", "local"], 12]]}}
+GPT_NEOS["gpt_neo"]["attention_layers"] = None  # which says the types again
 TROCRS = _rows("decoder_attention_heads", {"trocr": 16})
 # An encoder and a decoder: of texts; of speech.
 BARTS: Rows = {kind: dict.fromkeys(STACKS, count) for kind, count in {
@@ -68,5 +72,15 @@ PLAIN: dict[SchemeName, Rows] = {
     "distilbert": DISTILBERTS | XLMS,
     "vit": VITS | OTHER_VITS,
     "gpt2": GPTS,
-    "opt": OPTS | SIGLIPS | CLIP_TEXTS | TROCRS | BARTS | WHISPERS | SPEECH2TEXTS | CLIP_PICTURES | WAV2VECS,
+    "opt": OPTS
+    | GPT_JS
+    | GPT_NEOS
+    | SIGLIPS
+    | CLIP_TEXTS
+    | TROCRS
+    | BARTS
+    | WHISPERS
+    | SPEECH2TEXTS
+    | CLIP_PICTURES
+    | WAV2VECS,
 }

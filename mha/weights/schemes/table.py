@@ -249,9 +249,10 @@ SCHEMES: dict[SchemeName, Scheme] = {
         config=HUGGING_FACE,
     ),
     "opt": Scheme(
-        "OPT, BART, CLIP, Whisper, Marian",
+        "OPT, BART, CLIP, Whisper, Marian, GPT-J, GPT-Neo",
         _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
-        biases=(("W_q", "W_v", "W_o"),),  # Whisper
+        biases=(("W_q", "W_v", "W_o"), ("W_o",)),  # Whisper; GPT-Neo
+        buffers=("bias", "masked_bias"),  # the causal order, written down
         config=HUGGING_FACE,
     ),
 }
