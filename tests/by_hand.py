@@ -167,23 +167,6 @@ def taken(kernels=None, biases=None):
     return port(project=project)
 
 
-def cut(stored, read):
-    """Weights of one array whose columns are stored in one order and read in another: r role, h head, c component."""
-
-    def change(name, X, weights, config):
-        role, kind = name.split(".")
-        if role not in PROJECTIONS[:3]:
-            return X
-        sizes = {"r": 3, "h": config.num_heads, "c": config.key_dim}
-        columns = [dict(zip(stored, at, strict=True)) for at in np.ndindex(*(sizes[one] for one in stored))]
-        places = [dict(zip(read, at, strict=True)) for at in np.ndindex(*(sizes[one] for one in read))]
-        mine = [column for column, place in zip(columns, places, strict=True) if PROJECTIONS[place["r"]] == role]
-        return np.stack([weights[f"{PROJECTIONS[one['r']]}.{kind}"][..., one["h"] * sizes["c"] + one["c"]]
-                         for one in mine], -1)  # fmt: skip
-
-    return weight(change)
-
-
 def split_pooled(self, pooled):
     return pooled.swapaxes(0, 1)  # (H, B, Q, d)
 
@@ -399,14 +382,3 @@ def of_distance(sign, Q, K, offset):
     table[:, : 50 - (Q - 1) - offset] = table[:, 50 - (Q - 1) - offset][:, None]
     places = [[50 + sign * (j - i - offset) for j in range(K)] for i in range(Q)]
     return np.array([[[[row[place] for place in places[i]] for i in range(Q)] for row in table]])  # (1, 4, Q, K)
-
-
-SLOPES = {
-    "as of a power of 2": [2 ** (-8 * h / 6) for h in range(1, 7)],
-    "with every other slope last": [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8],
-}
-
-
-def of_slopes(slopes):
-    """ALiBi's bias (1, 6, 1, 7)."""
-    return np.array([[[[slope * j for j in range(7)]] for slope in slopes]])

@@ -78,7 +78,7 @@ CALLS = (
     Call(SQUARE | {"window": (2, 1)}, {"valid_lens": [4, 0, 6], "causal": True}),
     Call(SQUARE, {"mask": SQUARE_MASK}, num_queries=7),
     Call(SQUARE, {"score_bias": BUCKETS.transpose(2, 0, 1)[None]}),
-    Call(SQUARE | {"num_heads": 6}, {"score_bias": mha.alibi(6, 7)}),
+    Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2}, {"score_bias": mha.alibi(6, 7)}),
     Call(SQUARE | {"num_heads": 6}, {"score_bias": (SLOPES[:, None, None] * np.arange(7))[None]}),
     Call(MODERN | {"rotary": ROTARY, "window": None, "qk_norm": None}, {"offset": [8300, 4200, 900]}),
     Call(SQUARE, {"valid_lens": [1031, 90, 300]}, num_keys=1031),

@@ -5,6 +5,7 @@ from functools import partial
 
 import by_hand
 import numpy as np
+import twins_of_packs_and_slopes
 import twins_of_sinks_and_gates
 from by_hand import (
     PROJECTIONS,
@@ -70,7 +71,7 @@ ORDERS = {
 }  # of packed arrays
 QK, KV = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 QKV = PROJECTIONS[:3]
-TWINS = {**twins_of_sinks_and_gates.TWINS}
+TWINS = {**twins_of_sinks_and_gates.TWINS, **twins_of_packs_and_slopes.TWINS}
 add = partial(by_hand.add, TWINS)
 
 # NaN
@@ -98,8 +99,6 @@ for order, names in ORDERS.items():
     if names["W_k"] == "W_k" or all(a != b for a, b in names.items()) or order.split(", ")[1] == "W_k":
         add("packed kernels in another order", lengths, **{order: taken(names, names)})
 
-add("packed heads are cut as packed kernels", lengths, by_hand.cut("hrc", "rhc"),
-    **{"the other way": by_hand.cut("rhc", "hrc")})  # fmt: skip
 for times in of_weights.TIMES:
     add("W_o.bias is added several times", lengths, **{
         f"{times} times": weight(lambda name, X, *_, n=times: sum([X] * n) if name == "W_o.bias" else X)})  # fmt: skip
@@ -175,9 +174,6 @@ add("the bias is ignored", modern, argument(score_bias=None))
 add("the bias has the other sign", modern, argument(score_bias=-BIAS))
 add("the distance of the bias has the other sign", buckets, argument(score_bias=by_hand.of_distance(-1, 5, 7, 2)))
 add("the bias is repeated over the batch, not tiled", modern, argument(score_bias=by_hand.repeated_bias(BIAS)))
-for how, other in zip(by_hand.SLOPES, reversed(by_hand.SLOPES), strict=True):
-    case = Case(PLAIN | {"num_heads": 6}, {"score_bias": by_hand.of_slopes(by_hand.SLOPES[other])})
-    add("another rule of ALiBi's slopes", case, **{how: argument(score_bias=by_hand.of_slopes(by_hand.SLOPES[how]))})
 
 # What hides keys
 

@@ -45,34 +45,53 @@ def repeated(plan: Plan) -> Plan | None:
     return replace(plan, score_bias=np.repeat(X[0], B, 0).reshape(B, *X.shape[1:]))  # (B, H, Q or 1, K or 1)
 
 
-def slopes_of_paper(H: int) -> Array:
-    """Return ALiBi's slopes: those of the next lower power of 2, then every other one of the next."""
+def slopes_of_paper(H: int, first: int = 1) -> Array:
+    """Return ALiBi's slopes: those of the next lower power of 2, then every other one of the next.
+
+    first: of the numbers that the heads have.
+    """
     power = 2 ** int(np.log2(H))
-    return np.array([2 ** (-8 * (h + 1) / power) for h in range(power)]
-                    + [2 ** (-4 * (2 * h + 1) / power) for h in range(H - power)])  # fmt: skip
+    return np.array([2 ** (-8 * (h + first) / power) for h in range(power)]
+                    + [2 ** (-4 * (2 * h + first) / power) for h in range(H - power)])  # fmt: skip
 
 
-def slopes_of_number(H: int) -> Array:
+def slopes_of_number(H: int, first: int = 1) -> Array:
     """Return the slopes by the formula for powers of 2."""
-    return 2 ** (-8 * np.arange(1, H + 1) / H)
+    return 2 ** (-8 * np.arange(first, H + first) / H)
 
 
-RULES = {"as of a power of 2": slopes_of_number, "with every other slope last": slopes_of_paper}
+Rule = Callable[..., Array]
+RULES: dict[str, Rule] = {"as of a power of 2": slopes_of_number, "with every other slope last": slopes_of_paper}
+
+
+def resloped(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan | None:
+    """Take other slopes, if the bias goes by a rule of ALiBi's; slopes: from this rule to those, or None."""
+    X, H = plan.score_bias, plan.heads
+    if X is None or X.shape[1] != H or H == 1:
+        return None
+    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X, 0).astype(np.float64)
+    for rule in RULES.values():
+        by_slope = wide / rule(H)[:, None, None]  # (B or 1, H, Q or 1, K)
+        far = np.abs(by_slope - by_slope[:, :1]).max(initial=0)
+        if far <= ALIKE * np.abs(by_slope).max(initial=0) and wide.any() and (other := slopes(rule, plan)) is not None:
+            return replace(plan, score_bias=np.where(seen, by_slope * other[:, None, None], X).astype(X.dtype))
+    return None
 
 
 def of_slopes(name: str, plan: Plan) -> Plan | None:
     """Take ALiBi's slopes by another rule, if the bias goes by one, and their number is no power of 2."""
-    X, H = plan.score_bias, plan.heads
-    if X is None or X.shape[1] != H or H & (H - 1) == 0:
-        return None
-    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X, 0).astype(np.float64)
-    for other, rule in RULES.items():
-        by_slope = wide / rule(H)[:, None, None]  # (B or 1, H, Q or 1, K)
-        far = np.abs(by_slope - by_slope[:, :1]).max(initial=0)
-        if other != name and far <= ALIKE * np.abs(by_slope).max(initial=0) and wide.any():
-            changed = np.where(seen, by_slope * RULES[name](H)[:, None, None], X)
-            return replace(plan, score_bias=changed.astype(X.dtype))
-    return None
+    H, other = plan.heads, RULES[name]
+    return resloped(lambda rule, plan: None if rule is other or H & (H - 1) == 0 else other(H), plan)
+
+
+def of_half(rule: Rule, plan: Plan) -> Array | None:
+    """Return the slopes of half as many heads, twice; None if the heads cannot be halved."""
+    return None if plan.heads % 2 else np.tile(rule(plan.heads // 2), 2)
+
+
+def of_keys(rule: Rule, plan: Plan) -> Array | None:
+    """Return the slopes of the heads of keys, each for the heads of queries that share it; None if none is shared."""
+    return None if plan.groups == plan.heads else np.repeat(rule(plan.groups), plan.heads // plan.groups)
 
 
 OF_BIASES = (
@@ -91,4 +110,13 @@ OF_BIASES = (
             one(repeated)),
     Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2", ("scores",),
             {how: partial(of_slopes, how) for how in RULES}),
+    Mistake("ALiBi's slopes of other heads", "or of another number of heads, as where each of several devices makes "
+            "its own", ("scores",),
+            {how: partial(resloped, slopes) for how, slopes in {
+                "reversed": lambda rule, plan: rule(plan.heads)[::-1],
+                "one head further": lambda rule, plan: rule(plan.heads, 2),
+                "one head back": lambda rule, plan: rule(plan.heads, 0),
+                "of half as many heads, again": of_half,
+                "of twice as many heads": lambda rule, plan: rule(2 * plan.heads)[:plan.heads],
+                "of the heads of keys": of_keys}.items()}),
 )  # fmt: skip

@@ -62,20 +62,27 @@ def bias_again(times: int | None, plan: Plan) -> Plan | None:
     return with_weights(plan, {"W_o.bias": bias * bias.dtype.type(plan.heads if times is None else times)})
 
 
-def by_heads(stored: bool, plan: Plan) -> Plan | None:
-    """Cut one array of Q, K and V of each head, (H, 3, d), as if it were (3, H, d); stored: False = the other way."""
-    H, width = plan.heads, plan.weights["W_q.kernel"].shape[-1]
+def by_groups(stored: bool, kinds: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Cut one array of Q, K and V, packed group by group, (G, H / G + 2, d), as if all of Q came first, then K, then V.
+
+    stored: False = the other way.
+    """
+    H, G = plan.heads, plan.groups
+    width = plan.weights["W_q.kernel"].shape[-1] // H
+    q, k, v = np.arange(H), np.arange(H, H + G), np.arange(H + G, H + 2 * G)  # the heads in the order of Q, K, V
+    packed = np.concatenate([q.reshape(G, -1), k[:, None], v[:, None]], 1).ravel()  # (H + 2G,), group by group
+    order = packed if stored else np.argsort(packed)
     changed: dict[str, Array | None] = {}
-    for kind in ("kernel", "bias"):
+    for kind in kinds:
         arrays = [plan.weights.get(f"{name}.{kind}") for name in QKV]
         given = [X for X in arrays if X is not None]
-        if given and (len(given) < 3 or len({X.shape for X in given}) > 1):
+        expected = [(*given[0].shape[:-1], heads * width) for heads in (H, G, G)] if given else []
+        if [X.shape for X in given] != expected:
             return None
         if given:
-            packed = np.stack([X.reshape(*X.shape[:-1], H, width // H) for X in given], -2 if stored else -3)
-            packed = packed.reshape(*packed.shape[:-3], *((3, H) if stored else (H, 3)), width // H)
-            packed = packed if stored else packed.swapaxes(-2, -3)  # (..., 3, H, d)
-            changed |= {f"{name}.{kind}": packed[..., at, :, :].reshape(given[0].shape) for at, name in enumerate(QKV)}
+            heads = np.concatenate([X.reshape(*X.shape[:-1], -1, width) for X in given], -2)  # (..., H + 2G, d)
+            cut = np.split(heads[..., order, :], [H, H + G], -2)  # (..., H or G, d)
+            changed |= {f"{name}.{kind}": Y.reshape(X.shape) for name, X, Y in zip(QKV, given, cut, strict=True)}
     return with_weights(plan, changed)
 
 
@@ -134,8 +141,11 @@ OF_ORDERS_AND_BIASES = (
     Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order", ("q", "k", "v"),
             {", ".join(order): partial(reordered, order, ("kernel", "bias"))
              for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
-    Mistake("packed heads are cut as packed kernels", "columns (H, 3, d) are taken for (3, H, d), or the other way",
-            ("q", "k", "v"), {"": partial(by_heads, True), "the other way": partial(by_heads, False)}),
+    Mistake("packed heads are cut as packed kernels", "columns of q, k and v of one head, or group, after the other, "
+            "(H, 3, d) or (G, H / G + 2, d), are taken for all of q, then k, then v; or the other way", ("q", "k", "v"),
+            {f"{where}{', ' * bool(where and way)}{way}": partial(by_groups, not way, kinds)
+             for where, kinds in {"": ("kernel", "bias"), "in the biases alone": ("bias",)}.items()
+             for way in ("", "the other way")}),
     Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
             ("q", "k", "v"), {", ".join(order): partial(reordered, order, ("bias",)) for order in ORDERS}),
     *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias", (PART[name],), one(partial(without_bias, (name,))))
