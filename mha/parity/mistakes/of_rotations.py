@@ -188,6 +188,13 @@ def coarse(plan: Plan) -> Plan | None:
     return turned_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
 
 
+# Of bases beyond these, see `search.bases`.
+ANOTHER_BASE = Mistake(
+    "another base", "frequencies of another base of the rotation", ("q", "k"),
+    {f"{base:g}": partial(of_base, base) for base in BASES}
+    | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
+
+
 OF_ROTATIONS = (
     Mistake("rotary components are paired the other way", "halves for neighbours, or neighbours for halves", ("q", "k"),
             one(paired)),
@@ -207,9 +214,7 @@ OF_ROTATIONS = (
             {"of both": partial(turned_by, lambda plan, role, places: 0 * places),
              "of queries": partial(turned_by, lambda plan, role, places: places * (role != "q")),
              "of keys": partial(turned_by, lambda plan, role, places: places * (role != "k"))}),
-    Mistake("another base", "frequencies of another base of the rotation", ("q", "k"),
-            {f"{base:g}": partial(of_base, base) for base in BASES}
-            | {"the same, without the model's own scaling": partial(of_base, None)}),
+    ANOTHER_BASE,
     Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, as LLaMA 3",
             ("q", "k"),
             {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
