@@ -333,6 +333,12 @@ GROUPS = {
         "a bias is tiled": (r"np\.repeat\(X\[0\], B, 0\)", "np.tile(X[0], (B, 1, 1))"),
         "slopes go by the number of heads": (r"-8 \* \(h \+ first\) / power", "-8 * (h + first) / H"),
     }),
+    "two mistakes": ("mha/parity/mistakes", "pairs_of_mistakes", {
+        "sinks stay beside one more": (r"\(sums / \(sums \+ more\)\)\[\.\.\., : scores\.shape\[3\]\]",
+            "sums / (sums + more)"),
+        "a gate in the place of queries needs their bias": (r"plan\.weights\.get\(f\"\{other\}\.\{kind\}\"\)",
+            'plan.weights[f"{other}.{kind}"]'),
+    }),
     "bases": ("mha/parity/search mha/parity/why", "fitted_bases", {
         "bases are not fitted": (r"found = \[\] if form is None else \[made", "found = [] if True else [made"),
         "a base is fitted before those of the list": (r"if not pairs and not any\(one\.sure for one in explanations\)",

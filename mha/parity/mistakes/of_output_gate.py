@@ -1,5 +1,6 @@
 """Known mistakes with the output gate, of layers that have one."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -81,8 +82,8 @@ def swapped(plan: Plan) -> Plan | None:
     if plan.opened is None or plan.weights["W_g.kernel"].shape != plan.weights["W_q.kernel"].shape:
         return None
     names = {"W_q": "W_g", "W_g": "W_q"}
-    mine = {name: names[name[:3]] + name[3:] for name in plan.weights if name[:3] in names and name[3] == "."}
-    return with_weights(plan, {name: plan.weights[source] for name, source in mine.items()})
+    every = itertools.product(names.items(), ("kernel", "bias"))
+    return with_weights(plan, {f"{name}.{kind}": plan.weights.get(f"{other}.{kind}") for (name, other), kind in every})
 
 
 OF_OUTPUT_GATE = (

@@ -68,7 +68,8 @@ def with_one_more(late: bool, plan: Plan) -> Plan:
         largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
         sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
         more = 1 if late else np.exp(-largest)
-        return right(plan, scores, visible) * (sums / (sums + more)).astype(scores.dtype)
+        shares = (sums / (sums + more))[..., : scores.shape[3]]  # over another axis, sinks have one of their own
+        return right(plan, scores, visible) * shares.astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
