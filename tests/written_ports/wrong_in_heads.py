@@ -94,6 +94,13 @@ class Base1000000(Port):
         return 1e6 ** (-np.arange(0, rotary.dim, 2) / rotary.dim)
 
 
+class Base20000(Port):
+    """A base that the catalogue does not list."""
+
+    def frequencies(self, rotary):
+        return 20000.0 ** (-np.arange(0, rotary.dim, 2) / rotary.dim)
+
+
 class LastComponents(Port):
     def turn(self, role, X, places):
         n = self.config.rotary.dim
@@ -188,6 +195,7 @@ WRONG_IN_HEADS = [
     Written("queries turn from 1 on", TurnedFromOne, LLAMA, {}, "output", "the rotation is off by one"),
     Written("the other pairs", OtherPairs, LLAMA, CAUSAL, "output", "rotary components are paired the other way"),
     Written("base 1000000", Base1000000, LLAMA, CAUSAL, "output", "another base"),
+    Written("base 20000", Base20000, LLAMA, CAUSAL, "output", "another base"),
     Written("the last components turn", LastComponents, PARTLY, {}, "output", "the last components turn"),
     Written("a table of 512 positions", ShortTable, LLAMA, {"offset": 521}, "output",
             "the table of angles is too short", tokens=(5, 13)),

@@ -12,9 +12,11 @@ class SmallScale(Port):
         return 0.9 * super().scale
 
 
-class Base20000(Port):
+class OddExponents(Port):
+    """torch.arange(1, dim, 2) for torch.arange(0, dim, 2)."""
+
     def frequencies(self, rotary):
-        return 20000.0 ** (-np.arange(0, rotary.dim, 2) / rotary.dim)
+        return rotary.base ** (-np.arange(1, rotary.dim, 2) / rotary.dim)
 
 
 class TemperatureOfOneHead(Port):
@@ -101,7 +103,7 @@ class HalfPrecisionOfOneHead(Port):
 
 WRONG_UNLISTED = [
     Written("scale x 0.9", SmallScale, PLAIN, CAUSAL, "output"),
-    Written("base 20000", Base20000, LLAMA, CAUSAL, "output"),
+    Written("odd exponents", OddExponents, LLAMA, CAUSAL, "output"),
     Written("another temperature of one head", TemperatureOfOneHead, PLAIN, CAUSAL, "output"),
     Written("keys of the next token", KeysOfTheNextToken, PLAIN, {}, "output"),
     Written("rectified scores", Rectified, PLAIN, CAUSAL, "output"),
