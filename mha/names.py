@@ -16,7 +16,8 @@ IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax",
-    "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "t5", "opt",
+    "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "phi",
+    "modernbert", "t5", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays
 # The kinds of layers that `to_native` makes.

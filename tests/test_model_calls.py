@@ -58,9 +58,12 @@ def test_every_plain_kind_is_a_case_above():
     assert sorted([*(kind for kind, _ in ONE), *BARTS.split(), "whisper"]) == sorted(SCHEME)
 
 
-@pytest.mark.parametrize(("scheme", "kind"), [(scheme, kind) for scheme in ("llama", "phi3") for kind in KINDS[scheme]])
+ROTATING = [(scheme, kind) for scheme in ("llama", "phi3", "phi", "modernbert") for kind in KINDS[scheme]]
+
+
+@pytest.mark.parametrize(("scheme", "kind"), ROTATING)
 def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictures(scheme, kind):
-    encoders = ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3")
+    encoders = ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3", "modernbert")
     how = UNPADDED if kind in NOT_ROTATING else BOTH if kind in encoders else FORWARD
     assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
 

@@ -10,6 +10,7 @@ from commands import run
 from test_model_config import MODEL, PREFIX, D, G, H, arrays, d
 
 import mha
+from mha.weights import models
 
 LLAMA = {"model_type": "llama"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -175,3 +176,43 @@ def test_ministral_has_a_temperature_beside_its_rotation(write):
     path = write({"model_type": "ministral3", "rope_parameters": COOLED | {"llama_4_scaling_beta": None}})
     with pytest.raises(ValueError, match="llama_4_scaling_beta is None"):
         mha.load(path, "numpy")
+
+
+# Models with names of their own
+
+
+def test_a_part_of_a_head_of_phi_turns():
+    model, prefix = {"model_type": "phi", "num_attention_heads": 3, "hidden_size": 36}, "model.layers.1.self_attn."
+    found = models.described(model | {"num_key_value_heads": 1}, "phi", prefix)
+    expected = {"num_heads": 3, "key_dim": 12, "window": None}
+    assert found == expected | {"num_key_value_heads": 1, "rotary": mha.Rotary(6)}
+    found = models.described(model | {"partial_rotary_factor": 0.4, "rope_theta": 9.0}, "phi", prefix)
+    assert found == expected | {"num_key_value_heads": 3, "rotary": mha.Rotary(4, 9.0)}
+    with pytest.raises(ValueError, match="qk_layernorm is True, which may change the attention"):
+        models.described(model | {"qk_layernorm": True}, "phi", prefix)
+
+
+MODERNBERT = {"model_type": "modernbert", "num_attention_heads": 3, "hidden_size": 30, "local_attention": 10}
+BOTH = {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}}
+SLOWER = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "rotary", "window"),
+    [
+        ({}, 0, mha.Rotary(10, 160000.0), None),
+        ({}, 1, mha.Rotary(10, 1e4), (5, 5)),
+        ({}, 2, mha.Rotary(10, 1e4), (5, 5)),
+        ({}, 3, mha.Rotary(10, 160000.0), None),
+        ({"global_attn_every_n_layers": 2, "global_rope_theta": 7.0}, 2, mha.Rotary(10, 7.0), None),
+        ({"local_attention": 9, "local_rope_theta": 5.0}, 2, mha.Rotary(10, 5.0), (4, 4)),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, 0, mha.Rotary(10, 1e4), (5, 5)),
+        ({"rope_parameters": BOTH}, 0, mha.Rotary(10, 7.0), None),
+        ({"rope_parameters": BOTH}, 1, mha.Rotary(10, 5.0), (5, 5)),
+        (SLOWER, 0, mha.linear(10, rope_theta=160000.0, factor=2.0), None),
+        (SLOWER, 1, mha.linear(10, rope_theta=1e4, factor=2.0), (5, 5)),
+    ],
+)
+def test_most_layers_of_modernbert_see_tokens_nearby_on_both_sides(model, layer, rotary, window):
+    found = models.described(MODERNBERT | model, "modernbert", f"model.layers.{layer}.attn.")
+    assert found == {"num_heads": 3, "key_dim": 10, "rotary": rotary, "window": window}

@@ -102,6 +102,13 @@ SPOTS = {
         ("qkv_proj.bias", (31,), "W_v.bias", (1,)),
         ("o_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
     ],
+    "phi": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("dense.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "modernbert": [
+        ("Wqkv.weight", (14, 2), "W_q.kernel", (2, 14)),
+        ("Wqkv.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("Wqkv.weight", (44, 2), "W_v.kernel", (2, 14)),
+        ("Wo.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
     "t5": [("q.weight", (14, 10), "W_q.kernel", (10, 14)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
     "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
 }
@@ -123,6 +130,7 @@ TURNED = {
     "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
     "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),
+    "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
 }  # fmt: skip
 
@@ -169,7 +177,7 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     )
 
 
-@pytest.mark.parametrize("scheme", ["keras", "flax", "llama", "meta", "neox", "phi3"])
+@pytest.mark.parametrize("scheme", ["keras", "flax", "llama", "meta", "neox", "phi3", "phi"])
 def test_groups_there_and_back(rng, scheme):
     config = Config(18, 6, num_key_value_heads=2, bias=True, qk_norm="layer" if scheme == "flax" else None)
     weights = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes(config).items()}

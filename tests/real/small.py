@@ -20,7 +20,7 @@ SIZES |= {
     "num_mel_bins": 16, "input_feat_per_channel": 16, "max_source_positions": 30, "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2, "conv_dim": [32] * 7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "num_experts": 2, "num_experts_per_tok": 1, "num_frames": 4, "rotary_dim": 4, "window_size": 4,
-    "attention_types": [[["global", "local"], 1]],
+    "local_attention": 6, "attention_types": [[["global", "local"], 1]],
 }  # fmt: skip
 TOLD = {"big_bird": {"attention_type": "original_full"}}
 TOLD |= {"sew": {"conv_dim": [32] * 13}, "audio-spectrogram-transformer": {"max_length": 64, "patch_size": 16}}

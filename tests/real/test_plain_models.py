@@ -92,6 +92,7 @@ def test_biases_are_added_where_we_say(kind, count):
 
 ROTATED = ["llama", "qwen3", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo2", "phi3", "gpt_neox", "falcon"]
 ROTATED += ["stablelm", "nemotron", "qwen2_moe", "aria_text", "eurobert", "gte", "nomic_bert", "jina_embeddings_v3"]
+ROTATED += ["phi", "modernbert"]
 
 
 @pytest.mark.backends("torch")

@@ -57,7 +57,7 @@ def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
 
 
 _PATTERNS: dict[str, _Pattern] = {
-    **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"]),
+    **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"], KINDS["phi"]),
     **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS),
     **_all(_ENCODER, plain.EITHER, plain.BERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS),
     **_all(_ENCODER, ENCODERS),

@@ -9,7 +9,7 @@ Source: the configuration and attention classes of transformers 5.23, and their 
 import os
 import re
 import reprlib
-from collections.abc import Mapping, Set
+from collections.abc import Container, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ _PASSED = {
     "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attention_softmax_in_fp32",
     "final_logit_softcapping", "_sliding_window_pattern",  # of the whole model; said by layer_types
     "parallel_attn", "num_ln_in_parallel_attn", "mlp_layer_types",  # layers beside the attention
+    "deterministic_flash_attn",
     "output_attentions", "attn_implementation", "_attn_implementation", "reorder_and_upcast_attn",
 }  # fmt: skip
 _NEUTRAL = {
@@ -125,7 +126,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
         return {"num_heads": num_heads, "key_dim": width, "scale": 1.0}
     heads = next((model[name] for name in _HEADS[:3] if name in model), None)
     num_heads = checks.size("num_attention_heads", heads)
-    return {"num_heads": num_heads} | _rotated(model, kind, prefix, num_heads, length)
+    return {"num_heads": num_heads} | _rotated(model, kind, defaults, prefix, num_heads, length)
 
 
 def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
@@ -181,10 +182,14 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
     return value is None or off or value in ([], {}) or (name in neutral and value == neutral[name])
 
 
-def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, length: int | None) -> dict[str, Any]:
-    """The options of a layer whose positions rotate."""
+def _rotated(
+    model: dict[str, Any], kind: str, reads: Container[str], prefix: str, num_heads: int, length: int | None
+) -> dict[str, Any]:
+    """The options of a layer whose positions rotate; reads: the names that a model of this kind has."""
     if kind == "gemma4_text":
         model = layers.gemma4(model, prefix)
+    if kind == "modernbert":  # half of the window is before a token, half of it after
+        model = model | {"sliding_window": checks.size("local_attention", model["local_attention"]) // 2 + 1}
     width = model.get("head_dim")
     if width is None:
         width = checks.size("hidden_size", model.get("hidden_size", model.get("n_embed"))) // num_heads
@@ -199,8 +204,9 @@ def _rotated(model: dict[str, Any], kind: str, prefix: str, num_heads: int, leng
     elif "num_key_value_heads" in model:
         groups = model["num_key_value_heads"]
         found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
-    slides = layers.slides(model, kind, prefix, KINDS["llama"].get(kind, {}))
-    window = (checks.size("sliding_window", model["sliding_window"]) - 1, 0) if slides else None
+    slides = layers.slides(model, kind, prefix, reads)
+    left = checks.size("sliding_window", model["sliding_window"]) - 1 if slides else 0
+    window = (left, left if kind == "modernbert" else 0) if slides else None
     turns = layers.turns(model, kind, prefix, slides)
     rotary = rotation.rotary(model, kind, slides, found["key_dim"], length) if turns else None
     found |= {"rotary": rotary, "window": window}

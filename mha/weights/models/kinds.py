@@ -119,7 +119,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "jina_embeddings_v3": {"rope_theta": 20000.0},
 }
 # Encoders: their tokens see later ones, too.
-ENCODERS = "eurobert", "gte", "nomic_bert", "jina_embeddings_v3"
+ENCODERS = "eurobert", "gte", "nomic_bert", "jina_embeddings_v3", "modernbert"
 NOT_ROTATING = tuple(VITS)  # as modules, they have LLaMA's names; in files, those of scheme "vit"
 _PACKED: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000.0},
@@ -128,6 +128,9 @@ _PACKED: dict[str, dict[str, Any]] = {
 }
 _PHI3 = {"sliding_window": None, "partial_rotary_factor": 1.0}
 _PHI3 |= dict.fromkeys(("original_max_position_embeddings", "max_position_embeddings"), 4096)
+_PHI: dict[str, Any] = {"num_key_value_heads": None, "partial_rotary_factor": 0.5}
+_MODERNBERT: dict[str, Any] = {"local_attention": 128, "layer_types": None, "global_attn_every_n_layers": 3}
+_MODERNBERT |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
 # What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
 _T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
 _BIASED: dict[str, dict[str, Any]] = {
@@ -140,6 +143,8 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = PLAIN | {
     "llama": _LLAMA | VITS,
     "neox": _PACKED,
     "phi3": {"phi3": _PHI3, "gte": _LLAMA["gte"]},  # as a module, GTE has LLaMA's names
+    "phi": {"phi": _PHI},
+    "modernbert": {"modernbert": _MODERNBERT},
     "t5": _BIASED,
 }
 
@@ -166,7 +171,7 @@ INTERLEAVED += ("ernie4_5", "ernie4_5_moe", "helium")  # the two components of a
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"}
 SHARES |= dict.fromkeys(
-    ("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", "stablelm", "nemotron", *GATED), "partial_rotary_factor"
+    ("glm", "glm4", "glm4_moe", "phi3", "minimax_m2", "stablelm", "nemotron", "phi", *GATED), "partial_rotary_factor"
 )
 # What a file that lacks a name says by that, and is looked at as if it was there.
 UNSAID: dict[str, dict[str, Any]] = {"big_bird": {"attention_type": "block_sparse"}}

@@ -33,8 +33,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
         return not _turns_by_number(model, at)
     if types is None and "max_window_layers" in reads:
         return at >= checks.whole("max_window_layers", model["max_window_layers"])
-    if types is None and kind == "cwm":
-        return at % 4 != 0
+    if types is None and kind in ("cwm", "modernbert"):
+        return at % checks.size("global_attn_every_n_layers", model.get("global_attn_every_n_layers", 4)) != 0
     if types is None:
         name = "global_attn_every_n_layers" if kind == "afmoe" else "sliding_window_pattern"
         if kind == "cohere2_moe":  # which counts its first layers apart from the others

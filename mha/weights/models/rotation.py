@@ -90,17 +90,19 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
 
     length: as of `made`.
 
-    Gemma 3 and 4 and OLMo 3 have one rotation for layers with a window, and another one for layers without. What
-    Phi-3 calls YaRN is LongRoPE.
+    Gemma 3 and 4, OLMo 3 and ModernBERT have one rotation for layers with a window, and another one for layers without.
+    What Phi-3 calls YaRN is LongRoPE.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
     recorded = named(where, model.get(where))
     theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
     if kind == "gemma3_text":
         theta = model["rope_local_base_freq"] if slides else theta
-    if kind in ("gemma3_text", "gemma4_text", "olmo3"):
+    if kind == "modernbert":
+        theta = model["local_rope_theta" if slides else "global_rope_theta"]
+    if kind in ("gemma3_text", "gemma4_text", "olmo3", "modernbert"):
         if where == "rope_scaling":
-            recorded = {} if slides else recorded
+            recorded = {} if slides and kind != "modernbert" else recorded
         elif recorded:
             if foreign := sorted(recorded.keys() - {"full_attention", "sliding_attention"}):
                 raise ValueError(

@@ -241,6 +241,20 @@ SCHEMES: dict[SchemeName, Scheme] = {
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
+    "phi": Scheme(
+        "Phi-1, Phi-1.5, Phi-2",
+        _each(("q_proj", "k_proj", "v_proj", "dense"), "weight", "oi"),
+        buffers=(r"rotary_emb\.inv_freq",),
+        grouped=True,
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "modernbert": Scheme(
+        "ModernBERT",
+        _packed("Wqkv.weight", "Wqkv.bias", "Wo", "oi"),
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
     "t5": Scheme(
         "T5, mT5, UMT5, Switch Transformers",
         _each(("q", "k", "v", "o"), "weight", "oi", bias=False),
