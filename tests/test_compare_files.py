@@ -103,7 +103,7 @@ def test_it_is_printed_as_the_page_shows_it(tmp_path, monkeypatch):
     stored(layers, "bert", "encoder.layer.{}.attention.", tmp_path / "bert.safetensors")
     stored([wrong], "keras", "attention.", tmp_path / "ported.safetensors")
     monkeypatch.chdir(tmp_path)
-    page = text("docs/porting.md")
+    page = text("docs/one-layer.md")
     command, shown = re.search(r"```sh\nmha (compare .*?)\n```\n\n```text\n(.*?)```", page, re.S).groups()
 
     def without_digits(printed):  # the last of them are the processor's; the page breaks long lines

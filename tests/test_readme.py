@@ -122,7 +122,7 @@ def test_a_model_of_ones_own(backend):
 
 
 def test_the_trace_shows_the_step_that_differs(capsys):
-    _, block, *_ = pages.code("docs/porting.md")
+    _, block, *_ = pages.code("docs/one-layer.md")
     exec(block, {})
     *steps, difference = capsys.readouterr().out.splitlines()
     assert [step.split()[0] for step in steps][:4] == ["W_q", "W_k", "W_v", "split_q"]
@@ -130,7 +130,7 @@ def test_the_trace_shows_the_step_that_differs(capsys):
 
 
 def test_a_fixed_tolerance_misleads(capsys):
-    _, _, block, *_ = pages.code("docs/porting.md")
+    _, _, block, *_ = pages.code("docs/one-layer.md")
     exec(block, {})
     passes, right, wrong = capsys.readouterr().out.split()
     assert passes == "True"
@@ -139,7 +139,7 @@ def test_a_fixed_tolerance_misleads(capsys):
 
 
 def test_a_port_in_ones_own_tests(capsys):
-    *_, block, _, test, decoder = pages.code("docs/porting.md")
+    *_, block, _, test, decoder = pages.code("docs/one-layer.md")
     names = {}
     exec(block, names)
     compared, *left_out = capsys.readouterr().out.splitlines()

@@ -37,7 +37,7 @@ def test_the_books_code():
 
 
 def test_layers_in_and_out():
-    block, *_ = pages.code("docs/porting.md")
+    block, *_ = pages.code("docs/one-layer.md")
     names = {}
     exec(block, names)
     taken, given = names["theirs"].state_dict(), names["back"].state_dict()
@@ -45,7 +45,7 @@ def test_layers_in_and_out():
 
 
 def test_bert_in_ones_own_tests(capsys):
-    (block,) = (one for one in pages.code("docs/porting.md") if "BertConfig" in one)
+    (block,) = (one for one in pages.code("docs/one-layer.md") if "BertConfig" in one)
     names = {}
     exec(block, names)
     compared, *left_out = capsys.readouterr().out.splitlines()

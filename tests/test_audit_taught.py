@@ -1,0 +1,243 @@
+"""What `parity.audit` does not know, and what `layers=` teaches it; and the page that shows it."""
+
+import pages
+import pytest
+import safetensors.torch
+import torch
+from small_llama import Attention, Model, tokens
+from small_llama_mistakes import Interleaved
+from test_audit import LAYERS, verdicts
+
+import mha
+from mha import parity
+
+pytestmark = pytest.mark.backends("torch")
+
+
+class Quantised(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.register_buffer("weight", (linear.weight.detach() * 16).to(torch.int8))
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) / 16).T
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.base_layer = linear
+        self.lora_A = torch.nn.Linear(linear.in_features, 2, bias=False)
+        self.lora_B = torch.nn.Linear(2, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (Quantised, "quantised"),
+        (Adapted, "adapted"),
+        (torch.nn.utils.parametrizations.weight_norm, "parametrised"),
+    ],
+    ids=["quantised", "adapted", "parametrised"],
+)
+def test_projections_that_are_no_plain_arrays_are_not_known(change, reason):
+    model = Model()
+    model.layers[1].self_attn.k_proj = change(model.layers[1].self_attn.k_proj)
+    report = parity.audit(model, *tokens())
+    assert verdicts(report) == dict(zip(LAYERS, ("same", "not known", "same"), strict=True))
+    assert reason in report.unknown[0].note
+    assert not report
+
+
+def test_a_layer_that_does_not_run_is_not_called():
+    model = Model()
+    model.layers[1].forward = lambda x, seen, past: (x, None)
+    report = parity.audit(model, *tokens())
+    assert report
+    assert verdicts(report)[LAYERS[1]] == "not called"
+    assert "1 not called" in str(report)
+
+
+def test_a_layer_that_runs_in_part_is_not_known():
+    class Fused(Attention):
+        def forward(self, x, seen, past=None):
+            self.q_proj(x)
+            return x, None
+
+    report = parity.audit(Model(Fused), *tokens())
+    assert verdicts(report)[LAYERS[1]] == "not known"
+    assert "only W_q" in report.unknown[0].note
+    assert not report
+
+
+class Another(torch.nn.Module):
+    """Attention without projections that are modules."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x):
+        return x + self.pool(x)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: torch.softmax(x @ x.transpose(1, 2), -1) @ x,
+        lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x,
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    ],
+    ids=["torch.softmax", "Tensor.softmax", "kernel"],
+)
+def test_attention_in_no_known_layer_is_listed(pool):
+    model = Model()
+    model.layers[2].mlp = Another(pool)
+    report = parity.audit(model, *tokens())
+    assert not report
+    assert [row.path for row in report.unknown] == ["layers.2.mlp"]
+    left_out = parity.audit(model, *tokens(), layers={"layers.2.mlp": None})
+    assert left_out
+    assert "1 left out" in str(left_out)
+
+
+def test_a_softmax_of_rows_is_a_note():
+    model = Model()
+    model.layers[2].mlp = Another(lambda x: torch.softmax(x.flatten(0, 1), -1).view_as(x))
+    report = parity.audit(model, *tokens())
+    assert report
+    assert "layers.2.mlp has a softmax of rows" in report.notes[0]
+
+
+def test_no_known_layer_is_an_error_that_lists_what_was_found():
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn.*model_type is 'roformer'.*layers="):
+        parity.audit(Model(model_type="roformer"), *tokens())
+    with pytest.raises(ValueError, match="none was found"):
+        parity.audit(torch.nn.Linear(3, 4), torch.ones(2, 3))
+
+
+TAUGHT = {"num_heads": 6, "causal": True, "rotary": mha.Rotary(10)}
+NAMES = {"W_q": "q_proj", "W_k": "k_proj", "W_v": "v_proj", "W_o": "o_proj"}
+
+
+@pytest.mark.parametrize(
+    "lesson", [NAMES | TAUGHT, {"scheme": "llama"} | TAUGHT], ids=["names of projections", "a scheme"]
+)
+def test_layers_are_taught(lesson):
+    for mistaken, wrong in ((Attention, []), (Interleaved, [LAYERS[1]])):
+        for model in (Model(mistaken), Model(mistaken, model_type="a model of my own")):
+            for like in (None, Model(), Model().state_dict()):
+                report = parity.audit(model, *tokens(), like=like, layers={"layers.*.self_attn": lesson})
+                assert [row.path for row in report.wrong] == wrong
+                assert {row.verdict for row in report.layers} <= {"same", "differs"}
+
+
+def test_packed_projections_are_taught():
+    names = {"W_q": "qkv", "W_k": "qkv", "W_v": "qkv", "W_o": "o_proj"}
+    report = parity.audit(Model(Plain), *tokens(), layers={LAYERS[1]: names | TAUGHT | {"num_key_value_heads": 2}})
+    assert report, report
+
+
+class Plain(torch.nn.Module):
+    """Attention whose queries, keys and values are packed in one projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o_proj = torch.nn.Linear(30, 100), torch.nn.Linear(60, 30)
+        self.inner = Attention()
+
+    def forward(self, x, seen, past=None):
+        q, k, v = self.qkv(x).split((60, 20, 20), -1)
+        inner = self.inner
+        q, k = (inner.turn(inner.split(X, heads), 0) for X, heads in ((q, 6), (k, 2)))
+        scores = inner.scores(q, inner.share(k)).masked_fill(~seen, -torch.inf)
+        pooled = torch.softmax(scores, -1).nan_to_num() @ inner.share(inner.split(v, 2))
+        return self.o_proj(inner.merge(pooled)), None
+
+
+def test_a_function_of_the_module_teaches_a_layer():
+    def layer(module):
+        arrays = {f"{name}.weight": getattr(module, name).weight for name in NAMES.values()}
+        return mha.from_native(arrays, scheme="llama", num_heads=6, rotary=mha.Rotary(10)), {"causal": True}
+
+    for mistaken, wrong in ((Attention, []), (Interleaved, [LAYERS[1]])):
+        report = parity.audit(Model(mistaken), *tokens(), layers={"layers.*.self_attn": layer})
+        assert [row.path for row in report.wrong] == wrong
+        assert {row.verdict for row in report.layers} <= {"same", "differs"}
+    assert report.mended.wrong == ()
+    with pytest.raises(TypeError, match="returns a int"):
+        parity.audit(Model(), *tokens(), layers={LAYERS[1]: lambda module: 3})
+
+
+@pytest.mark.parametrize(
+    ("layers", "error", "words"),
+    [
+        ({"blocks.*.attn": {}}, ValueError, "fits no module"),
+        ({LAYERS[0]: {"W_q": "q_proj"}}, ValueError, "has no W_k, W_v, W_o"),
+        ({LAYERS[0]: NAMES | {"heads": 3}}, ValueError, "'heads'"),
+        ({LAYERS[0]: NAMES | {"W_o": "out"}}, ValueError, "W_o='out'"),
+        ({LAYERS[0]: {"scheme": "llamma"}}, ValueError, "scheme"),
+        ({LAYERS[0]: 3}, TypeError, "a int"),
+        ([LAYERS[0]], TypeError, "layers is a list"),
+    ],
+)
+def test_what_is_taught_wrongly_is_refused(layers, error, words):
+    with pytest.raises(error, match=words):
+        parity.audit(Model(), *tokens(), layers=layers)
+
+
+# The page
+
+
+class Named(torch.nn.Module):
+    """A model whose names no table knows, and a pooler that attends, too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed = torch.nn.Embedding(37, 30)
+        block = torch.nn.ModuleDict({"attn": torch.nn.ModuleDict({
+            "to_q": torch.nn.Linear(30, 24), "to_k": torch.nn.Linear(30, 24), "to_v": torch.nn.Linear(30, 24),
+            "out": torch.nn.Linear(24, 30)})})  # fmt: skip
+        self.blocks = torch.nn.ModuleList([block])
+        self.pooler = Another(lambda x: torch.softmax(x @ x.transpose(1, 2), -1) @ x)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            q, k, v = (
+                block["attn"][name](x).view(*x.shape[:2], 6, -1).transpose(1, 2) for name in ("to_q", "to_k", "to_v")
+            )
+            scores = q @ k.transpose(2, 3) / 2
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            x = x + block["attn"]["out"]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))  # (B, T, D)
+        return self.pooler(x)
+
+
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    class Generating(Model):
+        def generate(self, ids, attention_mask, max_new_tokens):
+            found = self(ids, attention_mask)
+            for _ in range(max_new_tokens - 1):
+                ids = found["logits"][:, -1:].argmax(-1)
+                attention_mask = torch.cat((attention_mask, attention_mask[:, -1:]), 1)
+                found = self(ids, attention_mask, found["past_key_values"])
+
+    model, (ids, mask) = Generating(), tokens()
+    (tmp_path / "checkpoint_dir").mkdir()
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "checkpoint_dir" / "model.safetensors")
+    (tmp_path / "checkpoint_dir" / "config.json").write_text(model.config.to_json_string())
+    monkeypatch.chdir(tmp_path)
+    audited, taught, watched, *_ = pages.code("docs/porting.md")
+    names = {"model": model, "input_ids": ids, "mask": mask}
+    exec(audited, names)
+    assert names["report"]
+    exec(watched, names)
+    assert names["report"]
+    assert all(row.calls == 20 for row in names["report"].layers)
+    exec(taught, names | {"model": Named(), "tokens": ids})
+    assert names["report"]
+    assert "3 layers" in capsys.readouterr().out
