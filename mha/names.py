@@ -16,7 +16,7 @@ IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax",
-    "bert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "phi",
+    "bert", "albert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "phi",
     "modernbert", "t5", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays

@@ -21,7 +21,7 @@ BART = "model.encoder.layers.1.self_attn.", "model.decoder.layers.1.self_attn.",
 
 # Kinds of models with one way to call their layers.
 ALIKE = {
-    BOTH: "align_text_model altclip_text_model bert bert-generation big_bird camembert chinese_clip_text_model "
+    BOTH: "albert align_text_model altclip_text_model bert bert-generation big_bird camembert chinese_clip_text_model "
     "clap_text_model data2vec-audio data2vec-text distilbert dpr electra ernie flaubert hubert layoutlm markuplm "
     "megatron-bert mobilebert rembert roberta roberta-prelayernorm roc_bert sew siglip2_text_model siglip_text_model "
     "splinter tapas tipsv2_text_model unispeech unispeech-sat visual_bert wav2vec2 xlm xlm-roberta xlm-roberta-xl",
@@ -180,7 +180,7 @@ def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
         ({"model_type": "roformer"}, "bert", "model_type is 'roformer', expected one of bert, bert-generation, "),
         ({"model_type": "diffllama"}, "llama", "model_type is 'diffllama', expected one of llama, mistral, "),
         ({}, "bert", "model_type is 'None', expected one of bert, "),
-        ({"model_type": "vit"}, "timm", "scheme is 'timm', expected one of bert, distilbert, vit, gpt2, opt, llama, "),
+        ({"model_type": "vit"}, "timm", "scheme is 'timm', expected one of bert, albert, distilbert, vit, gpt2, opt, llama, "),
     ],
 )
 def test_a_model_that_is_not_known_is_refused(model, scheme, text):

@@ -26,6 +26,7 @@ HEADS = {
         18: "rembert",
         32: "xlm-roberta-xl",
     },
+    "albert": {64: "albert"},
     "distilbert": {12: "distilbert", 16: "flaubert xlm"},
     "vit": {
         12: "vit deit dinov2 dinov2_with_registers ijepa vit_mae vit_msn vivit beit data2vec-vision dpt yolos "

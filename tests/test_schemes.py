@@ -69,6 +69,7 @@ SPOTS = {
         ("self.value.bias", (20,), "W_v.bias", (20,)),
         ("output.dense.weight", (18, 20), "W_o.kernel", (20, 18)),
     ],
+    "albert": [("key.weight", (3, 12), "W_k.kernel", (12, 3)), ("dense.bias", (18,), "W_o.bias", (18,))],
     "distilbert": [("k_lin.weight", (3, 12), "W_k.kernel", (12, 3)), ("out_lin.bias", (18,), "W_o.bias", (18,))],
     "vit": [
         ("attention.value.weight", (20, 3), "W_v.kernel", (3, 20)),
@@ -130,7 +131,7 @@ TURNED = {
     "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
     "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),
-    "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
+    "albert": ("dense.weight", True), "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
 }  # fmt: skip
 

@@ -59,7 +59,9 @@ def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
 _PATTERNS: dict[str, _Pattern] = {
     **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"], KINDS["phi"]),
     **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS),
-    **_all(_ENCODER, plain.EITHER, plain.BERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS),
+    **_all(
+        _ENCODER, plain.EITHER, plain.BERTS, plain.ALBERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS
+    ),
     **_all(_ENCODER, ENCODERS),
     **_all(_VISION, plain.VITS, plain.OTHER_VITS, plain.CLIP_PICTURES),
     **_all(_SEQ2SEQ, plain.BARTS, plain.SPEECH2TEXTS, KINDS["t5"]),

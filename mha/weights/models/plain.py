@@ -28,6 +28,7 @@ BERTS = _rows("num_attention_heads", {
     "align_text_model": 12, "altclip_text_model": 16, "chinese_clip_text_model": 12, "clap_text_model": 12, "dpr": 12,
     "layoutlm": 12, "markuplm": 12, "mobilebert": 4, "splinter": 12, "tapas": 12, "visual_bert": 12,
 })  # fmt: skip
+ALBERTS = _rows("num_attention_heads", {"albert": 64})
 DISTILBERTS = _rows("n_heads", {"distilbert": 12})
 XLMS = _rows("n_heads", {"flaubert": 16, "xlm": 16})
 SIGLIPS = _rows("num_attention_heads", {"siglip_text_model": 12, "siglip2_text_model": 12, "tipsv2_text_model": 12})
@@ -69,6 +70,7 @@ WAV2VECS = _rows("num_attention_heads", {
 
 PLAIN: dict[SchemeName, Rows] = {
     "bert": EITHER | BERTS,
+    "albert": ALBERTS,
     "distilbert": DISTILBERTS | XLMS,
     "vit": VITS | OTHER_VITS,
     "gpt2": GPTS,

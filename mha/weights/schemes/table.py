@@ -179,6 +179,12 @@ SCHEMES: dict[SchemeName, Scheme] = {
         ),
         config=HUGGING_FACE,
     ),
+    "albert": Scheme(
+        "ALBERT",
+        _each(("query", "key", "value", "dense"), "weight", "oi"),
+        beside=(r"LayerNorm\.(weight|gamma)", r"LayerNorm\.(bias|beta)"),  # after the attention
+        config=HUGGING_FACE,
+    ),
     "distilbert": Scheme(
         "DistilBERT",
         _each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
