@@ -180,7 +180,11 @@ def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
         ({"model_type": "roformer"}, "bert", "model_type is 'roformer', expected one of bert, bert-generation, "),
         ({"model_type": "diffllama"}, "llama", "model_type is 'diffllama', expected one of llama, mistral, "),
         ({}, "bert", "model_type is 'None', expected one of bert, "),
-        ({"model_type": "vit"}, "timm", "scheme is 'timm', expected one of bert, albert, distilbert, vit, gpt2, opt, llama, "),
+        (
+            {"model_type": "vit"},
+            "timm",
+            "scheme is 'timm', expected one of bert, albert, distilbert, vit, gpt2, opt, llama, ",
+        ),
     ],
 )
 def test_a_model_that_is_not_known_is_refused(model, scheme, text):
