@@ -7,7 +7,8 @@ import pytest
 import safetensors.torch
 import small_llama
 import torch
-from small_llama import Model, tokens
+import torch.utils.checkpoint
+from small_llama import Attention, Model, tokens
 from small_llama_mistakes import IN_A_CALL, Interleaved, NoCache, PositionsFromZero
 
 from mha import parity
@@ -258,3 +259,56 @@ def test_the_model_stays_as_it_was(fails):
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(TypeError, match=r"model is a|models of numpy"):
         parity.audit(model, 1)
+
+
+# Models inside of others
+
+
+class Whole(Model):
+    """A model as transformers knows it."""
+
+    def save_pretrained(self, folder):
+        """Write nothing."""
+
+
+class Around(torch.nn.Module):
+    """A model of one's own around another one, whose arguments have other names."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.encoder, self.head = inner, torch.nn.Linear(37, 2)
+
+    def forward(self, batch):
+        return self.head(self.encoder(*batch)["logits"])
+
+
+@pytest.mark.parametrize(("mistaken", "wrong"), [(Attention, []), (Interleaved, [f"encoder.{LAYERS[1]}"])])
+def test_a_model_inside_of_another_one_is_judged_by_its_own_call(mistaken, wrong):
+    ids, mask = tokens()
+    for inner in (Whole(mistaken), Model(mistaken)):
+        for like in (None, Model().state_dict()):
+            mask = mask if isinstance(inner, Whole) else torch.ones_like(mask)  # which nothing else says
+            report = parity.audit(Around(inner), (ids, mask), like=like)
+            assert [row.path for row in report.wrong] == wrong, report
+            assert not report.unknown
+
+
+def test_parts_that_are_computed_again_do_not_count():
+    model, (ids, mask) = Whole().train(), tokens()
+    layer = model.layers[1]
+    own = layer.forward
+    layer.forward = lambda *given: torch.utils.checkpoint.checkpoint(own, *given, use_reentrant=False)
+    with parity.watch(model) as report:
+        model(ids, mask)["logits"].sum().backward()
+    assert report
+    assert [row.calls for row in report.layers] == [1, 1, 1]
+
+
+def test_an_error_of_the_judge_is_no_error_of_the_model(monkeypatch):
+    def fails(*given):
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr("mha.parity.whole.audit.judged", fails)
+    report = parity.audit(Model(), *tokens())
+    assert set(verdicts(report).values()) == {"not known"}
+    assert "ZeroDivisionError: a mistake of ours" in report.layers[0].note

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
@@ -46,10 +47,14 @@ def odd(module: Any) -> str:
         return "adapted"
     if any(X.is_meta for X in own.values()):
         return "on the meta device"
+    if any(map(is_lazy, own.values())):
+        return "without weights yet"
     if any(hasattr(X, "device_mesh") for X in own.values()):
         return "sharded over devices"
     if not own or not all(X.dtype.is_floating_point and X.dtype.itemsize > 1 for X in own.values()):
         return "quantised"
+    if special := [type(X.data).__name__ for X in own.values() if type(X.data) is not torch.Tensor]:
+        return f"held as {special[0]}"
     if others := [name for name in own if name not in PLAIN]:
         return f"adapted: it has {', '.join(others[:3])}, too"
     return ""
@@ -64,6 +69,7 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of a module by name."""
     try:
+        module = getattr(module, "_orig_mod", module)  # of a compiled one
         bound = dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
     except TypeError:  # the call itself will say what is wrong
         return dict(kwargs)

@@ -14,8 +14,8 @@ from mha.parity.whole.finding import Finder, some
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.known import Known
 from mha.parity.whole.session import Session, Tap
-from mha.parity.whole.truth import Truth, opened, taps_of
-from mha.tables import number
+from mha.parity.whole.truth import Truth, opened, taps_of, wholes
+from mha.tables import few, number
 
 SMALL = 1e-3  # the share of a difference that rounding may leave
 
@@ -94,7 +94,8 @@ class Watch:
         with opened(self.like, self.model, self.taps) as truth:
             finder = Finder(self.taps.modules(self.model), self.taps.arrays(self.model), self.taps.odd, truth)
             self.known, self.truth = finder.layers(self.taught), truth
-            session = Session(self.known, self.taps, self.judge, self.fail, self.once)
+            whole = wholes(finder.modules)
+            session = Session(self.known, self.taps, self.judge, self.fail, self.once, whole)
             try:
                 with self.taps.watching(self.model, session):
                     yield report
@@ -159,21 +160,22 @@ class Watch:
             else:
                 rows.append(LayerRow(one.path, one.kind, "not called"))
         left_out = [one.path for one in self.known if one.left_out]
+        silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
+        others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
+        outside = "it pools outside of the layers that are known"
+        rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
         notes = []
-        for path, (function, axes) in session.pools.items():
-            if any(path == out or path.startswith(f"{out}.") for out in left_out):
-                continue
-            if any(row.verdict == "not known" and (path + ".").startswith(row.path + ".") for row in rows):
-                continue
-            where = path or "the model itself"
-            if axes > 2:
-                rows.append(LayerRow(path, function, "not known", "it pools outside of the layers that are known"))
-            else:
-                notes.append(f"{where} has a softmax of rows, which is no attention, such as a choice of experts")
+        if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
+            notes = [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
         if not any(not one.reason for one in self.known) and not left_out:
             raise ValueError(nothing(rows, finder))
         report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own
         report.notes, report.kept = tuple(notes), tuple(self.kept.values())
+
+
+def at(path: str, other: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return path == other or path.startswith(f"{other}.")
 
 
 def nothing(rows: list[LayerRow], finder: Finder) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -161,8 +162,9 @@ class Finder:
         except (TypeError, ValueError, OverflowError) as error:
             return dataclasses.replace(one, reason=str(error))
         places = places or self.places(layer, found[0].output_gate is not None)
-        take = (lambda tokens: truth.layer(partner, given, tokens)) if truth.grows else (lambda tokens: found)
-        return dataclasses.replace(one, places=places, take=take, attends=attends)
+        return dataclasses.replace(
+            one, places=places, take=functools.partial(truth.layer, partner, given), attends=attends
+        )
 
     def places(self, layer: Layer, gated: bool) -> dict[str, Place]:
         """The projections of a layer, each with the path of its module in the place of the array's name."""

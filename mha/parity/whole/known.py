@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mha.config import Config
+from mha.parity.whole.truth import Found
 from mha.weights import models
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
-Found = tuple[Config, dict[str, np.ndarray]]
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
 
 

@@ -39,8 +39,8 @@ class Session:
 
     judge: is called with each tap that is complete, and returns None, or the output (B, Q, D) to go on with; fail: with
     the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
-    nothing has to be kept for later calls. pools: the paths of modules in which something was
-    pooled that is in no known layer, with the function.
+    nothing has to be kept for later calls; wholes: the paths of the models whose calls count, () = of each outermost
+    module. pools: the paths of modules in which something was pooled that is in no known layer, with the function.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class Session:
         judge: Callable[[Tap], np.ndarray | None],
         fail: Callable[[str, str], None],
         once: bool = False,
+        wholes: frozenset[str] = frozenset(),
     ) -> None:
-        self.taps, self.judge, self.fail, self.once = taps, judge, fail, once
+        self.taps, self.judge, self.fail, self.once, self.wholes = taps, judge, fail, once, wholes
         self.layers = {one.path: one for one in layers if not one.reason}
         self.at: dict[str, list[tuple[Known, list[str]]]] = {}
         for one in self.layers.values():
@@ -59,6 +60,7 @@ class Session:
                 self.at.setdefault(path, []).append((one, roles))
         self.every = [one.path for one in layers]
         self.stack: list[str] = []
+        self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, Tap] = {}
         self.pools: dict[str, tuple[str, int]] = {}
         self.ran: dict[str, set[str]] = {}
@@ -70,13 +72,15 @@ class Session:
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the input of a projection, or the arguments of the model's call."""
-        if not self.stack:
-            self.number += 1
+        if self.began < 0 and (path in self.wholes if self.wholes else not self.stack):
+            self.began, self.number = len(self.stack), self.number + 1
             arguments = self.taps.arguments(module, args, kwargs)
             self.cache, history = self.histories.of(arguments)
             self.call, self.tokens = ModelCall(self.number, arguments, history), 0
             self.open.clear()
         self.stack.append(path)
+        if self.began < 0:  # a part alone, as where it is computed again for gradients
+            return
         for layer, roles in self.at.get(path, ()):
             tap = self.open.get(layer.path)
             if tap is None or roles == []:
@@ -95,6 +99,8 @@ class Session:
             return None
         while self.stack.pop() != path:
             pass
+        if self.began < 0:
+            return None
         instead = None
         for layer, roles in self.at.get(path, ()):
             tap = self.open.get(layer.path)
@@ -109,13 +115,17 @@ class Session:
                 tap.outputs[role] = self.numpy(output)
             if "W_o" in roles:
                 instead = self.complete(self.open.pop(layer.path), output)
-        if not self.stack and output is not None:
-            self.ended(output)
+        if len(self.stack) <= self.began:
+            self.began = -1
+            if output is not None:
+                self.ended(output)
         return instead
 
     def pooled(self, function: str, axes: int) -> None:
         """Take note of attention outside of the layers that are known and being called."""
-        where = self.stack[-1] if self.stack else ""
+        if self.began < 0:
+            return
+        where = self.stack[-1]
         if any(where == path or where.startswith(f"{path}.") for path in self.open):
             return
         if axes > 2 or where not in self.pools:
@@ -141,7 +151,7 @@ class Session:
         except (KeyError, TypeError, ValueError) as error:
             self.fail(path, f"what enters or leaves it is not known: {error}")
             return None
-        instead = self.judge(tap)
+        instead = self.judged(tap)
         return None if instead is None else back(instead)
 
     def complete(self, tap: Tap, output: Any) -> Any:
@@ -179,8 +189,16 @@ class Session:
         if not self.once:
             history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
         self.same = None
-        instead = self.judge(tap)
+        instead = self.judged(tap)
         return None if instead is None else self.taps.alike(instead, output)
+
+    def judged(self, tap: Tap) -> np.ndarray | None:
+        """Judge a call; what goes wrong here is no error of the model, whose call goes on."""
+        try:
+            return self.judge(tap)
+        except Exception as error:
+            self.fail(tap.layer.path, f"it could not be judged: {type(error).__name__}: {error}")
+            return None
 
     def numpy(self, X: Any) -> Any:
         """A copy of an array in NumPy, one for an array that comes several times in a row."""

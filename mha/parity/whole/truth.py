@@ -1,12 +1,15 @@
 """What is true of a model: the weights and the configuration that its layers should have."""
 
 import contextlib
+import functools
 import importlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from mha import dispatch
 from mha.config import Config
@@ -15,6 +18,8 @@ from mha.weights import files, json_text, models, readers, recorded, schemes
 from mha.weights.native.named import named, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
+Found = tuple[Config, dict[str, np.ndarray]]  # configuration and canonical weights
+MOST = 2**30  # bytes of weights that are kept
 LIMIT = 2**24  # bytes of a configuration
 GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
 
@@ -22,25 +27,40 @@ GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the 
 class Truth:
     """Arrays by name, which are read when they are used, and what the model's configuration says, None = nothing.
 
-    said: where they are from, in words; own: whether these are the model's own arrays.
+    said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
+    of the model that the configuration is of, "" = all of it.
     """
 
     def __init__(
-        self, arrays: Mapping[str, Any], config: Mapping[str, Any] | None, said: str, own: bool = False
+        self,
+        arrays: Mapping[str, Any],
+        config: Mapping[str, Any] | None,
+        said: str,
+        own: bool = False,
+        inside: str = "",
     ) -> None:
-        self.arrays, self.config, self.said, self.own = arrays, config, said, own
+        self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
+        self.kept: dict[Any, Found] = {}
 
     def layers(self) -> list[Layer]:
         """List the layers that the names show, in the order of their numbers."""
         found = schemes.recognise(self.arrays)
         return sorted(found, key=lambda layer: natural(layer[1]))
 
-    def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> tuple[Config, dict[str, Any]]:
-        """Take the configuration and the canonical weights of a layer.
+    def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
+        """Take the configuration and the canonical weights of a layer; some are kept for the next call.
 
         given: options that the caller says; tokens: the length of the text.
         Raises TypeError or ValueError if the arrays or the configuration do not describe a layer of mha.
         """
+        key = chosen, str(given), tokens if self.grows else 0
+        if key not in self.kept:
+            self.kept[key] = self._layer(chosen, given, tokens)
+            while len(self.kept) > 1 and sum(map(size, self.kept.values())) > MOST:
+                del self.kept[next(iter(self.kept))]
+        return self.kept[key]
+
+    def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         scheme, prefix = chosen
         own = {name: to_numpy(name, self.arrays[name]) for name in schemes.wanted(self.arrays, scheme, prefix)}
         said = self.options(chosen, tokens)
@@ -57,7 +77,12 @@ class Truth:
         if self.config is None:
             return {}
         length = tokens if self.grows else None
-        return models.described(dict(self.config), *chosen, length)
+        return models.described(dict(self.config), *self.within(chosen), length)
+
+    def within(self, chosen: Layer) -> Layer:
+        """The same layer, its prefix as the part of the model has it that the configuration is of."""
+        scheme, prefix = chosen
+        return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
 
     def for_taught(self, chosen: Layer | None) -> "Truth":
         """The same, without a configuration that does not describe this layer, which somebody describes by hand."""
@@ -68,14 +93,14 @@ class Truth:
             return Truth(self.arrays, None, self.said)
         return self
 
-    @property
+    @functools.cached_property
     def grows(self) -> bool:
         """Whether the rotation may go by the length of the text."""
         return any(kind in str(self.config) for kind in GROWING)
 
     def attends(self, chosen: Layer) -> models.Attends | None:
         """How the layer is called, None = nothing says it. Raises ValueError if the model is of no known kind."""
-        return None if self.config is None else models.attends(dict(self.config), *chosen)
+        return None if self.config is None else models.attends(dict(self.config), *self.within(chosen))
 
 
 @contextlib.contextmanager
@@ -84,18 +109,21 @@ def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
 
     Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
     """
-    config = config_of(model)
+    inside, config = configured(taps.modules(model))
     if like is None:
-        yield Truth(taps.arrays(model), config, "the model's own weights", True)
+        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside)
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:
             beside = config_beside(source.path)
-            yield Truth(Read(source), config if beside is None else beside, os.fspath(like))
+            said = config if beside is None else beside
+            yield Truth(Read(source), said, os.fspath(like), inside=inside if beside is None else "")
     elif isinstance(like, Mapping):
-        yield Truth(named(like), config, "the arrays of like")
+        yield Truth(named(like), config, "the arrays of like", inside=inside)
     elif backend := dispatch.backend_of(like):
         other = taps_of(backend)
-        yield Truth(other.arrays(like), config_of(like) or config, f"the {type(like).__name__} of like")
+        there, own = configured(other.modules(like))
+        there, own = (inside, config) if own is None else (there, own)
+        yield Truth(other.arrays(like), own, f"the {type(like).__name__} of like", inside=there)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
@@ -134,11 +162,31 @@ def config_of(model: Any) -> dict[str, Any] | None:
     return json_text.parse(config.to_json_string()) if hasattr(config, "to_json_string") else None
 
 
+def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """What the outermost module that has a configuration says, and its path; None if none has one."""
+    for path, module in modules.items():
+        if (config := config_of(module)) is not None:
+            return path, config
+    return "", None
+
+
+def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
+    """The paths of the modules that are whole models of transformers."""
+    return frozenset(
+        path for path, module in modules.items() if hasattr(module, "save_pretrained") and config_of(module)
+    )
+
+
 def taps_of(backend: BackendName) -> Any:
     """The module in which a backend watches models; TypeError if it has none."""
     if backend not in dispatch.having("commands/taps.py"):
         raise TypeError(f"models of {backend} cannot be watched; give what enters and leaves to mha.parity.audit_taps")
     return importlib.import_module(f"mha.backends.{backend}.commands.taps")
+
+
+def size(found: Found) -> int:
+    """The bytes of the weights of a layer."""
+    return sum(X.nbytes for X in found[1].values())
 
 
 def natural(prefix: str) -> list[Any]:
