@@ -20,7 +20,7 @@ REFERENCE = "torch"
 OTHERS = [name for name in NAMES if name != REFERENCE]
 CHAPTERS = tuple(f"{chapter}.py" for chapter in dispatch.CHAPTERS)
 ENGINE = ("engine/layer.py", "engine/pooling.py", "engine/operations.py")
-COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "bench", "decoding", "measures"))
+COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "taps", "bench", "decoding", "measures"))
 
 # How a framework names the methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | {known.method: "__call__" for known in dispatch.FRAMEWORKS.values()}
@@ -35,7 +35,13 @@ FILES = {
         "engine/decoding.py": IN_PLACE,
         "engine/pieces.py": PIECES,
     },
-    "jax": {"engine/calls.py": COMPILED, "engine/decoding.py": IN_PLACE, "engine/pieces.py": PIECES},
+    "jax": {
+        "engine/calls.py": COMPILED,
+        "engine/decoding.py": IN_PLACE,
+        "engine/pieces.py": PIECES,
+        "commands/linen_models.py": "only a call shows the parts of a model, and its arrays are among the arguments",
+        "commands/watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
+    },
     "mxnet": {"engine/recomputing.py": "the framework has no function that computes a block again"},
 }
 # Functions, methods and classes of a chapter that the others do not have, and why.

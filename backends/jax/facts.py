@@ -18,7 +18,6 @@ LACKS = {
     "a state of training": "a call says whether it trains",
     "kept gradients": "a call returns its gradients",
     "frozen weights": "a gradient is asked for by what it is by",
-    "commands/taps.py": "its models cannot be watched yet",
 }
 PARALLEL = ("plan", "attend", "gather", "save", "load")
 DEVICES = ("XLA_FLAGS", "--xla_force_host_platform_device_count=")

@@ -13,5 +13,4 @@ LACKS = {
     "arguments by name": "Gluon calls a block with arguments by position alone",
     "a compiler of calls": "its compiler takes the dense layers of a layer alone",
     "a state of precision": "nothing outside of a call changes its dtypes",
-    "commands/taps.py": "its models cannot be watched yet",
 }

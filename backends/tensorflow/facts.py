@@ -14,5 +14,4 @@ LACKS = {
     "arrays that change": "nothing writes to its tensors",
     "a state of training": "a call says whether it trains",
     "kept gradients": "a tape returns its gradients",
-    "commands/taps.py": "its models cannot be watched yet",
 }

@@ -9,6 +9,7 @@ from mha.parity.mistakes.mistake import Mistake
 from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
 from mha.parity.unseen.probes import inputs
 from mha.parity.unseen.sight import Unseen
+from mha.parity.whole.arrays_alone import audit_taps
 from mha.parity.whole.audit import audit, watch
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.why.comparison import compare, diagnose, ratio
@@ -40,6 +41,7 @@ __all__ = [
     "Verdict",
     "WeightRow",
     "audit",
+    "audit_taps",
     "bound",
     "case_files",
     "check_case",

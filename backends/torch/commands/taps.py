@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
-from mha.parity.whole.sinks import Sink
+from mha.parity.whole.sinks import Sink, by_name
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -26,6 +26,11 @@ DROPOUT = (
 PLAIN = "weight", "bias"  # all that a projection has
 INPUTS = {"queries": "query", "keys": "key", "values": "value"}
 LOW = -1e4  # a number below it, added to scores, hides
+
+
+def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    return model
 
 
 def modules(model: Any) -> dict[str, Any]:
@@ -68,12 +73,8 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of a module by name."""
-    try:
-        module = getattr(module, "_orig_mod", module)  # of a compiled one
-        bound = dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments)
-    except TypeError:  # the call itself will say what is wrong
-        return dict(kwargs)
-    return bound | bound.pop("kwargs", {})
+    whole = getattr(module, "_orig_mod", module)  # of a compiled one
+    return by_name(whole.forward, args, kwargs)
 
 
 class _Mode(TorchFunctionMode):

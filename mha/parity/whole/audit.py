@@ -43,12 +43,12 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         ValueError: if no attention layer is known; the message lists what was found.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
-    watching = Watch(model, like, layers, once=True)
+    watching = Watch(model, like, layers, once=(args, kwargs))
     with watching.open() as report:
         before = watching.taps.call(model, *args, **kwargs)
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
-        second = Watch(model, like, layers, frozenset(wrong), once=True)
+        second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
         with second.open() as other:
             after = second.taps.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
@@ -71,17 +71,18 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 class Watch:
     """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
 
-    once: whether it is called once.
+    once: the arguments of its one call, by position and by name; None = it may be called often.
     """
 
     def __init__(
-        self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset(), once: bool = False
+        self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset(), once: Any = None
     ) -> None:
         backend = dispatch.backend_of(model)
         if backend is None:
             raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
         self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
         self.taps = taps_of(backend)
+        self.shown = self.taps.shown(model, *(once or ((), {})))
         self.known: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
         self.kept: dict[Any, Judged] = {}
@@ -91,13 +92,13 @@ class Watch:
     def open(self) -> Iterator[AuditReport]:
         """Watch until the context ends; its report is complete then."""
         report = AuditReport(type(self.model).__name__)
-        with opened(self.like, self.model, self.taps) as truth:
-            finder = Finder(self.taps.modules(self.model), self.taps.arrays(self.model), self.taps.odd, truth)
+        with opened(self.like, self.shown, self.taps) as truth:
+            finder = Finder(self.taps.modules(self.shown), self.taps.arrays(self.shown), self.taps.odd, truth)
             self.known, self.truth = finder.layers(self.taught), truth
-            whole = wholes(finder.modules)
-            session = Session(self.known, self.taps, self.judge, self.fail, self.once, whole)
+            whole, once = wholes(finder.modules), self.once is not None
+            session = Session(self.known, self.taps, self.judge, self.fail, once, whole)
             try:
-                with self.taps.watching(self.model, session):
+                with self.taps.watching(self.shown, session):
                     yield report
             finally:
                 session.histories.forget()

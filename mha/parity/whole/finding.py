@@ -77,7 +77,8 @@ class Finder:
             paths = [path for path in self.modules if path and fnmatch.fnmatchcase(path, str(pattern))]
             if not paths:
                 raise ValueError(f"layers has {pattern!r}, which fits no module; there are {some(self.modules)}")
-            found |= dict.fromkeys(paths, lesson_of(pattern, lesson))
+            outer = [path for path in paths if not any(within(path, other) for other in paths)]
+            found |= dict.fromkeys(outer, lesson_of(pattern, lesson))
         return found
 
     def recognised(self, path: str, layer: Layer, partner: Layer | None) -> Known:

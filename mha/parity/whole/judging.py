@@ -58,6 +58,7 @@ def judged(tap: Tap, asked: Problem) -> Judged:
     if "merged" in tap.inputs:
         merged = tap.inputs["merged"]
         steps["merged"] = merged.reshape(*merged.shape[:2], -1)  # (B, Q, H*dv)
+    steps |= tap.steps
     report = report_of(asked, steps | {"output": theirs}, call_is_sure=True)
     asked.forget()
     return Judged(tap.call.number, ratio, explained(asked, report, steps, theirs), asked)

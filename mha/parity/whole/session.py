@@ -23,7 +23,8 @@ class Tap:
     """What entered and left one layer in one call, as arrays of NumPy.
 
     layer: what is known of it; call: that of the model; inputs: queries, keys, values; outputs: of its projections, as
-    their modules have them; module: of the layer, where it is watched as a whole, and given: the arguments of its call.
+    their modules have them; module: of the layer, where it is watched as a whole, and given: the arguments of its call;
+    steps: further steps of `trace`.
     """
 
     layer: Known
@@ -32,6 +33,7 @@ class Tap:
     inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Session:
@@ -121,15 +123,20 @@ class Session:
                 self.ended(output)
         return instead
 
-    def pooled(self, function: str, axes: int) -> None:
+    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
         """Take note of attention outside of the layers that are known and being called."""
-        if self.began < 0:
+        if path is None and self.began < 0:
             return
-        where = self.stack[-1]
-        if any(where == path or where.startswith(f"{path}.") for path in self.open):
+        where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
+        if any(where == path or where.startswith(f"{path}.") for path in inside):
             return
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
+
+    def unknown(self, path: str, reason: str) -> None:
+        """Take note that a layer was called where its numbers are not known."""
+        for layer, _ in self.at.get(path, ()):
+            self.fail(layer.path, reason)
 
     def ended(self, output: Any) -> None:
         """Remember the tokens of a call of the model that has ended, if it has a cache."""
@@ -147,6 +154,8 @@ class Session:
         try:
             given, back = self.taps.attention(tap.module, entered(tap.given), output)
             tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+            if given.get("mask") is not None and not given.get("causal"):
+                given |= parted(given.pop("mask"))
             tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
         except (KeyError, TypeError, ValueError) as error:
             self.fail(path, f"what enters or leaves it is not known: {error}")
@@ -160,7 +169,7 @@ class Session:
         if "queries" not in inputs or "merged" not in inputs:
             self.fail(layer.path, f"only {', '.join(sorted(tap.outputs))} of its projections ran")
             return None
-        if any(X is None or X.ndim != 3 for X in inputs.values()):
+        if any(X is None or X.ndim != 3 for name, X in inputs.items() if name != "merged"):
             shown = next((X.shape for X in inputs.values() if X is not None), ())
             self.fail(layer.path, f"what enters its projections has shape {shown}, expected (batch, tokens, features)")
             return None
@@ -220,6 +229,17 @@ def entered(given: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("keys", found["queries"])
         found.setdefault("values", found["keys"])
     return found
+
+
+def parted(mask: Any) -> dict[str, Any]:
+    """Tell the order of the tokens in a mask from the keys that it hides, so that a mistake in one of them is named."""
+    seen = np.asarray(arrays.to_numpy(mask))
+    Q, K = seen.shape[-2:] if seen.ndim > 1 else (0, 0)
+    if Q == K > 1:
+        keys = seen[..., -1:, :]  # those that the last query sees
+        if (seen == (keys & np.tri(Q, dtype=bool))).all():
+            return {"causal": True} | ({} if keys.all() else {"mask": keys})
+    return {"mask": mask}
 
 
 def first_array(given: tuple[Any, ...]) -> Any:

@@ -1,10 +1,11 @@
 """What takes the calls of the modules of a model, which `commands/taps.py` of each backend tells.
 
 Each backend's `commands/taps.py` has these functions:
+    shown(model, args, kwargs) -> what the functions below take as the model, which a call may have to show
     modules(model) -> the modules of a model by their paths
     arrays(model, args) -> its arrays by their names
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
-    call(model, *args, **kwargs) -> call a model as its users do, without gradients
+    call(model, *args, **kwargs) -> call a model itself as its users do, without gradients
     arguments(module, args, kwargs) -> the arguments of a call of a module by their names
     attention(module, arguments, output) -> a call of one of the framework's own layers, by our names: queries, keys,
         values, output, and what else a call of ours takes
@@ -12,6 +13,8 @@ Each backend's `commands/taps.py` has these functions:
     watching(model, sink) -> a context in which a sink is told, without dropout, and without what is compiled
 """
 
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 
@@ -24,5 +27,22 @@ class Sink(Protocol):
     def leave(self, path: str, output: Any) -> Any:
         """Take the output of that call, None if it failed; return None, or the output to go on with."""
 
-    def pooled(self, function: str, axes: int) -> None:
-        """Take note of a softmax or a fused kernel, and of the number of axes of what it takes."""
+    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+        """Take note of a softmax or a fused kernel, and of the number of axes of what it takes.
+
+        path: of the module in which it is, None = the one that is being called.
+        """
+
+    def unknown(self, path: str, reason: str) -> None:
+        """Take note that the module at a path was called where its numbers are not known."""
+
+
+def by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a function by name; those by name alone if it does not take them."""
+    signature = inspect.signature(function)
+    try:
+        bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+    except TypeError:  # the call itself will say what is wrong
+        return dict(kwargs)
+    rest = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD and name in bound]
+    return bound | {key: X for name in rest for key, X in bound.pop(name).items()}

@@ -14,6 +14,7 @@ import numpy as np
 from mha import dispatch
 from mha.config import Config
 from mha.names import BackendName, SchemeName
+from mha.parity.whole.kernels import also_called, recalled
 from mha.weights import files, json_text, models, readers, recorded, schemes
 from mha.weights.native.named import named, to_numpy
 
@@ -45,6 +46,8 @@ class Truth:
     def layers(self) -> list[Layer]:
         """List the layers that the names show, in the order of their numbers."""
         found = schemes.recognise(self.arrays)
+        at = {prefix for _, prefix in found}
+        found += [layer for layer in schemes.recognise(also_called(self.arrays)) if layer[1] not in at]
         return sorted(found, key=lambda layer: natural(layer[1]))
 
     def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
@@ -62,7 +65,8 @@ class Truth:
 
     def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         scheme, prefix = chosen
-        own = {name: to_numpy(name, self.arrays[name]) for name in schemes.wanted(self.arrays, scheme, prefix)}
+        arrays = recalled(self.arrays, scheme, prefix)
+        own = {name: to_numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
         said = self.options(chosen, tokens)
         options = dict(given)
         num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
@@ -105,11 +109,11 @@ class Truth:
 
 @contextlib.contextmanager
 def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
-    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of the model's backend.
+    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of its backend, None = no model.
 
     Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
     """
-    inside, config = configured(taps.modules(model))
+    inside, config = configured({} if taps is None else taps.modules(model))
     if like is None:
         yield Truth(taps.arrays(model), config, "the model's own weights", True, inside)
     elif isinstance(like, (str, os.PathLike)):
