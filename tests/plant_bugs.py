@@ -20,6 +20,7 @@ import bugs_by_seam
 import bugs_of_backends
 import bugs_of_devices
 import bugs_of_mha
+import bugs_of_models
 import bugs_of_options
 import bugs_of_parity
 import bugs_of_showing
@@ -34,7 +35,9 @@ from trials import ROOT, copied, tried
 from mha import dispatch
 
 SHARED = ("mha/call", "mha/engine")  # by all engines
-OF_MHA = bugs_of_mha.GROUPS | bugs_of_parity.GROUPS | bugs_of_devices.GROUPS | bugs_of_showing.GROUPS
+OF_MHA = (
+    bugs_of_mha.GROUPS | bugs_of_models.GROUPS | bugs_of_parity.GROUPS | bugs_of_devices.GROUPS | bugs_of_showing.GROUPS
+)
 
 
 @dataclasses.dataclass(frozen=True)

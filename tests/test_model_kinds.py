@@ -13,6 +13,7 @@ from stored import stored
 
 import mha
 from mha.weights import models
+from mha.weights.models.kinds import KINDS
 from mha.weights.models.plain import PLAIN
 
 BERT, OPT = "encoder.layer.1.attention.", "decoder.layers.1.self_attn."
@@ -88,10 +89,21 @@ OTHERS = {
 
 @pytest.mark.parametrize(("scheme", "kind"), [(scheme, kind) for scheme in OTHERS for kind in OTHERS[scheme].split()])
 def test_another_kind_is_refused(scheme, kind):
-    known = ", ".join(PLAIN[scheme])
-    text = f"model_type is {kind!r}, expected one of {known}, whose attention is known; pass the arrays to mha.from_nat"
+    text = f"model_type is {kind!r}, whose attention is not known in scheme {scheme!r}: expected one of "
     with pytest.raises(ValueError, match=re.escape(text)):
         models.described({"model_type": kind, "num_attention_heads": 12}, scheme, BERT)
+
+
+def test_the_error_for_another_kind_is_short_and_says_what_to_type():
+    with pytest.raises(ValueError, match="model_type is 'diffllama'") as raised:
+        models.described({"model_type": "diffllama"}, "llama", BERT)
+    text = f"expected one of {len(KINDS['llama'])} kinds, which docs/weights.md lists; names like it: llama"
+    assert text in str(raised.value)
+    assert "pass the arrays to mha.from_native with num_heads=, rotary= " in str(raised.value)
+    assert "layers= to mha.parity.audit" in str(raised.value)
+    with pytest.raises(ValueError, match=r"docs/weights\.md lists; to say yourself") as raised:
+        models.described({"model_type": "zzz" * 40}, "llama", BERT)
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize("scheme", PLAIN)
@@ -106,7 +118,7 @@ def test_another_kind_is_refused(scheme, kind):
 )
 def test_a_file_without_a_kind_is_taken(scheme, model, found):
     assert models.described(model, scheme, OPT) == found
-    with pytest.raises(ValueError, match="model_type is 'None', expected one of "):
+    with pytest.raises(ValueError, match="model_type is 'None', whose attention is not known"):
         models.described(model | {"model_type": None}, scheme, OPT)
 
 
@@ -240,7 +252,7 @@ def test_a_part_of_a_model_says_its_own_heads(prefix, heads):
 
 @pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "my_text_model.encoder.layers.1.self_attn."])
 def test_a_layer_outside_of_all_parts_is_of_the_whole_model(prefix):
-    with pytest.raises(ValueError, match="model_type is 'clip', expected one of"):
+    with pytest.raises(ValueError, match="model_type is 'clip', whose attention is not known"):
         models.described(CLIP, "opt", prefix)
     part = CLIP["text_config"]
     assert models.described(part, "opt", "text_model.encoder.layers.1.self_attn.") == {"num_heads": 2}
@@ -257,7 +269,7 @@ def written(tmp_path, scheme, model, **others):
 
 def test_another_kind_is_not_loaded(tmp_path):
     path, config, _ = written(tmp_path, "bert", {"model_type": "roformer", "num_attention_heads": 3})
-    with pytest.raises(ValueError, match=r"config\.json beside it, which does .*: model_type is 'roformer', expected"):
+    with pytest.raises(ValueError, match=r"config\.json beside it, which does .*: model_type is 'roformer', whose"):
         mha.load(path, num_heads=3)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "ernie", "num_attention_heads": 3}))
     assert mha.load(path, "numpy").config == config

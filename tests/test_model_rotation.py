@@ -138,7 +138,7 @@ def test_a_phi3_packs_queries_keys_and_values_one_after_another(tmp_path, rng, n
     with pytest.raises(ValueError, match="make num_key_value_heads = 2 with 4 heads, expected 1"):
         mha.load(path)
     (tmp_path / "config.json").write_text(json.dumps(MODEL | PHI3 | {"model_type": "phimoe"}))
-    with pytest.raises(ValueError, match="model_type is 'phimoe', expected one of phi3, gte, whose attention is known"):
+    with pytest.raises(ValueError, match="model_type is 'phimoe', whose attention is not known in scheme 'phi3'"):
         mha.load(path)
 
 

@@ -136,7 +136,7 @@ def test_what_a_module_contradicts_or_cannot_say_is_refused(rng):
         with pytest.raises(ValueError, match=f"^{text}"):
             mha.from_native(module, **options)
     for changed, text in (
-        ({"model_type": "diffllama"}, "model_type is 'diffllama', expected one of llama"),
+        ({"model_type": "diffllama"}, "model_type is 'diffllama', whose attention is not known"),
         ({"attention_multiplier": 3}, "attention_multiplier is 3, which may change the attention and is not known"),
         ({"layer_types": None}, "some layers have a window, and prefix '' has no layers.NUMBER"),
     ):

@@ -177,6 +177,12 @@ def test_the_page_has_the_catalogue_as_it_is():
     assert pages.text("docs/parity.md").endswith(make_catalogue.table())
 
 
+def test_the_page_has_every_kind_of_model():
+    import make_kinds
+
+    assert make_kinds.table() + "\n" in pages.text("docs/weights.md")
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page):
     folder = (pages.ROOT / page).parent

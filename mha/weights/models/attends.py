@@ -4,13 +4,12 @@ Source: the models of transformers 5.23, each with random weights, called with p
 """
 
 import dataclasses
-import reprlib
 from collections.abc import Iterable
 from typing import Any
 
 from mha.names import SchemeName
 from mha.weights.models import parts, plain
-from mha.weights.models.kinds import ENCODERS, KINDS, kind_of
+from mha.weights.models.kinds import ENCODERS, KINDS, kind_of, unknown
 
 _TOKENS, _OF_DECODER, _OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
 _CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"}
@@ -69,14 +68,14 @@ _PATTERNS: dict[str, _Pattern] = {
 }
 _BIASES = dict.fromkeys(KINDS["t5"], "t5") | {"bloom": "alibi"}
 # Models whose parts are called as models of their own are.
-_COMPOSED = (
+COMPOSED = (
     "aimv2", "altclip", "aya_vision", "chinese_clip", "clip", "clipseg", "cohere2_vision", "git", "groupvit",
     "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "metaclip_2", "mistral3", "owlv2", "owlvit",
     "qwen2_audio", "siglip", "siglip2", "smolvlm", "tipsv2", "video_llava", "vipllava", "vision-text-dual-encoder",
     "voxtral",
 )  # fmt: skip
 # Pairs of models: what the decoder is told of the encoder's padding.
-_PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-encoder-decoder": ""}
+PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-encoder-decoder": ""}
 
 
 def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
@@ -87,14 +86,11 @@ def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
     the prefix does not say which.
     """
     own, whole = parts.part(model, prefix), str(model.get("model_type"))
-    if own is not model and whole not in (*_COMPOSED, *_PAIRS):
-        raise ValueError(
-            f"model_type is {reprlib.repr(whole)}, expected one of {', '.join((*_COMPOSED, *_PAIRS))}, if a model has "
-            "parts: how another one calls them is not known"
-        )
-    if whole in _PAIRS and own is model.get("decoder"):
+    if own is not model and whole not in (*COMPOSED, *PAIRS):
+        raise unknown(whole, (*COMPOSED, *PAIRS), "and how it calls its parts is not known")
+    if whole in PAIRS and own is model.get("decoder"):
         found = _of_part(own | {"is_encoder_decoder": False}, scheme, prefix)
-        return _renamed(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: _PAIRS[whole]})
+        return _renamed(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: PAIRS[whole]})
     return _of_part(own, scheme, prefix)
 
 

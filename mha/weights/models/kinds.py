@@ -3,7 +3,9 @@
 Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
+import difflib
 import reprlib
+from collections.abc import Collection
 from typing import Any
 
 from mha.names import SchemeName
@@ -193,8 +195,16 @@ def kind_of(model: dict[str, Any], scheme: SchemeName) -> str:
     """The kind of a model; ValueError if no such model with the names of this scheme is known."""
     kind, kinds = str(model.get("model_type")), KINDS.get(scheme, {})
     if kind not in kinds:
-        raise ValueError(
-            f"model_type is {reprlib.repr(kind)}, expected one of {', '.join(kinds)}, whose attention is known; pass "
-            "the arrays to mha.from_native to say yourself what it computes"
-        )
+        raise unknown(kind, kinds, f"whose attention is not known in scheme {scheme!r}")
     return kind
+
+
+def unknown(kind: str, kinds: Collection[str], what: str) -> ValueError:
+    """The error for a kind of model that is none of these; what: what is not known of it."""
+    close = difflib.get_close_matches(kind, kinds)
+    alike = f"; names like it: {', '.join(close)}" if close else ""
+    return ValueError(
+        f"model_type is {reprlib.repr(kind)}, {what}: expected one of {len(kinds)} kinds, which docs/weights.md "
+        f"lists{alike}; to say yourself what it computes, pass the arrays to mha.from_native with num_heads=, rotary= "
+        "and its other options, or layers= to mha.parity.audit"
+    )
