@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 import bugs_by_seam
+import bugs_of_audits
 import bugs_of_backends
 import bugs_of_devices
 import bugs_of_mha
@@ -36,7 +37,12 @@ from mha import dispatch
 
 SHARED = ("mha/call", "mha/engine")  # by all engines
 OF_MHA = (
-    bugs_of_mha.GROUPS | bugs_of_models.GROUPS | bugs_of_parity.GROUPS | bugs_of_devices.GROUPS | bugs_of_showing.GROUPS
+    bugs_of_mha.GROUPS
+    | bugs_of_audits.GROUPS
+    | bugs_of_models.GROUPS
+    | bugs_of_parity.GROUPS
+    | bugs_of_devices.GROUPS
+    | bugs_of_showing.GROUPS
 )
 
 
@@ -73,6 +79,7 @@ class Bug:
     def backend(self, changed: Iterable[str]) -> str:
         """The backend whose tests must notice the bug, by the files that it changes."""
         found = [name.split("/")[1] for name in changed if name.startswith("backends/")]
+        found += ["torch"] * (self.of in bugs_of_audits.GROUPS)
         return self.of if self.of in dispatch.FRAMEWORKS else [*found, "numpy"][0]
 
     def _found(self, pattern: str, sources: dict[str, str]) -> list[str]:

@@ -38,6 +38,16 @@ def test_a_right_model_is_right(dtype):
     assert "weights were not judged" in str(report)
 
 
+def test_what_a_port_does_in_padding_does_not_count():
+    class Blank(Attention):
+        def merge(self, x):
+            return super().merge(x) * mask[:, :, None]
+
+    ids, mask = tokens()
+    mask = mask.flip(1)  # on the right, where rows of padding see what comes before
+    assert parity.audit(Model(Blank), ids, attention_mask=mask)
+
+
 @pytest.mark.parametrize("mistaken", IN_A_CALL, ids=lambda kind: kind.__name__)
 def test_the_wrong_layer_and_its_mistake_are_named(mistaken):
     ids, mask = tokens()
@@ -97,7 +107,7 @@ def test_a_mistake_of_all_layers_is_the_models():
 
 
 def decoded(model, steps=(5, 1, 1, 3)):
-    ids, mask = tokens(T=sum(steps))
+    ids, mask = (X[:1] for X in tokens(T=sum(steps)))  # padded on the left
     with parity.watch(model) as report:
         past, at = None, 0
         for step in steps:
@@ -174,7 +184,8 @@ def test_weights_are_judged_by_a_checkpoint(tmp_path):
         assert parity.audit(model, ids, mask, like=like)
         report = parity.audit(wrong, ids, mask, like=like)
         assert [row.path for row in report.wrong] == [LAYERS[1]]
-        assert "weights were not judged" not in str(report)
+        assert report.weighed
+    assert "weights were not judged" not in str(parity.audit(model, ids, mask, like=model))
     assert parity.audit(wrong, ids, mask)
 
 

@@ -1,0 +1,105 @@
+"""Bugs of what judges whole models, whose tests need PyTorch; groups as in `bugs_of_mha.py`."""
+
+# fmt: off
+GROUPS = {
+    "calls of models": ("mha/parity/whole", "audit audit_taught real/audit", {
+        "padding is not read": (r"seen = np\.broadcast_to\(of_keys != 0", "seen = np.broadcast_to(of_keys == of_keys"),
+        "padding is inverted": (r"np\.broadcast_to\(of_keys != 0", "np.broadcast_to(of_keys == 0"),
+        "rows of padding count": (
+            r"rows = np\.broadcast_to\(own\[:, -Q:\] != 0", "rows = np.broadcast_to(own[:, -Q:] == own[:, -Q:]"),
+        "rows of the first tokens are taken": (r"own\[:, -Q:\]", "own[:, :Q]"),
+        "no layer is causal": (r'given\["causal"\] = attends\.causal', 'given["causal"] = False'),
+        "tokens after a cache begin at 0": (r'given\["offset"\] = before', 'given["offset"] = 0'),
+        "biases are left out": (r"if attends\.bias:", "if False:"),
+        "a table of biases looks both ways": (r"bidirectional=not attends\.causal", "bidirectional=True"),
+        "another stack's table": (r"return max\(names, key=shared\)", "return min(names, key=shared)"),
+        "positions of padding count": (r"places = np\.where\(real, places, -1\)", "places = places"),
+        "positions are not read": (r"own = X\.reshape\(-1, Q\)\.astype\(np\.int64\)", "own = None"),
+        "positions of earlier calls are forgotten": (
+            r"earlier, own = self\.history\.positions, None", "earlier, own = None, None"),
+        "packed texts see each other": (r'"segments": segments, "key_segments": segments', ""),
+        "what begins again is always packed": (r"attends\.causal and not packs\(call, truth\)", "False"),
+        "what begins again is never packed": (r"return call\.history\.tokens == 0 and not .*", "return False"),
+        "a mask by slots has all slots": (r"mask = mask\[\.\.\., :K\]", "mask = mask"),
+        "a window counts beside such a mask": (r"config = dataclasses\.replace\(config, window=None\)", "pass"),
+        "one mask for all kinds of layers": (r"X\.get\(kind\) if isinstance", "next(iter(X.values())) if isinstance"),
+    }),
+    "caches of models": ("mha/parity/whole", "audit real/audit", {
+        "keys of earlier calls are forgotten": (
+            r"inputs\[name\] = np\.concatenate\(\[getattr\(earlier, name\), inputs\[name\]\], 1\)", "pass"),
+        "nothing is kept for later calls": ("if not self.once:", "if False:"),
+        "a cache from before passes as empty": (r"if length is not None and history\.tokens != length:", "if False:"),
+        "a cache that is returned is not followed": (
+            r"for cache in \(self\.cache, made\):", "for cache in (self.cache,):"),
+        "beams are not followed": (r'    "reorder_cache": History\.select,\n', ""),
+        "an empty cache has the history of another": (r"if length == 0:", "if False:"),
+        "keys of another sequence grow": (r"elif not cross and history\.tokens:", "elif history.tokens:"),
+    }),
+    "judging models": ("mha/parity/whole mha/parity/same", "audit audit_taught real/audit", {
+        "angles are exact": ("False, angles=True", "False"),
+        "a call that is wrong is taken for right": (r"if one\.ratio > 1:", "if one.ratio > 1e9:"),
+        "the last wrong call is shown": (
+            r'row\.verdict != "same" and path not in self\.mend', 'row.verdict == "not known"'),
+        "the last call is shown": (r"row\.judged\.ratio >= one\.ratio", "row.judged.ratio < 0"),
+        "weights are the model's own": (r"if like is None:", "if True:"),
+        "half precision is judged as float32": (
+            r'if dtype == "float64" and config\.rotary is not None:', 'if dtype != "float32":'),
+        "float64 is judged by exact angles": (r'if dtype == "float64" and config\.rotary is not None:', "if False:"),
+        "rows count everywhere": (r"None, rows, False, angles", "None, None, False, angles"),
+        "the projections are not compared": (r"for role in PROJECTED if role in", "for role in () if role in"),
+        "one packed part for all": (r"if place\.part:", "if False:"),
+        "mended rows of padding, too": (
+            r'return np\.where\(asked\.matters\("output"\), right,', "return np.where(True, right,"),
+        "nothing is mended": (r"return mended\(tap, asked\)", "return None"),
+        "moved by nothing": (r"found\[name\] = float\(far\.max\(\)\)", "found[name] = 0.0"),
+        "all is explained": (r"if left <= SMALL \* apart:", "if True:"),
+        "nothing is explained": (r"if left <= SMALL \* apart:", "if False:"),
+        "one wrong layer is the model's mistake": (
+            r"if len\(self\.wrong\) < 2 or len\(self\.wrong\) < len\(compared\):", "if False:"),
+        "no mistake is the model's": (r"return bool\(set\.intersection\(\*named\)\)", "return False"),
+    }),
+    "layers of models": ("mha/parity/whole", "audit audit_taught real/audit", {
+        "unknown layers pass": (r'not verdicts & \{"differs", "not known"\}', 'not verdicts & {"differs"}'),
+        "a report of nothing is true": (r'return "same" in verdicts and', "return"),
+        "what is left out counts": (r"if not self\.left_out\(row\)\}", "}"),
+        "a softmax elsewhere is overlooked": (
+            r"for path, \(pool, axes\) in others\.items\(\) if axes > 2", "for path, (pool, axes) in ()"),
+        "a softmax of rows is attention": (r"if axes > 2\]", "if axes > 1]"),
+        "attention in an idle layer is overlooked": (r"for path in self\.open\):", "for path in self.layers):"),
+        "shared layers count twice": (
+            r"first\.setdefault\(id\(self\.modules\.get\(path, path\)\), path\)", "first.setdefault(path, path)"),
+        "layers are paired by order alone": (r"if path in alike or len\(alike\) == 1:", "if False:"),
+        "layers are never paired by order": (
+            r"if len\(found\) < len\(paths\) and len\(paths\) == len\(layers\):", "if False:"),
+        "layer 10 comes before layer 2": (
+            r"return \[int\(X\) if X\.isdigit\(\) else X for X in .*\]", "return [prefix]"),
+        "quantised projections are read": (
+            r"if \(why := self\.odd\(self\.modules\[place\.name\]\)\)", "if (why := '')"),
+        "any part's call is the model's": (
+            r"path in self\.wholes if self\.wholes else not self\.stack", "not self.stack"),
+        "what fails here ends the model's call": (r"except Exception as error:", "except KeyError as error:"),
+        "a layer that runs in part is not called": (r"elif ran:", "elif False:"),
+        "a taught rotation is ignored": (
+            r'options = \{"rotary": None\} \| options', 'options = options | {"rotary": None}'),
+        "a taught order is ignored": (r'lesson\.get\("causal", False\)', "False"),
+        "kernels are taken as (in, out)": (r"X\.T if inward else X", "X if inward else X.T"),
+        "prefixes have the model around": (
+            r'prefix\.removeprefix\(f"\{self\.inside\}\."\) if self\.inside else prefix', "prefix"),
+    }),
+    "watching PyTorch": ("backends/torch/commands/taps.py", "audit audit_taught", {
+        "dropout stays on": (r"if func in DROPOUT:", "if False:"),
+        "hooks stay": (r"        for handle in handles:\n            handle\.remove\(\)\n", ""),
+        "the fast path stays off": (
+            r"    finally:\n        torch\.backends\.mha\.set_fastpath_enabled\(fast\)", "    finally:\n        pass"),
+        "the fast path is always on afterwards": (r"set_fastpath_enabled\(fast\)", "set_fastpath_enabled(True)"),
+        "parametrised projections are plain": (r'if hasattr\(module, "parametrizations"\):', "if False:"),
+        "adapted projections are plain": (
+            r'any\("base_layer" in name or "lora" in name\.lower\(\) for name in own\)', "False"),
+        "quantised projections are plain": (r" and X\.dtype\.itemsize > 1", ""),
+        "kernels are overlooked": (r"elif func in KERNELS:", "elif False:"),
+        "a softmax of tensors is overlooked": (r", torch\.Tensor\.softmax\)", ")"),
+        "a training step has no gradients": (
+            r"\n            yield\n", "\n            with torch.no_grad():\n                yield\n"),
+        "mended outputs are float64": (r"dtype=output\.dtype, ", ""),
+    }),
+}
