@@ -65,7 +65,8 @@ GROUPS = {
         "a softmax elsewhere is overlooked": (
             r"for path, \(pool, axes\) in others\.items\(\) if axes > 2", "for path, (pool, axes) in ()"),
         "a softmax of rows is attention": (r"if axes > 2\]", "if axes > 1]"),
-        "attention in an idle layer is overlooked": (r"for path in self\.open\):", "for path in self.layers):"),
+        "attention in an idle layer is overlooked": (r"\(self\.stack\[-1\], self\.open\)",
+            "(self.stack[-1], self.layers)"),
         "shared layers count twice": (
             r"first\.setdefault\(id\(self\.modules\.get\(path, path\)\), path\)", "first.setdefault(path, path)"),
         "layers are paired by order alone": (r"if path in alike or len\(alike\) == 1:", "if False:"),
