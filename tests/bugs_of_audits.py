@@ -1,8 +1,8 @@
-"""Bugs of what judges whole models, whose tests need PyTorch; groups as in `bugs_of_mha.py`."""
+"""Bugs of what judges whole models; groups as in `bugs_of_mha.py`."""
 
 # fmt: off
 GROUPS = {
-    "calls of models": ("mha/parity/whole", "audit audit_taught real/audit", {
+    "calls of models": ("mha/parity/whole", "audit_calls", {
         "padding is not read": (r"seen = np\.broadcast_to\(of_keys != 0", "seen = np.broadcast_to(of_keys == of_keys"),
         "padding is inverted": (r"np\.broadcast_to\(of_keys != 0", "np.broadcast_to(of_keys == 0"),
         "rows of padding count": (
@@ -24,16 +24,24 @@ GROUPS = {
         "a window counts beside such a mask": (r"config = dataclasses\.replace\(config, window=None\)", "pass"),
         "one mask for all kinds of layers": (r"X\.get\(kind\) if isinstance", "next(iter(X.values())) if isinstance"),
     }),
-    "caches of models": ("mha/parity/whole", "audit real/audit", {
+    "histories of caches": ("mha/parity/whole", "audit_calls", {
+        "a cache from before passes as empty": (r"if length is not None and history\.tokens != length:", "if False:"),
+        "a cache that was not seen is empty": (r"\(None, History\(known=False\)\)", "(None, History())"),
+        "beams are not followed": (r'    "reorder_cache": History\.select,\n', ""),
+        "cropped caches are not followed": (r'    "crop": History\.crop,\n', ""),
+        "keys of another sequence are cropped": (r"if not one\.cross:", "if True:"),
+        "values stay with the sample that had them": (
+            r"one\.keys, one\.values = one\.keys\[rows\], one\.values\[rows\]", "one.keys = one.keys[rows]"),
+        "an empty cache has the history of another": (r"if length == 0:", "if False:"),
+        "a cache keeps what follows it": (r"vars\(cache\)\.pop\(name, None\)", "pass"),
+        "tokens of a pair of arrays are counted by another axis": (r"first\.shape\[-2\]", "first.shape[-1]"),
+    }),
+    "caches of models": ("mha/parity/whole", "audit", {
         "keys of earlier calls are forgotten": (
             r"inputs\[name\] = np\.concatenate\(\[getattr\(earlier, name\), inputs\[name\]\], 1\)", "pass"),
         "nothing is kept for later calls": ("if not self.once:", "if False:"),
-        "a cache from before passes as empty": (r"if length is not None and history\.tokens != length:", "if False:"),
         "a cache that is returned is not followed": (
             r"for cache in \(self\.cache, made\):", "for cache in (self.cache,):"),
-        "beams are not followed": (r'    "reorder_cache": History\.select,\n', ""),
-        "an empty cache has the history of another": (r"if length == 0:", "if False:"),
-        "keys of another sequence grow": (r"elif not cross and history\.tokens:", "elif history.tokens:"),
     }),
     "judging models": ("mha/parity/whole mha/parity/same", "audit audit_taught real/audit", {
         "angles are exact": ("False, angles=True", "False"),
@@ -104,3 +112,5 @@ GROUPS = {
         "mended outputs are float64": (r"dtype=output\.dtype, ", ""),
     }),
 }
+# Those whose tests need PyTorch.
+TORCH = ("caches of models", "judging models", "layers of models", "watching PyTorch")

@@ -1,0 +1,252 @@
+"""From the call of a model to the call of a layer, by hand: masks, positions, packed texts, biases, caches.
+
+Letters: B samples, Q queries, K keys, H heads.
+"""
+
+import types
+
+import numpy as np
+import pytest
+
+import mha
+from mha.config import Config
+from mha.parity.whole.asked import WITHOUT_WINDOW, told
+from mha.parity.whole.calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in, length_of
+from mha.parity.whole.judging import asked_of
+from mha.parity.whole.known import Known
+from mha.parity.whole.session import Tap
+from mha.parity.whole.truth import Truth
+from mha.weights.models import Attends
+
+PLAIN, TURNING = Config(12, 3), Config(12, 3, rotary=mha.Rotary(4))
+WINDOWED = Config(12, 3, rotary=mha.Rotary(4), window=(2, 0))
+DECODER, ENCODER = Attends(True, "attention_mask", "attention_mask"), Attends(False, "attention_mask", "attention_mask")
+NOTHING = Truth({}, None, "nothing")
+LEFT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+
+def asked(arguments, attends=DECODER, config=TURNING, sizes=(2, 5, 5), history=None, truth=NOTHING, path="layers.0"):
+    return told(ModelCall(1, arguments, history or History()), attends, config, truth, path, sizes)
+
+
+def test_a_call_without_more_is_causal_or_not():
+    for attends, causal in ((DECODER, True), (ENCODER, False)):
+        given, rows = asked({}, attends)
+        assert given == {"causal": causal}
+        assert rows.all()
+
+
+def test_padding_hides_keys_and_its_rows_do_not_count():
+    given, rows = asked({"attention_mask": LEFT})
+    assert np.array_equal(given.pop("mask"), LEFT[:, None].astype(bool))
+    assert given == {"causal": True}
+    assert np.array_equal(rows, LEFT.astype(bool))
+
+
+def test_after_a_cache_the_last_columns_are_of_the_queries():
+    given, rows = asked({"attention_mask": LEFT}, sizes=(2, 2, 5), history=History(3))
+    assert given["offset"] == 3
+    assert given["mask"].shape == (2, 1, 5)
+    assert rows.all()
+    given, rows = asked({"attention_mask": LEFT[:, ::-1]}, sizes=(2, 2, 5), history=History(3))
+    assert np.array_equal(rows, [[False, False], [True, True]])
+
+
+def test_a_mask_of_other_keys_is_not_known():
+    with pytest.raises(UnknownError, match=r"attention_mask has shape \(2, 5\), expected \(2, 7\)"):
+        asked({"attention_mask": LEFT}, sizes=(2, 2, 7), history=History(5))
+
+
+def test_between_two_sequences_padding_alone_counts():
+    attends = Attends(False, "decoder_attention_mask", "attention_mask", cross=True)
+    given, rows = asked({"attention_mask": LEFT, "position_ids": np.arange(3)}, attends, sizes=(2, 3, 5))
+    assert list(given) == ["mask"]
+    assert rows.shape == (2, 3)
+
+
+def test_positions_of_tokens_are_taken_and_those_of_padding_are_below_0():
+    places = np.array([[1, 1, 0, 1, 2], [7, 8, 9, 10, 11]])
+    given, _ = asked({"attention_mask": LEFT, "position_ids": places})
+    expected = np.array([[-1, -1, 0, 1, 2], [7, 8, 9, 10, 11]])
+    assert np.array_equal(given["positions"], expected)
+    assert np.array_equal(given["key_positions"], expected)
+    assert given["causal"]
+    assert "mask" not in given
+
+
+def test_positions_go_on_after_a_cache():
+    history = History(3, positions=np.array([[4, 5, 6]]))
+    given, _ = asked({"position_ids": np.array([[7, 8]])}, sizes=(2, 2, 5), history=history)
+    assert np.array_equal(given["positions"], [[7, 8]] * 2)
+    assert np.array_equal(given["key_positions"], [[4, 5, 6, 7, 8]] * 2)
+    given, _ = asked({"position_ids": np.array([[3, 4]])}, sizes=(2, 2, 5), history=History(3))
+    assert np.array_equal(given["key_positions"], [[0, 1, 2, 3, 4]] * 2)
+
+
+def test_without_rotation_or_order_positions_do_not_matter():
+    given, _ = asked({"position_ids": np.array([[3, 1, 2, 0, 4]])}, ENCODER, PLAIN)
+    assert given == {"causal": False}
+
+
+BEGINNING = {"position_ids": np.array([[0, 1, 2, 0, 1]])}
+
+
+def test_positions_that_begin_again_without_a_cache_are_packed_texts():
+    given, _ = asked(BEGINNING | {"use_cache": False})
+    assert np.array_equal(given["segments"], [[0, 0, 0, 1, 1]] * 2)
+    assert np.array_equal(given["key_segments"], given["segments"])
+    assert np.array_equal(given["positions"], [[0, 1, 2, 0, 1]] * 2)
+
+
+def test_with_a_cache_order_and_window_go_by_slots():
+    said = Truth({}, {"use_cache": True}, "a model")
+    for config, more in ((TURNING, {}), (WINDOWED, {WITHOUT_WINDOW: True})):
+        given, _ = asked(BEGINNING, config=config, truth=said)
+        i, j = np.indices((5, 5))
+        expected = (j <= i) & ((i - j <= 2) | (config.window is None))
+        assert np.array_equal(given.pop("mask"), np.broadcast_to(expected, (2, 5, 5)))
+        assert not given["causal"]
+        assert "segments" not in given
+        assert {WITHOUT_WINDOW: given[WITHOUT_WINDOW]}.items() >= more.items()
+
+
+def test_positions_out_of_order_beside_chunks_are_not_known():
+    with pytest.raises(UnknownError, match="has chunks"):
+        asked({"position_ids": np.array([[0, 2, 1, 3, 4]])}, config=Config(12, 3, rotary=mha.Rotary(4), chunk=3))
+
+
+@pytest.mark.parametrize("kind", ["booleans", "floats"])
+def test_a_mask_with_four_axes_counts_alone(kind):
+    seen = np.tri(2, 5, 1, dtype=bool)[None, None].repeat(2, 0)  # (B, 1, Q, K), and three slots more
+    mask = np.concatenate([seen, np.zeros((2, 1, 2, 3), bool)], 3)
+    if kind == "floats":
+        mask = np.where(mask, 0, np.finfo("f4").min).astype("f4")
+    given, _ = asked({"attention_mask": mask}, config=WINDOWED, sizes=(2, 2, 5), history=History(3))
+    assert np.array_equal(given.pop("mask"), seen)
+    assert given == {WITHOUT_WINDOW: True, "offset": 3}
+
+
+def test_beside_such_a_mask_a_window_hides_nothing_more():
+    layer = mha.MultiHeadAttention(12, 3, rotary=mha.Rotary(4), window=(2, 0), backend="numpy", seed=1)
+    seen, X = np.tri(5, dtype=bool)[None, None], np.ones((2, 5, 12), "f4")
+    known = Known("layers.0", "mistral", take=lambda tokens: (layer.config, layer.weights), attends=DECODER)
+    call = ModelCall(1, {"attention_mask": seen}, History())
+    tap = Tap(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
+    assert np.array_equal(asked_of(tap, NOTHING).visible[:, :1], seen.repeat(2, 0))
+
+
+def test_numbers_in_such_a_mask_are_biases():
+    mask = np.array([[[[0.5, -1e30]]]], "f4")
+    given, _ = asked({"attention_mask": mask}, config=PLAIN, sizes=(1, 1, 2))
+    assert np.array_equal(given["mask"], [[[[True, False]]]])
+    assert np.array_equal(given["score_bias"], [[[[0.5, 0]]]])
+
+
+def test_such_a_mask_of_another_shape_is_not_known():
+    with pytest.raises(UnknownError, match=r"expected \(2, 1, 5, 5\)"):
+        asked({"attention_mask": np.ones((2, 1, 4, 5), bool)})
+
+
+def test_of_several_masks_the_one_of_the_layers_kind_counts():
+    masks = {"full_attention": LEFT, "sliding_attention": LEFT[::-1]}
+    for config, expected in ((TURNING, LEFT), (WINDOWED, LEFT[::-1])):
+        given, _ = asked({"attention_mask": masks}, config=config)
+        assert np.array_equal(given["mask"][:, 0], expected.astype(bool))
+
+
+TABLES = {f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": np.random.default_rng(seed).normal(
+    size=(8, 3)) for seed, stack in enumerate(("encoder", "decoder"))}  # fmt: skip
+
+
+@pytest.mark.parametrize(("stack", "causal"), [("encoder", False), ("decoder", True)])
+def test_the_table_of_t5_is_that_of_its_stack(stack, causal):
+    truth = Truth(TABLES, {"relative_attention_max_distance": 6}, "T5")
+    table = TABLES[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+    attends = Attends(causal, "", "", bias="t5")
+    for Q in (5, 2):
+        path = f"{stack}.block.1.layer.0.SelfAttention"
+        given, _ = asked({}, attends, PLAIN, (2, Q, 5), History(5 - Q), truth, path)
+        buckets = mha.t5_buckets(Q, 5, bidirectional=not causal, num_buckets=8, max_distance=6, offset=5 - Q)
+        assert np.array_equal(given["score_bias"], table[buckets].transpose(2, 0, 1)[None])
+    with pytest.raises(UnknownError, match="has no relative_attention_bias"):
+        asked({}, attends, PLAIN, truth=NOTHING)
+
+
+@pytest.mark.parametrize(("bias", "factor"), [("alibi", 1), ("alibi, scaled", 0.5)])
+def test_linear_biases_are_scaled_where_the_model_scales_them(bias, factor):
+    given, _ = asked({}, Attends(True, "", "", bias=bias), PLAIN)
+    assert np.allclose(given["score_bias"], factor * mha.alibi(3, 5, dtype="float64"))
+
+
+# Caches
+
+
+class Cache:
+    """A cache as transformers has them."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def get_seq_length(self):
+        return self.length
+
+    def reorder_cache(self, rows):
+        return "reordered"
+
+    def crop(self, tokens):
+        self.length = tokens
+
+
+def filled(histories, cache, tokens=4):
+    numbers = np.arange(2 * tokens).reshape(2, tokens, 1)  # (B, T, 1)
+    places = np.arange(2 * tokens).reshape(2, tokens)  # (B, T)
+    layers = {"own": Earlier(numbers, numbers, False), "cross": Earlier(numbers, numbers, True)}
+    histories.keep(cache, History(tokens, layers, places))
+    return numbers
+
+
+def test_the_history_of_a_cache_is_found_again_if_its_length_fits():
+    histories, cache = Histories(), Cache(4)
+    filled(histories, cache)
+    assert histories.of({"past_key_values": cache})[1].tokens == 4
+    cache.length = 5
+    assert not histories.of({"past_key_values": cache})[1].known
+    cache.length = 0
+    assert histories.of({"past_key_values": cache})[1] == History()
+    assert not histories.of({"past_key_values": Cache(3)})[1].known
+    assert histories.of({})[0] is None
+    assert histories.of({"cache": False})[0] is None
+
+
+def test_what_changes_a_cache_changes_its_history():
+    histories, cache = Histories(), Cache(4)
+    numbers = filled(histories, cache)
+    assert cache.reorder_cache(np.array([1, 1])) == "reordered"
+    history = histories.of({"past_key_values": cache})[1]
+    assert np.array_equal(history.layers["own"].keys, numbers[[1, 1]])
+    assert np.array_equal(history.layers["cross"].values, numbers[[1, 1]])
+    assert np.array_equal(history.positions, [[4, 5, 6, 7]] * 2)
+    cache.crop(3)
+    history = histories.of({"past_key_values": cache})[1]
+    assert history.known
+    assert [history.layers[name].keys.shape[1] for name in ("own", "cross")] == [3, 4]
+    assert history.positions.shape == (2, 3)
+    history.crop(-1)
+    assert history.tokens == 2
+    history.repeat(3)
+    assert history.layers["own"].keys.shape == (6, 2, 1)
+    assert history.positions.shape == (6, 2)
+    histories.forget()
+    assert "reorder_cache" not in vars(cache)
+
+
+def test_the_length_of_a_cache_is_what_it_says():
+    keys = np.zeros((2, 3, 7, 4))  # (B, G, T, d)
+    lengths = [length_of(cache) for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
+    assert lengths == [3, 0, 0, 7, None, None]
+
+
+def test_the_cache_that_a_call_returns_is_found():
+    assert cache_in({"logits": 1, "past_key_values": "kept"}) == "kept"
+    assert cache_in(types.SimpleNamespace(past_key_values="kept")) == "kept"
+    assert cache_in((1, 2)) is None
