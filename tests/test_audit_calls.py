@@ -214,6 +214,7 @@ def test_the_history_of_a_cache_is_found_again_if_its_length_fits():
     cache.length = 0
     assert histories.of({"past_key_values": cache})[1] == History()
     assert not histories.of({"past_key_values": Cache(3)})[1].known
+    assert not histories.of({"cache": object()})[1].known  # which says no length
     assert histories.of({})[0] is None
     assert histories.of({"cache": False})[0] is None
 
