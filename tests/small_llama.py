@@ -27,6 +27,8 @@ class Config:
 class Attention(torch.nn.Module):
     """Causal attention with shared heads and a rotation; subclasses make a mistake in one of its methods."""
 
+    first = 0  # the position of the first token
+
     def __init__(self):
         super().__init__()
         self.q_proj = torch.nn.Linear(WIDTH, HEADS * HEAD_DIM, bias=False)
@@ -48,6 +50,7 @@ class Attention(torch.nn.Module):
         return x.view(*x.shape[:2], heads, -1).transpose(1, 2)  # (B, H, T, d)
 
     def turn(self, x, before):
+        before += self.first
         angles = self.angles(torch.arange(before, before + x.shape[2]).float())  # (T, d / 2)
         cos, sin = (f(angles).repeat(1, 2).to(x.dtype) for f in (torch.cos, torch.sin))  # (T, d)
         return x * cos + torch.cat((-x[..., HEAD_DIM // 2 :], x[..., : HEAD_DIM // 2]), -1) * sin
@@ -112,7 +115,7 @@ class Model(torch.nn.Module):
                 parameter.normal_(std=0.4)
         self.to(dtype).eval()
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None):
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, position_ids=None):
         before = 0 if past_key_values is None else past_key_values[0][0].shape[2]
         (B, Q), K = input_ids.shape, before + input_ids.shape[1]
         seen = (torch.arange(K) <= torch.arange(before, K)[:, None])[None, None].expand(B, 1, Q, K)
@@ -120,6 +123,7 @@ class Model(torch.nn.Module):
             seen = seen & attention_mask[:, None, None].bool()
         x, kept = self.dropout(self.embed(input_ids)), []
         for at, layer in enumerate(self.layers):
+            layer.self_attn.first = 0 if position_ids is None else int(position_ids[0, 0])
             x, past = layer(x, seen, None if past_key_values is None else past_key_values[at])
             kept.append(past)
         return {"logits": self.norm(x) @ self.embed.weight.T, "past_key_values": kept}

@@ -38,6 +38,15 @@ def test_a_right_model_is_right(dtype):
     assert "weights were not judged" in str(report)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_right_model_is_right_at_far_positions(dtype):
+    ids, _ = tokens()
+    places = torch.arange(8000, 8000 + ids.shape[1])[None]
+    report = parity.audit(Model(dtype=dtype), ids, position_ids=places)
+    assert report, report
+    assert len(parity.audit(Model(dtype=dtype), ids, position_ids=places + torch.tensor([[0] + [1] * 12])).wrong) == 3
+
+
 def test_what_a_port_does_in_padding_does_not_count():
     class Blank(Attention):
         def merge(self, x):
