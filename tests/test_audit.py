@@ -132,6 +132,18 @@ def test_a_right_decoder_is_right_at_each_token():
     assert all(row.calls == 4 for row in report.layers)
 
 
+def test_of_right_calls_the_worst_is_shown():
+    model, (ids, _) = Model(), tokens()
+    alone = [parity.audit(model, (ids + at) % 37).layers[0].ratio for at in (0, 1, -1)]
+    with parity.watch(model) as report:
+        for at in (0, 1, -1):
+            model((ids + at) % 37)
+    assert report.layers[0].ratio == max(alone)
+    assert report.layers[0].call == 1 + alone.index(max(alone))
+    assert len({*alone}) == 3
+    assert max(alone) != alone[-1]
+
+
 @pytest.mark.parametrize("mistaken", [PositionsFromZero, NoCache])
 def test_mistakes_of_a_cache_are_found_at_the_first_decoded_token(mistaken):
     report = decoded(Model(mistaken))

@@ -137,8 +137,14 @@ def test_layers_are_taught(lesson):
 
 def test_packed_projections_are_taught():
     names = {"W_q": "qkv", "W_k": "qkv", "W_v": "qkv", "W_o": "o_proj"}
-    report = parity.audit(Model(Plain), *tokens(), layers={LAYERS[1]: names | TAUGHT | {"num_key_value_heads": 2}})
+    layers = {LAYERS[1]: names | TAUGHT | {"num_key_value_heads": 2}}
+    model = Model(Plain)
+    report = parity.audit(model, *tokens(), layers=layers)
     assert report, report
+    model.layers[1].self_attn.inner.scores = lambda q, k: q @ k.transpose(2, 3)
+    report = parity.audit(model, *tokens(), layers=layers)
+    passed = {row.name: row.passed for row in report.first.report.rows}
+    assert passed == {"W_q": True, "W_k": True, "W_v": True, "merged": False, "output": False}
 
 
 class Plain(torch.nn.Module):
