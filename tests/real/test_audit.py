@@ -133,6 +133,28 @@ def test_long_texts_are_right(name, dtype, T, first):
     assert all(row.ratio < 0.7 for row in report.layers)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096}
+LARGE = [(name, {"rope_parameters": YARN} if "GptOss" in name else {}) for name in MODELS]
+
+
+@pytest.mark.parametrize("first", [0, 8000])
+@pytest.mark.parametrize("fused", [False, True], ids=["eager", "fused"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "options"), LARGE, ids=[name for name, _ in LARGE])
+def test_large_weights_in_half_precision_are_right(name, options, dtype, fused, first):
+    """Their scores are in the hundreds, so that each rounding of a port shows."""
+    import torch
+
+    model, call = made(name, fused, **options), given(name, T=97, dtype=dtype)
+    if name in DECODERS and name != "GPT2LMHeadModel":
+        call["position_ids"] = torch.arange(first, first + 97)[None]
+    for parameter in model.parameters():  # frequencies stay in float32, as they do where weights are loaded
+        parameter.data = (2.5 * parameter.data).to(getattr(torch, dtype))
+    report = parity.audit(model, **call)
+    assert report, report
+    assert all(row.ratio < 0.8 for row in report.layers)
+
+
 def test_packed_texts_are_right():
     import torch
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mha.config import numpy_dtype
 from mha.parity.mistakes.mistake import Change, Mistake
 from mha.parity.pipeline.parts import PARTS
-from mha.parity.pipeline.pieces import Array, beside_sinks
+from mha.parity.pipeline.pieces import Array, beside_sinks, through
 from mha.parity.pipeline.plan import Plan
 
 ALL_PARTS = tuple(PARTS)
@@ -24,11 +23,6 @@ def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
         return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
 
     return shortened
-
-
-def through(dtype: str) -> Callable[[Array], Array]:
-    """Make a function that rounds to a dtype."""
-    return lambda X: X.astype(numpy_dtype(dtype)).astype(X.dtype)
 
 
 def products(function: Callable[[Array], Array]) -> Change:

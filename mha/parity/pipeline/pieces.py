@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mha.config import numpy_dtype
+
 Array = np.ndarray
 Steps = dict[str, Array]
 
@@ -20,6 +22,12 @@ def widen(X: Array) -> Array:
 def as_it_is(X: Array) -> Array:
     """Return X."""
     return X
+
+
+def through(dtype: Any) -> Callable[[Array], Array]:
+    """Make a function that rounds to a dtype."""
+    kind = numpy_dtype(dtype)
+    return lambda X: X.astype(kind).astype(X.dtype)
 
 
 def as_new(plan: Any, role: str, X: Array) -> Array:
@@ -80,7 +88,7 @@ def rotate(plan: Any, X: Array, places: Array) -> Array:
     """Turn heads (B, H, T, d) by positions (B or 1, T)."""
     frequencies = plan.frequencies.astype(plan.angles)
     return turn(
-        X, places.astype(plan.angles), frequencies, plan.interleaved, lambda part: plan.magnitude * plan.table(part)
+        X, places.astype(plan.angles), frequencies, plan.interleaved, lambda part: plan.table(plan.magnitude * part)
     )
 
 

@@ -26,6 +26,7 @@ from mha.parity.pipeline.pieces import (
     sigmoid,
     softmax,
     split,
+    through,
     widen,
 )
 from mha.parity.same.decoding import Decoding
@@ -226,6 +227,7 @@ def plan_of(
 ) -> Plan:
     """Make the plan of a call, without mistakes, in a dtype; samples, rows, features: those to compute."""
     config, kind, bias, gates = problem.config, numpy_dtype(dtype), problem.call.score_bias, problem.call.head_gates
+    rounds = problem.angles and kind != np.float64  # angles, cosines and sines, as all ports do
     if gates is not None:
         gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
     norms = {"q": config.qk_norm, "k": config.qk_norm, "v": config.value_norm}
@@ -237,7 +239,8 @@ def plan_of(
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
         softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
-        angles=np.dtype("float32" if problem.angles and kind != np.float64 else "float64"),
+        angles=np.dtype("float32" if rounds else "float64"),
+        table=through(kind) if rounds else as_it_is,
         base=1.0 if config.rotary is None else config.rotary.base,
         interleaved=config.rotary is not None and config.rotary.interleaved,
         temperature=config.temperature, opened=sigmoid if config.output_gate else None,

@@ -14,7 +14,8 @@ from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
 from mha.parity.same.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, traced
-from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds, with_coarse_angles
+from mha.parity.same.ported import ported, worst
+from mha.parity.same.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
 
 Named = dict[str, np.ndarray]
 
@@ -45,7 +46,7 @@ class Problem:
 
     queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones; rows: the
     queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do; angles: whether the
-    base computes the angles of rotations in float32, as all ports do, where the layer's dtype is not float64.
+    base rounds angles and other numbers as all ports do, see `ported`, where the layer's dtype is not float64.
     """
 
     layer: MultiHeadAttention
@@ -102,14 +103,17 @@ class Problem:
         return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
 
     @functools.cached_property
-    def plain(self) -> MultiHeadAttention:
-        """The layer that the base is computed with."""
-        return with_coarse_angles(self.layer) if self.angles else self.layer
+    def plain(self) -> list[MultiHeadAttention]:
+        """The layers that the base is computed with: of several, the one that errs most counts."""
+        return ported(self.layer) if self.angles else [self.layer]
 
     @functools.cached_property
     def base(self) -> Named:
         """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
-        return self.oracle if self.config.dtype == "float64" else self._steps(self.plain)
+        if self.config.dtype == "float64":
+            return self.oracle
+        steps = [self._steps(layer) for layer in self.plain]
+        return {name: worst(self.oracle[name], [one[name] for one in steps]) for name in steps[0]}
 
     @functools.cached_property
     def oracle(self) -> Named:
@@ -119,7 +123,7 @@ class Problem:
     @functools.cached_property
     def base_gradients(self) -> Named:
         """Every gradient of NumPy in the layer's dtype."""
-        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain)
+        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain[0])
 
     @functools.cached_property
     def oracle_gradients(self) -> Named:
@@ -175,11 +179,11 @@ class Problem:
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
         found = []
-        for layer in (in_dtype(self.layer, "float64"), self.plain):
+        for layer in (in_dtype(self.layer, "float64"), *self.plain):
             *inputs, call = self._arguments(layer)
             arguments = call.arguments()
             found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))
-        return found[0], found[1]
+        return found[0], worst(found[0], found[1:])
 
     def _arguments(self, layer: MultiHeadAttention) -> tuple[Any, ...]:
         """Inputs and the rest in a layer's dtype."""

@@ -7,7 +7,6 @@ In half precision, where the largest error may be large, the mean square of each
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from mha.call import OF_PAIRS
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention, restore
 from mha.names import FloatName
-from mha.positions import Rotary
 
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -100,23 +98,6 @@ def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttent
     arrays = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
     config = dataclasses.replace(attention.config, dtype=dtype)
     return restore(config, arrays, attention.backend, attention.seed)
-
-
-class Coarse(Rotary):
-    """A rotation whose frequencies are float32, and with them the angles."""
-
-    def angles(self) -> tuple[Any, ...]:
-        """The frequencies as NumPy's float32."""
-        return tuple(map(np.float32, super().angles()))
-
-
-def with_coarse_angles(attention: MultiHeadAttention) -> MultiHeadAttention:
-    """The same layer on NumPy, its angles in float32; as it is if it has no rotation, or is in float64."""
-    config = attention.config
-    if config.rotary is None or config.dtype == "float64":
-        return attention
-    rotary = Coarse(**{field.name: getattr(config.rotary, field.name) for field in dataclasses.fields(Rotary)})
-    return restore(dataclasses.replace(config, rotary=rotary), attention.weights, "numpy", attention.seed)
 
 
 def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
