@@ -24,6 +24,7 @@ import bugs_of_mha
 import bugs_of_models
 import bugs_of_options
 import bugs_of_parity
+import bugs_of_records
 import bugs_of_showing
 import pytest
 import typer
@@ -41,6 +42,7 @@ OF_MHA = (
     | bugs_of_audits.GROUPS
     | bugs_of_models.GROUPS
     | bugs_of_parity.GROUPS
+    | bugs_of_records.GROUPS
     | bugs_of_devices.GROUPS
     | bugs_of_showing.GROUPS
 )

@@ -17,7 +17,7 @@ from mha.cli import bench
 from mha.tables import text
 
 PREFIX = "model.text_encoder.layers.0.attention."
-COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert"]
+COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert", "compare", "audit"]
 CALL = "attention(...), NumPy arrays"
 ROW = Row("numpy", "inference", "S", CALL, "NumPy call", 0.262, 9, [1.54, 1.61, 1.86], 36.0, 0.04)
 MACHINE = {

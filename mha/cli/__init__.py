@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `explain`, `heads`, `page`, `parity`, `bench`, `compare` and the others."""
+"""The command line: `mha demo`, `explain`, `heads`, `page`, `parity`, `bench`, `compare`, `audit` and the others."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import backends, bench, case, compare, demo, explain, heads, options, page, parity, weights
+from mha.cli import audit, backends, bench, case, compare, demo, explain, heads, options, page, parity, weights
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -40,6 +40,7 @@ def main(
       mha parity --backends torch,jax
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
+      mha audit record.safetensors
       mha heads model.safetensors --text "The cat sat down"
       mha page -o page.html
 
@@ -63,6 +64,7 @@ app.command(name="parity")(options.command(parity.compare))
 app.command()(options.command(bench.bench))
 app.command()(options.command(weights.convert))
 app.command()(options.command(compare.compare))
+app.command()(options.command(audit.audit))
 app.command(name="page")(options.command(page.write))
 
 files_of_weights = typer.Typer(**OPTIONS)

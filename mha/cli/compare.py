@@ -1,18 +1,20 @@
-"""`mha compare`: the attention layers of two files, weight by weight, and by their outputs."""
+"""`mha compare`: the attention layers of two files, by their weights and their outputs; or two records of models."""
 
+import os
 from typing import Annotated, Any
 
 import typer
 
 from mha import parity
 from mha.cli import terminal, weights
+from mha.parity.records.reading import is_record
 from mha.weights import schemes
 
 SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A file of weights, or a directory with one.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A file of weights, a directory with one, or a record.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The file or directory to compare with A.")],
     scheme_a: Annotated[
         str, typer.Option("--from-a", metavar="SCHEME", help=f"The naming scheme of A's arrays: {SCHEME}")
@@ -35,8 +37,15 @@ def compare(
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
     ] = None,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A=B", help="Of records: a module's path in A, and in B; {} = the number of a layer."),
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Of records: write the report as JSON; - = stdout.")
+    ] = None,
 ) -> None:
-    """Compare the attention layers of two files.
+    """Compare the attention layers of two files, or two records of models.
 
     A and B are files of mha, or checkpoints of any known naming scheme. For each weight, the report says whether B's
     has the same bits as A's, is the same up to rounding, or differs, and which known change (such as a transpose)
@@ -53,15 +62,30 @@ def compare(
     If a file does not say something, such as the number of heads or the window, it is taken from the options, or else
     from the other file.
 
+    If A and B are records, which `mha.parity.record` writes, the report says between which two modules the difference
+    begins, beyond what rounding explains.
+
     \b
     Examples:
       mha compare layer.safetensors ported.safetensors
       mha compare bert.safetensors keras.safetensors \\
-        --prefix-a encoder.layer.0.attention --prefix-b block_0.attention
+        --prefix-a encoder.layer.0.attention \\
+        --prefix-b block_0.attention
+      mha compare theirs.safetensors ours.safetensors
 
     Exit code 0 if the layers are the same, even if they are stored in another way or rounded; 1 if they differ; 2 if
     a file cannot be used, or if the command is wrong.
     """
+    records = [is_record(name) for name in (a, b)]
+    if any(records):
+        if not all(records):
+            other = (a, b)[records.index(False)]
+            kind = "is no record, but the other file is one; give two of a kind"
+            terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
+        _records(a, b, path, json_file)
+    for option, given in (("--path", path), ("--json", json_file)):
+        if given:
+            terminal.fail(f"{option} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
     said |= weights.options_said(rotary, qk_norm)
     try:
@@ -73,4 +97,22 @@ def compare(
     except (OSError, TypeError, ValueError) as error:
         terminal.fail(error)
     terminal.console().print(report)
+    raise typer.Exit(0 if report else 1)
+
+
+def _records(a: str, b: str, path: list[str] | None, json_file: str | None) -> None:
+    """Compare two records, and end the command."""
+    file = terminal.json_file(json_file)
+    pairs = [one.split("=") for one in path or ()]
+    for one, pair in zip(path or (), pairs, strict=True):
+        if len(pair) != 2:
+            terminal.fail(f"--path is {one}, expected the path of a module in A, =, and its path in B")
+    try:
+        report = parity.compare_records(a, b, dict(pairs), track=lambda steps: terminal.track("Comparing", steps))
+    except (OSError, TypeError, ValueError) as error:
+        terminal.fail(error)
+    if json_file is None:
+        terminal.console().print(report)
+    else:
+        terminal.write_text(file, report.to_json())
     raise typer.Exit(0 if report else 1)

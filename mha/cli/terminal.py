@@ -47,11 +47,15 @@ def json_file(name: str | None) -> str | None:
 
 def write_json(file: str | None, value: dict[str, Any]) -> None:
     """Write a value as JSON to a file, None = stdout."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    write_text(file, json.dumps(value, indent=1, allow_nan=False))
+
+
+def write_text(file: str | None, text: str) -> None:
+    """Write a text to a file, None = stdout."""
     if file is None:
-        typer.echo(text, nl=False)
+        typer.echo(text)
     else:
-        write(file, text.encode())
+        write(file, f"{text}\n".encode())
 
 
 def write(file: str, data: bytes) -> None:

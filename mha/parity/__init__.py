@@ -6,6 +6,12 @@ from mha.parity.files import case_files
 from mha.parity.files.two_files import FilesReport, compare_files
 from mha.parity.mistakes.catalogue import CATALOGUE
 from mha.parity.mistakes.mistake import Mistake
+from mha.parity.records.comparing import compare_records
+from mha.parity.records.contents import Record
+from mha.parity.records.records_report import RecordsReport
+from mha.parity.records.replay import audit_record
+from mha.parity.records.stepping import StepRow
+from mha.parity.records.writing import record
 from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
 from mha.parity.unseen.probes import inputs
 from mha.parity.unseen.sight import Unseen
@@ -34,13 +40,17 @@ __all__ = [
     "LayersReport",
     "Mistake",
     "Place",
+    "Record",
+    "RecordsReport",
     "Report",
     "Result",
     "Row",
+    "StepRow",
     "Unseen",
     "Verdict",
     "WeightRow",
     "audit",
+    "audit_record",
     "audit_taps",
     "bound",
     "case_files",
@@ -49,6 +59,7 @@ __all__ = [
     "compare",
     "compare_files",
     "compare_layers",
+    "compare_records",
     "diagnose",
     "error",
     "gradient_scale",
@@ -58,5 +69,6 @@ __all__ = [
     "one_line",
     "plan",
     "ratio",
+    "record",
     "watch",
 ]

@@ -1,5 +1,6 @@
-"""Pictures of attention weights, drawn by matplotlib, which the extra `plots` installs."""
+"""Pictures of attention weights and of reports, drawn by matplotlib, which the extra `plots` installs."""
 
 from mha.plot.pictures import heatmaps
+from mha.plot.ratios import ratios
 
-__all__ = ["heatmaps"]
+__all__ = ["heatmaps", "ratios"]

@@ -56,12 +56,8 @@ def heatmaps(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = f"mha.plot needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
-        raise ModuleNotFoundError(message, name=error.name) from error
-    ending = None if path is None else _ending(path)
+    new_figure = figure_class()
+    ending = None if path is None else ending_of(path)
     found, hides = _of_sample(weights, hidden, sample, num_heads)  # (H, Q, K) both
     H, Q, K = found.shape
     shown = _heads(heads, H)
@@ -73,7 +69,7 @@ def heatmaps(
     letters = max(map(len, [*rows, *columns])) * 0.08  # inches that the names take beside the outer heat maps
     size = across * (width + 0.25) + letters + 1.4, down * (height + 0.45) + letters + 0.9
     large = 9 + width  # letters of titles, in points
-    figure = Figure(figsize=size, layout="constrained")
+    figure = new_figure(figsize=size, layout="constrained")
     panels = figure.subplots(down, across, squeeze=False).ravel()
     drawn = np.ma.masked_where(hides, found)[shown]
     largest = float(drawn.max()) if drawn.count() and drawn.max() > 0 else 1.0
@@ -92,10 +88,25 @@ def heatmaps(
     if title is not None:
         figure.suptitle(title, fontsize=large + 2, parse_math=False)
     if path is not None:
-        picture = io.BytesIO()
-        figure.savefig(picture, format=ending, dpi=120)
-        files.write(path, picture.getvalue())
+        save(figure, path, ending)
     return figure
+
+
+def figure_class() -> Any:
+    """The class of pictures. Raises ModuleNotFoundError, which says how to install it, if matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = f"mha.plot needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    return Figure
+
+
+def save(figure: Any, path: str | os.PathLike[str], ending: str | None) -> None:
+    """Write a picture to a file, in the format of its ending."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=ending, dpi=120)
+    files.write(path, picture.getvalue())
 
 
 def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -157,7 +168,7 @@ def _names(argument: str, names: Any, number: int) -> list[str]:
     return [str(name).replace("$", r"\$") for name in names]
 
 
-def _ending(path: str | os.PathLike[str]) -> str:
+def ending_of(path: str | os.PathLike[str]) -> str:
     """The format of a file, from the end of its name."""
     ending = os.path.splitext(os.fspath(path))[1].lower()
     if ending not in ENDINGS:

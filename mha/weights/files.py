@@ -19,7 +19,7 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     Raises TypeError if path is no path, FileNotFoundError if there is no file, and FileError if it is no regular file
     or may not be read.
     """
-    path = _regular(path)
+    path = regular(path)
     try:
         return open(path, "rb")
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     Raises TypeError if path is no path, FileError if something other than a regular file is there, and OSError if the
     file cannot be written; then the old one stays, too.
     """
-    path = _regular(path)
+    path = regular(path)
     path = Path(os.path.realpath(path))  # a link keeps pointing to the file
     temporary = path.with_name(f".mha-{os.urandom(8).hex()}")  # a name of its own: the path's may have no room to grow
     try:
@@ -60,7 +60,7 @@ _KINDS = {
 }
 
 
-def _regular(path: str | os.PathLike[str]) -> Path:
+def regular(path: str | os.PathLike[str]) -> Path:
     """The path of a regular file, or of none; FileError if something else is there."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is {path!r} ({type(path).__name__}), expected a str or an os.PathLike")

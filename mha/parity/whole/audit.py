@@ -28,7 +28,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         args, kwargs: the arguments of the call, as its users make it.
         like: where the weights and the configuration are that the model should have: a directory or file of a
             checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
-        layers: what is known of layers that no table knows, by patterns of their paths; see `docs/porting.md`. None in
+        layers: what is known of layers that no table knows, by patterns of their paths. None in
             the place of a description leaves a layer out.
 
     Returns:
@@ -71,18 +71,27 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 class Watch:
     """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
 
-    once: the arguments of its one call, by position and by name; None = it may be called often.
+    once: the arguments of its one call, by position and by name, None = it may be called often; taps: for what is no
+    model, what tells of its calls.
     """
 
     def __init__(
-        self, model: Any, like: Any, layers: Any, mend: frozenset[str] = frozenset(), once: Any = None
+        self,
+        model: Any,
+        like: Any,
+        layers: Any,
+        mend: frozenset[str] = frozenset(),
+        once: Any = None,
+        taps: Any = None,
     ) -> None:
-        backend = dispatch.backend_of(model)
-        if backend is None:
-            raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
+        if taps is None:
+            backend = dispatch.backend_of(model)
+            if backend is None:
+                raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
+            taps = taps_of(backend)
         self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
-        self.taps = taps_of(backend)
-        self.shown = self.taps.shown(model, *(once or ((), {})))
+        self.taps = taps
+        self.shown = taps.shown(model, *(once or ((), {})))
         self.known: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
         self.kept: dict[Any, Judged] = {}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.parity.whole.known import ROLES, Known
+from mha.parity.whole.known import ROLES, Known, kind_of, taken
 from mha.parity.whole.taught import asked_of, called, lesson_of, renamed
 from mha.parity.whole.truth import Layer, Truth, natural, paired
-from mha.weights import models, native, schemes
+from mha.weights import models, schemes
 from mha.weights.schemes.table import Place
 
 KERNELS = ("weight", "kernel")  # what frameworks call the kernel of a module
@@ -37,7 +37,7 @@ class Finder:
         Raises TypeError or ValueError if what is taught is wrong.
         """
         by_hand = self.matched(taught)
-        natives = [path for path, module in self.modules.items() if path not in by_hand and native.kind_of(module)]
+        natives = [path for path, module in self.modules.items() if path not in by_hand and kind_of(module)]
         natives = [path for path in natives if not any(within(path, other) for other in (*natives, *by_hand))]
         natives = self.once(natives)
         taken = (*by_hand, *natives)
@@ -95,10 +95,9 @@ class Finder:
     def framework(self, path: str, partner: Layer | None) -> Known:
         """Describe a layer of a framework, or of the book."""
         module = self.modules[path]
-        kind = native.kind_of(module)
-        one = Known(path, (kind and kind[0]) or type(module).__name__, native=True)
+        one = Known(path, kind_of(module) or type(module).__name__, native=True)
         try:
-            config, weights = native.taken(module)
+            config, weights = taken(module)
             attends = None
             if not self.truth.own:
                 if partner is None:

@@ -2,16 +2,28 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from mha.config import Config
 from mha.parity.whole.truth import Found
-from mha.weights import models
+from mha.weights import models, native
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
+
+
+class Recorded:
+    """A stand-in for a module of a recorded model.
+
+    odd: why its weights are not plain arrays; native: the kind of a framework's own layer of attention, "" = none;
+    problem: why that is not known; take: returns its configuration and its weights.
+    """
+
+    odd = native = problem = ""
+    take: Callable[[], Found]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,3 +68,16 @@ class Known:
         if place.part:
             rows = unpack(rows.T, dataclasses.replace(place, axes="oi"), config.num_heads, config.num_key_value_heads)
         return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)
+
+
+def kind_of(module: Any) -> str | None:
+    """The kind of a framework's own layer, or its class; None if a module is none."""
+    if isinstance(module, Recorded):
+        return module.native or None
+    kind = native.kind_of(module)
+    return kind and (kind[0] or type(module).__name__)
+
+
+def taken(module: Any) -> Found:
+    """The configuration and the canonical weights of a framework's own layer, TypeError or ValueError if not known."""
+    return module.take() if isinstance(module, Recorded) else native.taken(module)

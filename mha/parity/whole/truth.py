@@ -114,7 +114,9 @@ def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
     Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
     """
     inside, config = configured({} if taps is None else taps.modules(model))
-    if like is None:
+    if isinstance(like, Truth):
+        yield like
+    elif like is None:
         yield Truth(taps.arrays(model), config, "the model's own weights", True, inside)
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:

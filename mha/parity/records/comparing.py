@@ -1,0 +1,130 @@
+"""Compare two records: where the difference between two models begins, and why."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mha.parity.records import aligning
+from mha.parity.records.contents import Record
+from mha.parity.records.reading import opened
+from mha.parity.records.records_report import Model, RecordsReport
+from mha.parity.records.replay import Weights, replayed
+from mha.parity.records.stepping import Stepper, StepRow
+from mha.parity.records.tokens import Text, texts_of
+from mha.parity.records.units import units_of
+from mha.parity.whole.audit_report import AuditReport
+from mha.parity.whole.truth import Truth
+
+Progress = Callable[[list[Any]], Iterable[Any]]
+
+
+def compare_records(a: Any, b: Any, paths: Any = None, *, track: Progress = iter) -> RecordsReport:
+    """Find where the difference between two recorded models begins: B is judged, A is taken as right.
+
+    Args:
+        a, b: paths of records, or records; from any framework, environment and machine.
+        paths: modules of A and of B that are the same, by paths, where their names do not show it, such as
+            `{"model.layers.{}.self_attn": "blocks_{}/attn"}`; `{}` is the number of a layer. Others are paired by their
+            names, by what they return, and by their order.
+        track: goes through the steps as they are compared, and may show the progress.
+
+    Returns:
+        A `RecordsReport`: true if nothing differs beyond rounding; it prints as a table.
+
+    Each step is judged by what entered it in both models, so that a difference is found where it begins. Attention
+    layers whose weights a record has are judged by float64 NumPy, too.
+
+    Raises:
+        TypeError: if a or b is no path and no record.
+        FileNotFoundError: if there is no such file.
+        FileError (an OSError and a ValueError): if it is no regular file, or if the run that wrote it did not end.
+        ValueError: if a file is no record or is damaged, if a record has no calls, if paths says what is not there, or
+            if no module of A has a partner in B.
+    """
+    said = aligning.checked(paths)
+    with opened("a", a) as first, opened("b", b) as second:
+        texts = tuple(map(texts_of, (first, second)))
+        for name, source, found in zip("ab", (first, second), texts, strict=True):
+            if not found:
+                raise ValueError(
+                    f"{name} ({source.said}) has no call of its model, expected at least one in its context"
+                )
+        partners = paired(first, second, texts, said)
+        audits = judged(first, None, track), judged(second, first, track)
+        rows, notes, left = steps(first, second, texts, partners, audits, track)
+        models = model_of(first, a), model_of(second, b)
+        alone = [path for path in first.modules if path in called(texts[0]) and path not in partners]
+        extra = [path for path in called(texts[1]) if path not in partners.values()]
+        return RecordsReport(models, tuple(rows), partners, (tuple(alone), tuple(extra)), tuple(notes), left, audits)
+
+
+def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
+    """The partners of A's modules. Raises ValueError if there are none."""
+    first, second = (aligning.seen(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True))
+    partners = aligning.paired(first, second, said)
+    if not partners:
+        some = [aligning.some(one.path for one in side) for side in (first, second)]
+        raise ValueError(
+            f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
+            "paths={'layers.{}.attn': 'blocks_{}/attention'}"
+        )
+    return partners
+
+
+def judged(source: Record, other: Record | None, track: Progress) -> AuditReport | None:
+    """The attention layers of a record, judged by the oracle with its weights, or those of another one.
+
+    None if neither has weights, or if no layer is known.
+    """
+    like = None
+    if source.weights is None:
+        if other is None or other.weights is None:
+            return None
+        like = Truth(Weights(other), other.facts["config"], "the weights of A", inside=other.facts["inside"])
+    with contextlib.suppress(TypeError, ValueError):
+        return replayed(source, like, None, track)
+    return None
+
+
+def steps(
+    a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
+) -> tuple[list[StepRow], list[str], str]:
+    """Judge all steps; also what could not be lined up, and which texts have no partner, in words."""
+    trusted = trust(audits, partners)
+    rows: list[StepRow] = []
+    units = list(units_of(*texts))
+    notes = [unit.note for unit in units if unit.note]
+    every = [(unit, step) for unit in units for step in unit.steps((a, b), partners)]
+    stepper, current = Stepper(a, b, trusted), None
+    for unit, step in track(every):
+        if unit is not current:
+            stepper, current = Stepper(a, b, trusted), unit
+        if (row := stepper.row(step)) is not None:
+            rows.append(row)
+    left = ""
+    if len(texts[0]) != len(texts[1]):
+        counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]
+        left = f"A has texts: {counts[0]}, B: {counts[1]}; only the first {min(map(len, texts))} were compared"
+    return rows, notes, left
+
+
+def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
+    """The attention layers of B, by path, that the oracle has found right, in A too if A's were judged."""
+    first, second = audits
+    if second is None:
+        return {}
+    wrong = {partners.get(row.path) for row in first.wrong} if first is not None else set()
+    return {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
+
+
+def called(texts: list[Text]) -> dict[str, None]:
+    """The paths of the modules that were called."""
+    return dict.fromkeys(visit.path for text in texts for call in text.calls for visit in call.visits)
+
+
+def model_of(source: Record, given: Any) -> Model:
+    """What the report says of a record."""
+    facts = source.facts
+    where = "a record in memory" if source.path is None else os.path.basename(source.path)
+    return Model(facts["model"], f"{facts['framework']} {facts['version']}", where, facts.get("checkpoint"))

@@ -1,0 +1,87 @@
+"""`mha audit` and `mha compare` of records: what they print, and their exit codes."""
+
+import json
+
+import pytest
+import small_llama
+from commands import run
+from recorded.of_torch import recorded
+from small_llama_mistakes import Interleaved
+from test_cli_narrow import keeps_words
+
+from mha import parity
+
+pytestmark = pytest.mark.backends("torch")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Records: two of a model, right and wrong, without and with weights."""
+    folder = tmp_path_factory.mktemp("records")
+    for name, mistake in {"right": "", "same": "", "wrong": "eps"}.items():
+        recorded(mistake, path=folder / name)
+    ids, mask = small_llama.tokens()
+    for name, mistaken in {"llama": small_llama.Attention, "mistaken": Interleaved}.items():
+        with parity.record(made := small_llama.Model(mistaken), folder / name, weights=True):
+            made(ids, mask)
+    (folder / "killed.unfinished").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("compare", "right", "same"), 0, "the same: 28 steps"),
+        (("compare", "right", "wrong"), 1, "the difference begins at blocks.1.after: its input is the same"),
+        (("compare", "llama", "mistaken"), 1, "heads"),
+        (("compare", "right", "wrong", "--path", "blocks.{}.mlp=blocks.{}.mlp"), 1, "the difference begins at"),
+        (("compare", "right", "killed"), 2, "killed is not whole: the run that records it was killed"),
+        (("compare", "right", "nothing"), 2, "there is no file"),
+        (("compare", "right", "right", "--path", "one"), 2, "--path is one, expected the path of a module in A, ="),
+        (("compare", "right", "right", "--path", "one=two"), 2, "paths has 'one', which fits no module"),
+        (("audit", "llama"), 0, "the same: 3 layers"),
+        (("audit", "mistaken"), 1, "first to differ: layers.1.self_attn"),
+        (("audit", "right"), 2, "right has no weights, expected some to judge it by"),
+        (("audit", "nothing"), 2, "there is no file"),
+        (("audit", "killed"), 2, "killed is not whole"),
+    ],
+)
+def test_commands(files, monkeypatch, arguments, code, words):
+    monkeypatch.chdir(files)
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert words in " ".join((result.stdout + result.stderr).split()), result.output
+    assert code != 2 or len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "other"), [("right", "wrong"), ("llama", "mistaken")])
+def test_json(files, monkeypatch, name, other):
+    monkeypatch.chdir(files)
+    result = run("compare", name, other, "--json", "-")
+    assert result.exit_code == 1
+    said = json.loads(result.stdout)
+    assert said["same"] is False
+    assert said["first"]["path"].startswith(("blocks.1", "layers.1"))
+    assert run("compare", name, name, "--json", "report.json").exit_code == 0
+    assert json.loads((files / "report.json").read_text())["same"] is True
+
+
+def test_json_of_an_audit(files, monkeypatch):
+    monkeypatch.chdir(files)
+    assert json.loads(run("audit", "llama", "--json", "-").stdout)["same"] is True
+
+
+def test_a_record_and_weights_are_not_compared(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(files)
+    (files / "weights").write_bytes(b"12345678")
+    result = run("compare", "right", "weights")
+    assert result.exit_code == 2
+    assert "weights is no record, but the other file is one; give two of a kind" in result.stderr
+    result = run("compare", "weights", "weights", "--json", "-")
+    assert "--json is for records, which A and B are not; leave it out" in result.stderr
+
+
+def test_no_word_is_broken_on_a_narrow_terminal(files, monkeypatch):
+    monkeypatch.chdir(files)
+    keeps_words(monkeypatch, "compare", "right", "wrong", code=1)
+    keeps_words(monkeypatch, "audit", "llama")

@@ -1,0 +1,288 @@
+"""Records of models of PyTorch: where a difference begins is said, and rounding is no difference."""
+
+import json
+
+import numpy as np
+import pytest
+import small_llama
+import torch
+from recorded import of_torch, tokens
+from recorded.of_torch import Decoder, model, recorded
+from small_llama_mistakes import Interleaved, NoScale
+from torch import nn
+
+from mha import parity
+
+pytestmark = pytest.mark.backends("torch")
+# What differs first: the module in A, what of it, and words of the report.
+PLACES = {
+    "eps": ("blocks.1.after", "output", "at blocks.1.after: its input is the same, its output differs"),
+    "gelu": ("blocks.1.mlp.act", "output", "at blocks.1.mlp.act: its input is the same, its output differs"),
+    "tied": ("head", "output", "at head: its input is the same, its output differs"),
+    "kernel": ("blocks.1.attention.v_proj", "output", "its input is the same, its output differs"),
+    "residual": ("blocks.1.after", "input", "in B it is the output of blocks.1.attention.o_proj"),
+    "scale": (
+        "blocks.1.attention.o_proj", "input", "between blocks.1.attention.v_proj and blocks.1.attention.o_proj"
+    ),
+}  # fmt: skip
+
+
+def llama(mistaken=small_llama.Attention, dtype=torch.float32, **options):
+    ids, mask = small_llama.tokens()
+    with parity.record(made := small_llama.Model(mistaken, dtype), **options) as record:
+        made(ids, mask)
+    return record
+
+
+def place(report):
+    return report.first and (report.first.path, report.first.what)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_same_model_is_the_same_up_to_rounding(dtype):
+    a, b = recorded(), recorded(dtype=dtype)
+    report = parity.compare_records(a, b)
+    assert report, report
+    assert report.first is report.blind is None
+    assert report.begins == ""
+    assert max(row.ratio for row in report.rows) < 0.75
+    assert report.verdict.startswith("the same: ")
+    assert (max(row.far for row in report.rows) > 0) == (dtype != torch.float32)
+    assert set(report.partners.items()) == {
+        (path, path) for path in dict(Decoder().named_modules()) if path != "blocks"
+    }
+    assert report.alone == ((), ())
+
+
+@pytest.mark.parametrize("mistake", PLACES)
+def test_the_place_is_named(mistake):
+    path, what, words = PLACES[mistake]
+    report = parity.compare_records(recorded(), recorded(mistake))
+    assert not report
+    assert place(report) == (path, what)
+    assert words in report.begins, report
+    printed = " ".join(str(report).split())
+    assert words in printed
+    said = json.loads(report.to_json())
+    assert (said["same"], said["first"]["path"], said["first"]["verdict"]) == (False, path, "differs")
+    assert words in said["verdict"]
+    before = report.rows[: report.rows.index(report.first)]
+    assert {row.verdict for row in before} == {"same"}
+
+
+@pytest.mark.parametrize("mistake", ["residual", "kernel", "tied"])
+def test_the_place_is_named_beside_half_precision(mistake):
+    report = parity.compare_records(recorded(), recorded(mistake, dtype=torch.bfloat16))
+    assert place(report) == PLACES[mistake][:2], report
+
+
+def test_half_precision_alone_does_not_show_the_other_form_of_gelu():
+    assert parity.compare_records(recorded(), recorded("gelu", dtype=torch.bfloat16)).first is None
+
+
+def test_where_nothing_can_be_told_the_report_says_so_and_is_not_true():
+    report = parity.compare_records(recorded(), recorded("scale", dtype=torch.bfloat16))
+    assert report.first is None
+    assert report.blind.path == "blocks.1.attention.o_proj", report
+    assert not report
+    assert "of blocks.1.attention.o_proj on nothing can be told" in report.verdict
+    judged = parity.compare_records(llama(), llama(NoScale, dtype=torch.bfloat16, weights=True))
+    assert judged.layer.path == "layers.1.self_attn"
+    assert not judged
+
+
+def test_after_a_mistake_single_steps_count():
+    wrong = model("scale")
+    wrong.blocks[1].residual = False
+    with parity.record(wrong) as b:
+        wrong(torch.tensor(tokens()))
+    report = parity.compare_records(recorded(), b)
+    assert [(row.path, row.what) for row in report.rows if row.verdict == "differs"] == [
+        ("blocks.1.attention.o_proj", "input"), ("blocks.1.after", "input"),
+    ]  # fmt: skip
+    assert "not told" in {row.verdict for row in report.rows[report.rows.index(report.first) :]}
+
+
+@pytest.mark.parametrize("steps", [(11,), (4, 1, 1, 3, 1, 1), (1,) * 11], ids=str)
+def test_a_decode_lines_up_with_one_pass(steps):
+    decode, one = of_torch.decoded(steps=steps), recorded()
+    for a, b in ((decode, one), (one, decode)):
+        report = parity.compare_records(a, b)
+        assert report, report
+        assert {row.path for row in report.rows} >= {"blocks.1.attention.o_proj", "norm", "head"}
+    assert not parity.compare_records(one, of_torch.decoded("eps", steps))
+
+
+def test_decodes_of_other_portions_line_up():
+    assert parity.compare_records(of_torch.decoded(steps=(4, 7)), of_torch.decoded(steps=(1, 2, 3, 5)))
+
+
+def test_a_mistake_of_the_cache_is_found_beside_one_pass():
+    report = parity.compare_records(recorded(), of_torch.decoded("last"))
+    assert place(report) == ("blocks.0.attention.o_proj", "input"), report
+
+
+def test_texts_that_part_are_compared_up_to_there():
+    ids = torch.tensor(tokens())
+    other = ids.clone()
+    other[1, 6:] = 1 + (other[1, 6:] + 3) % 30
+    records = []
+    for text, portions in ((ids, (5, 6)), (other, (3, 8))):
+        made, past = model(), None
+        with parity.record(made) as record:
+            for portion in text.split(portions, 1):
+                past = made(portion, past)["past_key_values"]
+        records.append(record)
+    report = parity.compare_records(*records)
+    assert report, report
+    assert report.notes == ("their texts differ from position 6 of sample 1 on; what follows there was left out",)
+
+
+def test_padding_is_not_compared():
+    a = llama()
+    ids, mask = small_llama.tokens()
+    with parity.record(made := small_llama.Model()) as b:
+        made(torch.where(mask.bool(), ids, 0), mask)
+    assert parity.compare_records(a, b)
+
+
+def test_what_the_models_were_called_with_differs():
+    ids = tokens()
+    with parity.record(made := model()) as b:
+        made(torch.tensor((ids + 1) % 37))
+    report = parity.compare_records(recorded(), b)
+    assert place(report) == ("", "input")
+    assert "what the model was called with differs" in report.begins
+
+
+class Turned(nn.Module):
+    """A module that is called for each kind in an order of its own."""
+
+    def __init__(self, order):
+        super().__init__()
+        self.order, self.turn, self.last = order, nn.Tanh(), nn.Linear(7, 5)
+
+    def forward(self, X):
+        found = {kind: self.turn(X * kind) for kind in self.order}
+        return self.last(found[1] - found[2] + found[5])
+
+
+def test_calls_of_one_module_in_another_order_are_paired_by_contents():
+    X = torch.randn(3, 7, generator=torch.Generator().manual_seed(1))
+    records = []
+    for order in ((1, 2, 5), (5, 1, 2)):
+        torch.manual_seed(2)
+        with parity.record(made := Turned(order)) as record:
+            made(X)
+        records.append(record)
+    assert parity.compare_records(*records)
+
+
+def test_attention_is_judged_by_the_oracle_where_weights_are_known():
+    right = llama()
+    report = parity.compare_records(right, llama(NoScale, weights=True))
+    assert place(report) == ("layers.1.self_attn.o_proj", "input")
+    assert report.audits[0] is None
+    assert report.layer.path == "layers.1.self_attn"
+    assert [row.path for row in report.wrong] == ["layers.1.self_attn"]
+    assert "1 / sqrt(d)" in str(report) or "scale" in str(report.layer.report.diagnosis), report
+    other = parity.compare_records(llama(weights=True), llama(NoScale))  # with the weights of A
+    assert other.layer.path == "layers.1.self_attn"
+    assert other.audits[1].truth == "the weights of A"
+
+
+def test_a_mistake_of_both_models_is_no_difference():
+    a, b = (llama(Interleaved, weights=True) for _ in range(2))
+    report = parity.compare_records(a, b)
+    assert report
+    assert [row.path for row in report.audits[1].wrong] == ["layers.1.self_attn"]
+
+
+def test_bfloat16_can_be_told_of_attention_by_the_oracle():
+    report = parity.compare_records(llama(), llama(dtype=torch.bfloat16, weights=True))
+    assert report, report
+
+
+def test_a_record_is_audited_as_its_model_is():
+    ids, mask = small_llama.tokens()
+    for mistaken in (small_llama.Attention, Interleaved):
+        record = llama(mistaken, weights=True)
+        theirs = parity.audit(small_llama.Model(mistaken), ids, mask)
+        ours = parity.audit_record(record)
+        assert bool(ours) == bool(theirs)
+        assert [(row.path, row.verdict, row.ratio) for row in ours.layers] == [
+            (row.path, row.verdict, row.ratio) for row in theirs.layers
+        ]
+    assert parity.audit_record(llama(), like=small_llama.Model())
+    assert not parity.audit_record(llama(Interleaved), like=small_llama.Model())
+
+
+def test_a_record_of_a_frameworks_own_layer_is_audited():
+    torch.manual_seed(1)
+    made = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 17, batch_first=True), 2, enable_nested_tensor=False)
+    X, hidden = torch.randn(2, 5, 12), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with parity.record(made, weights=True) as record:
+        made(X, src_key_padding_mask=hidden)
+    report = parity.audit_record(record)
+    assert [row.verdict for row in report.layers] == ["same", "same"], report
+
+
+def test_recording_leaves_the_model_and_its_output_as_they_were():
+    made = model().train()
+    hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in made.modules()]
+    before = of_torch.logits(made)
+    with parity.record(made, weights=True) as record:
+        inside = of_torch.logits(made)
+    np.testing.assert_array_equal(before, inside)
+    assert made.training
+    assert hooks == [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in made.modules()]
+    assert record.facts["framework"] == "torch"
+    assert record.facts["version"] == torch.__version__
+    assert len(record.calls) == 1
+    assert "1 call" in repr(record)
+
+
+def test_an_array_is_kept_as_it_was_when_it_came():
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Identity()
+
+        def forward(self, X):
+            Y = self.inner(X)
+            Y *= 2  # which is X, too
+            return Y
+
+    X = torch.ones(2, 3)
+    with parity.record(made := Changes()) as record:
+        made(X)
+    first, last = record.calls[0].visits[0].inputs[0], record.calls[0].visits[0].outputs[0]
+    assert record.array(first).tolist() == np.ones((2, 3)).tolist()
+    assert record.array(last).tolist() == (2 * np.ones((2, 3))).tolist()
+
+
+def test_paths_say_what_names_and_order_do_not():
+    class Renamed(nn.Module):
+        def __init__(self, names):
+            super().__init__()
+            for name in names:
+                self.add_module(name, nn.Linear(7, 7))
+            self.names = names
+
+        def forward(self, X):
+            return self.get_submodule(self.names[0])(X) - self.get_submodule(self.names[1])(X)
+
+    records = []
+    for names in (("one", "two"), ("left", "right")):
+        torch.manual_seed(4)
+        made = Renamed(names)
+        with torch.no_grad():
+            made.get_submodule(names[0]).weight *= 1 if names[0] == "one" else 1.5
+        with parity.record(made) as record:
+            made(torch.ones(2, 7))
+        records.append(record)
+    said = parity.compare_records(*records, paths={"one": "left", "two": "right"})
+    assert said.partners == {"": "", "one": "left", "two": "right"}
+    assert place(said) == ("one", "output")
+    assert said.first.other == "left"
+    assert "(left in B)" in said.begins
