@@ -17,7 +17,7 @@ IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax",
     "bert", "albert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "phi",
-    "modernbert", "t5", "opt",
+    "modernbert", "t5", "mpnet", "blip", "internvl", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays
 # The kinds of layers that `to_native` makes.

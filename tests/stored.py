@@ -23,7 +23,7 @@ def layer(scheme, bias=True, dtype="float32"):
     """A configuration that a scheme can hold, and canonical weights, every number another; bias: if there may be."""
     description = schemes.SCHEMES[scheme]
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm"}
-    bias = bias and "W_q.bias" in description.places
+    bias = bool(description.instead) or (bias and "W_q.bias" in description.places)
     config = Config(19, 3, bias=bias, dtype=dtype, **sizes(scheme), **implied)
     weights, count = {}, 0
     for name, shape in shapes(config).items():

@@ -225,11 +225,11 @@ def test_an_own_file_is_no_other(path):
 
 
 def test_grouped_queries_are_refused_where_no_model_has_them(path):
-    _, arrays = stored("opt", PREFIX, bias=False)
-    for name in ("k_proj", "v_proj"):
+    _, arrays = stored("distilbert", PREFIX, bias=False)
+    for name in ("k_lin", "v_lin"):
         arrays[f"{PREFIX}{name}.weight"] = arrays[f"{PREFIX}{name}.weight"][:5]
     write(path, arrays)
-    refused(path, "k_proj.weight has 5 outputs, expected 15", "1 heads of keys for 3 heads of queries")
+    refused(path, "k_lin.weight has 5 outputs, expected 15", "1 heads of keys for 3 heads of queries")
 
 
 def test_what_computes_something_else_is_refused(path, rng):

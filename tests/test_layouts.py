@@ -94,10 +94,13 @@ def test_what_does_not_describe_t5_is_refused(write, rng, model, options, text):
         mha.load(path, **options)
 
 
-def test_names_of_t5_with_biases_are_another_model(write, rng):
-    biases = {f"{BLOCK}{letter}.bias": np.zeros(H * d, "float32") for letter in "qkv"}
-    with pytest.raises(ValueError, match=r"SelfAttention\.q\.bias, .*, for which scheme 't5' has no place"):
-        mha.load(write(t5(rng) | biases), num_heads=H)
+def test_names_of_t5_with_biases_are_another_model_which_scales(write, rng):
+    biases = {f"{BLOCK}{letter}.bias": np.ones(H * d if letter != "o" else D, "float32") for letter in "qkvo"}
+    path = write({name: X for name, X in t5(rng).items() if "relative" not in name} | biases)
+    found = mha.load(path, num_heads=H)
+    assert (found.config.scale, found.config.bias) == (None, True)
+    with pytest.raises(ValueError, match=r"SelfAttention\.k\.bias.*, for which scheme 't5' has no place"):
+        mha.load(path, num_heads=H, scheme="t5", prefix=BLOCK)
 
 
 # Meta's layout

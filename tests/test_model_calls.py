@@ -3,6 +3,7 @@
 tests/real/test_plain_models.py makes small models and compares what they compute.
 """
 
+import dataclasses
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from mha.weights.models.plain import PLAIN
 
 TOKENS, OF_DECODER, OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
 BOTH, FORWARD, UNPADDED = Attends(False, TOKENS, TOKENS), Attends(True, TOKENS, TOKENS), Attends(False, "", "")
+PATCHES = Attends(False, "", "patch_attention_mask")
 SECOND = Attends(True, OF_DECODER, OF_DECODER)
 T5 = "encoder.block.1.layer.0.SelfAttention.", "decoder.block.1.layer.0.SelfAttention."
 T5 = (*T5, "decoder.block.1.layer.1.EncDecAttention.")
@@ -21,18 +23,22 @@ BART = "model.encoder.layers.1.self_attn.", "model.decoder.layers.1.self_attn.",
 
 # Kinds of models with one way to call their layers.
 ALIKE = {
-    BOTH: "albert align_text_model altclip_text_model bert bert-generation big_bird camembert chinese_clip_text_model "
+    BOTH: "albert align_text_model altclip_text_model bridgetower_text_model flava_text_model mpnet "
+    "qwen2_audio_encoder voxtral_encoder bert bert-generation big_bird camembert chinese_clip_text_model "
     "clap_text_model data2vec-audio data2vec-text distilbert dpr electra ernie flaubert hubert layoutlm markuplm "
     "megatron-bert mobilebert rembert roberta roberta-prelayernorm roc_bert sew siglip2_text_model siglip_text_model "
     "splinter tapas tipsv2_text_model unispeech unispeech-sat visual_bert wav2vec2 xlm xlm-roberta xlm-roberta-xl",
     FORWARD: "aimv2_text_model biogpt clip_text_model clipseg_text_model gpt-sw3 gpt2 gpt_neo gptj groupvit_text_model "
     "imagegpt metaclip_2_text_model openai-gpt opt owlv2_text_model owlvit_text_model trocr xclip_text_model xglm",
-    UNPADDED: "aimv2_vision_model altclip_vision_model audio-spectrogram-transformer beit chinese_clip_vision_model "
+    PATCHES: "idefics2_vision idefics3_vision smolvlm_vision",
+    UNPADDED: "blip_vision_model blip_2_vision_model instructblip_vision_model instructblipvideo_vision_model "
+    "flava_image_model internvl_vision janus_vision_model kosmos_2_vision_model "
+    "aimv2_vision_model altclip_vision_model audio-spectrogram-transformer beit chinese_clip_vision_model "
     "clip_vision_model clipseg_vision_model data2vec-vision deit dinov2 dinov2_with_registers dpt git_vision_model "
     "ijepa metaclip_2_vision_model owlv2_vision_model owlvit_vision_model pixio siglip_vision_model vit vit_mae "
     "vit_msn vivit yolos",
 }
-BARTS = "bart blenderbot blenderbot-small m2m_100 marian mbart nllb-moe pegasus plbart speech_to_text"
+BARTS = "bart blenderbot blenderbot-small m2m_100 marian mbart mvp nllb-moe pegasus plbart speech_to_text"
 SCHEME = {kind: scheme for scheme in PLAIN for kind in PLAIN[scheme]}
 ONE = [(kind, how) for how, kinds in ALIKE.items() for kind in kinds.split()]
 
@@ -40,7 +46,8 @@ ONE = [(kind, how) for how, kinds in ALIKE.items() for kind in kinds.split()]
 @pytest.mark.parametrize(("kind", "how"), ONE)
 @pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "decoder.layers.1.self_attn.", "h.1.attn."])
 def test_a_model_of_one_stack_calls_all_its_layers_alike(kind, how, prefix):
-    assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == how
+    bias = "t5" if kind == "mpnet" else ""
+    assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == dataclasses.replace(how, bias=bias)
 
 
 @pytest.mark.parametrize("kind", BARTS.split())
@@ -68,6 +75,11 @@ def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictur
     assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
 
 
+def test_encoders_and_decoders_that_rotate_positions_unlike_others_of_their_schemes():
+    for scheme, kind, how in (("bert", "esm", BOTH), ("opt", "lfm2", FORWARD), ("opt", "lfm2_moe", FORWARD)):
+        assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
+
+
 @pytest.mark.parametrize("kind", KINDS["t5"])
 def test_tables_of_t5_are_added_to_self_attention(kind):
     found = [models.attends({"model_type": kind}, "t5", prefix) for prefix in T5]
@@ -88,16 +100,16 @@ def test_linear_biases_are_scaled_by_falcon_alone(model, bias):
     assert models.attends(model, "neox", "h.1.self_attention.") == Attends(True, TOKENS, TOKENS, bias)
 
 
-DECODING = "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
+DECODING = "esm bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
 DECODING += "roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl"
 
 
-@pytest.mark.parametrize("kind", [kind for kind, how in ONE if how == BOTH])
+@pytest.mark.parametrize("kind", ["esm", *(kind for kind, how in ONE if how == BOTH and kind != "mpnet")])
 def test_some_encoders_are_decoders_if_they_say_so(kind):
     model = {"model_type": kind, "is_decoder": True}
-    found = models.attends(model, SCHEME[kind], "encoder.layer.1.attention.")
+    found = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.attention.")
     assert found == (FORWARD if kind in DECODING.split() else BOTH)
-    across = models.attends(model, SCHEME[kind], "encoder.layer.1.crossattention.")
+    across = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.crossattention.")
     assert across == Attends(False, TOKENS, OF_ENCODER, cross=True)
 
 
@@ -191,7 +203,7 @@ def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
         (
             {"model_type": "vit"},
             "timm",
-            "scheme is 'timm', expected one of bert, albert, distilbert, vit, gpt2, opt, llama, ",
+            "scheme is 'timm', expected one of bert, albert, mpnet, blip, internvl, distilbert, vit, ",
         ),
     ],
 )

@@ -22,16 +22,23 @@ HEADS = {
     "bert": {
         4: "electra mobilebert",
         12: "bert big_bird camembert data2vec-text ernie roberta roberta-prelayernorm roc_bert xlm-roberta dpr "
+        "bridgetower_text_model "
         "layoutlm align_text_model chinese_clip_text_model clap_text_model markuplm splinter tapas visual_bert",
         16: "bert-generation megatron-bert altclip_text_model",
         18: "rembert",
         32: "xlm-roberta-xl",
     },
     "albert": {64: "albert"},
+    "mpnet": {12: "mpnet"},
+    "blip": {
+        12: "blip_vision_model",
+        16: "blip_2_vision_model instructblip_vision_model instructblipvideo_vision_model",
+    },
+    "internvl": {16: "internvl_vision janus_vision_model"},
     "distilbert": {12: "distilbert", 16: "flaubert xlm"},
     "vit": {
         12: "vit deit dinov2 dinov2_with_registers ijepa vit_mae vit_msn vivit beit data2vec-vision dpt yolos "
-        "audio-spectrogram-transformer",
+        "audio-spectrogram-transformer flava_image_model flava_text_model",
         16: "pixio",
     },
     "gpt2": {8: "imagegpt", 12: "gpt2 gpt-sw3 openai-gpt"},
@@ -43,8 +50,10 @@ HEADS = {
         12: "opt plbart siglip_text_model siglip2_text_model tipsv2_text_model clip_vision_model "
         "altclip_vision_model chinese_clip_vision_model clipseg_vision_model git_vision_model "
         "metaclip_2_vision_model owlv2_vision_model owlvit_vision_model siglip_vision_model wav2vec2 hubert "
-        "data2vec-audio sew unispeech unispeech-sat",
-        16: "bart mbart marian pegasus m2m_100 nllb-moe blenderbot-small biogpt xglm trocr",
+        "data2vec-audio sew unispeech unispeech-sat idefics2_vision",
+        16: "idefics3_vision smolvlm_vision kosmos_2_vision_model mvp "
+        "bart mbart marian pegasus m2m_100 nllb-moe blenderbot-small biogpt xglm trocr",
+        20: "qwen2_audio_encoder voxtral_encoder",
         32: "blenderbot",
     },
 }
@@ -68,10 +77,11 @@ def test_every_kind_is_a_case_above():
     assert sorted(cases) == sorted((scheme, kind) for scheme in PLAIN for kind in PLAIN[scheme])
 
 
+NEVER_LLAMA = "data2vec-vision", "dpt", "yolos", "flava_image_model", "flava_text_model"
 VITS = HEADS["vit"][12].split() + HEADS["vit"][16].split()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in VITS if kind not in ("data2vec-vision", "dpt", "yolos")])
+@pytest.mark.parametrize("kind", [kind for kind in VITS if kind not in NEVER_LLAMA])
 def test_modules_of_pictures_have_the_names_of_llama_and_rotate_nothing(kind):
     found = models.described({"model_type": kind, "num_attention_heads": 2}, "llama", "layers.1.attention.")
     assert found == {"num_heads": 2, "rotary": None}
@@ -83,7 +93,7 @@ OTHERS = {
     "distilbert": "bert",
     "vit": "mobilevit",
     "gpt2": "gpt_bigcode",
-    "opt": "wavlm mvp led pegasus_x bigbird_pegasus speecht5 clip",
+    "opt": "wavlm led pegasus_x bigbird_pegasus speecht5 clip",
 }
 
 
@@ -129,6 +139,9 @@ CHANGED = {
     "beit": {"use_relative_position_bias": True, "use_shared_relative_position_bias": True},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False},
     "wav2vec2": {"adapter_attn_dim": 16},
+    "mvp": {"use_prompt": True},
+    "mpnet": {"relative_attention_num_buckets": 31},
+    "internvl_vision": {"use_qk_norm": True},
 }
 SCHEME = {kind: scheme for scheme, kind, _ in CASES}
 
@@ -207,6 +220,60 @@ def test_some_layers_of_gpt_neo_have_a_window_and_none_has_a_scale():
             assert found == {"num_heads": model.get("num_heads", 16), "scale": 1.0, "window": window}
     with pytest.raises(ValueError, match="attention_types has None for layer 4, expected global or local"):
         models.described({"model_type": "gpt_neo"} | told, "opt", "h.4.attn.attention.")
+
+
+PLACE = "model.layers.1.self_attn."
+
+
+@pytest.mark.parametrize("said", ["absolute", "rotary"])
+def test_positions_of_esm_rotate_if_it_says_so(said):
+    model = {"model_type": "esm", "num_attention_heads": 3, "hidden_size": 18, "position_embedding_type": said}
+    rotary = mha.Rotary(6) if said == "rotary" else None
+    for more in ({}, {"rope_theta": 10000.0}):
+        found = models.described(model | more, "bert", BERT)
+        assert found == {"num_heads": 3, "key_dim": 6, "rotary": rotary, "window": None}
+    del model["position_embedding_type"]
+    assert models.described(model, "bert", BERT)["rotary"] is None
+    with pytest.raises(ValueError, match="position_embedding_type is 'relative_key', expected one of"):
+        models.described(model | {"position_embedding_type": "relative_key"}, "bert", BERT)
+
+
+@pytest.mark.parametrize(("said", "turns"), [(None, False), ("nope", False), ("rope", True)])
+def test_positions_of_granite_4_rotate_if_it_says_so(said, turns):
+    model = {"model_type": "granitemoehybrid", "num_attention_heads": 3, "hidden_size": 18, "attention_multiplier": 0.3}
+    model |= {"position_embedding_type": said, "layer_types": ["linear_attention", "full_attention"]}
+    found = models.described(model, "llama", PLACE)
+    assert found == {
+        "num_heads": 3, "key_dim": 6, "num_key_value_heads": 3, "rotary": mha.Rotary(6) if turns else None,
+        "window": None, "scale": 0.3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "lfm2_moe"])
+def test_positions_of_lfm2_rotate_after_norms(kind):
+    model = {"model_type": kind, "num_attention_heads": 6, "hidden_size": 36, "layer_types": ["conv", "full_attention"]}
+    found = models.described(model | {"num_key_value_heads": 2, "norm_eps": 0.1}, "opt", PLACE)
+    expected = {"num_heads": 6, "key_dim": 6, "num_key_value_heads": 2, "rotary": mha.Rotary(6, 1e6), "window": None}
+    assert found == expected | {"qk_norm": mha.Norm("rms", 0.1)}
+
+
+def test_norms_and_groups_of_lfm2_are_read(tmp_path):
+    model = {"model_type": "lfm2", "num_attention_heads": 6, "hidden_size": 36, "num_key_value_heads": 2}
+    rows = {"q_proj": 36, "k_proj": 12, "v_proj": 12, "out_proj": 36}
+    named = {f"a.{name}.weight": np.full((size, 36), size, "float32") for name, size in rows.items()}
+    named |= {f"a.{letter}_layernorm.weight": np.arange(6.0, dtype="float32") + n for n, letter in enumerate("qk")}
+    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    found = mha.load(tmp_path / "model.safetensors", "numpy")
+    assert (found.config.qk_norm, found.config.num_key_value_heads) == (mha.Norm("rms", 1e-5), 2)
+    assert np.array_equal(found.weights["k_norm.scale"], named["a.k_layernorm.weight"])
+
+
+def test_layers_of_mllama_that_see_pictures_are_refused():
+    model = {"model_type": "mllama_text_model", "hidden_size": 64, "num_attention_heads": 8}
+    assert models.described(model | {"cross_attention_layers": [1]}, "llama", PLACE)["num_key_value_heads"] == 8
+    with pytest.raises(ValueError, match=r"prefix is 'layers\.3\.cross_attn\.', whose keys are of pictures"):
+        models.described(model, "llama", "layers.3.cross_attn.")
 
 
 def test_biases_and_buffers_of_gpt_neo_are_its_own(tmp_path):

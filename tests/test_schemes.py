@@ -111,6 +111,12 @@ SPOTS = {
         ("Wo.weight", (18, 4), "W_o.kernel", (4, 18)),
     ],
     "t5": [("q.weight", (14, 10), "W_q.kernel", (10, 14)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "mpnet": [("q.bias", (14,), "W_q.bias", (14,)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
+    "blip": [("qkv.weight", (15, 2), "W_k.kernel", (2, 0)), ("projection.weight", (18, 4), "W_o.kernel", (4, 18))],
+    "internvl": [
+        ("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)),
+        ("projection_layer.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
     "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
 }
 
@@ -132,14 +138,18 @@ TURNED = {
     "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
     "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),
     "albert": ("dense.weight", True), "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
+    "mpnet": ("o.weight", True), "blip": ("projection.weight", True), "internvl": ("projection_layer.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_square_kernels_are_turned_as_the_scheme_says(scheme):
-    config = Config(15, 3, scale=1.0 if scheme == "t5" else None)
-    weights = {name: np.arange(225.0, dtype="float32").reshape(15, 15) + n for n, name in enumerate(shapes(config))}
+    config = Config(15, 3, scale=1.0 if scheme == "t5" else None, bias=scheme == "mpnet")
+    weights = {
+        name: np.arange(float(np.prod(shape)), dtype="float32").reshape(shape) + n
+        for n, (name, shape) in enumerate(shapes(config).items())
+    }
     arrays = schemes.from_canonical(config, weights, scheme)
     name, turned = TURNED[scheme]
     output = arrays[name].reshape(15, 15)
@@ -310,6 +320,7 @@ def test_no_arrays_at_all():
             "bert",
             ["output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma", "output.LayerNorm.beta"],
         ),
+        ("bert", ["self.rotary_embeddings.inv_freq"]),
         ("gpt2", ["bias", "masked_bias"]),
         ("llama", ["rotary_emb.inv_freq"]),
         ("meta", ["inner_attention.rope.freqs"]),
@@ -321,3 +332,10 @@ def test_what_may_lie_beside_is_passed_over(scheme, names):
     config, arrays = stored(scheme, "a.")
     beside = dict.fromkeys((f"a.{name}" for name in names), np.array([np.nan]))
     assert schemes.to_canonical(arrays | beside, scheme, "a.", heads(scheme))[0] == config
+
+
+def test_biases_show_that_names_are_those_of_mpnet():
+    arrays = stored("mpnet", "a.")[1] | stored("t5", "b.")[1]
+    assert schemes.recognise(arrays) == [("mpnet", "a."), ("t5", "b.")]
+    assert schemes.choose(arrays, "t5") == ("t5", "b.")
+    assert schemes.choose(arrays, prefix="a") == ("mpnet", "a.")

@@ -15,6 +15,7 @@ SAID = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 8}
 ELSEWHERE = "ministral3", *NOT_ROTATING  # a file of Ministral 3 has to say its temperature
 ROTATING = "llama", "neox", "phi3", "phi", "modernbert"
 CASES = [(scheme, kind, {}) for scheme in ROTATING for kind in KINDS[scheme] if kind not in ELSEWHERE]
+CASES += [("opt", "lfm2", {}), ("opt", "lfm2_moe", {}), ("bert", "esm", {"position_embedding_type": "rotary"})]
 # GPT-NeoX has the base under another name. In transformers 5.23, the base that a file of OLMo 3 says counts for layers
 # without a window only, since `convert_rope_params_to_dict` pops it twice; in ours it is that of all layers.
 CASES += [(scheme, kind, {"rope_theta": 7.0}) for scheme, kind, _ in CASES if kind not in ("gpt_neox", "olmo3")]

@@ -24,8 +24,8 @@ def bias_of(made, prefix, kind, heads, queries, keys):
     """What the model adds to the scores of this layer: our `score_bias`."""
     if kind != "t5":
         return mha.alibi(heads, keys) if kind == "alibi" else None
-    own = made.config.model_type == "umt5"
-    at = prefix if own else f"{prefix.partition('.')[0]}.block.0.layer.0.SelfAttention."
+    places = {"umt5": prefix, "mpnet": "encoder."}
+    at = places.get(made.config.model_type, f"{prefix.partition('.')[0]}.block.0.layer.0.SelfAttention.")
     table = made.state_dict()[f"{at}relative_attention_bias.weight"].numpy()  # (buckets, H)
     return table[mha.t5_buckets(queries, keys, bidirectional=prefix.startswith("encoder"))].transpose(2, 0, 1)[None]
 
@@ -93,7 +93,8 @@ def test_biases_are_added_where_we_say(kind, count):
 
 ROTATED = ["llama", "qwen3", "gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo2", "phi3", "gpt_neox", "falcon"]
 ROTATED += ["stablelm", "nemotron", "qwen2_moe", "aria_text", "eurobert", "gte", "nomic_bert", "jina_embeddings_v3"]
-ROTATED += ["phi", "modernbert"]
+ROTATED += ["phi", "modernbert", "esm", "lfm2", "internlm3", "iquestcoder", "phimoe", "emu3_text_model"]
+ROTATED += ["mllama_text_model"]
 
 
 @pytest.mark.backends("torch")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mha.names import SchemeName
 from mha.weights.models import parts, plain
-from mha.weights.models.kinds import ENCODERS, KINDS, kind_of, unknown
+from mha.weights.models.kinds import ENCODERS, KINDS, LFM2, kind_of, unknown
 
 _TOKENS, _OF_DECODER, _OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
 _CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"}
@@ -23,7 +23,8 @@ class Attends:
     queries, keys: the argument of the model's own call that says which of them are no padding; "" = all are taken for
         tokens. Models of sounds shorten what they are given: there it has a number for each of its samples instead.
     bias: what is added to the scores: "" = nothing; "t5" = a table, which lies in the first layer of a stack (in
-        UMT5 in each); "alibi" = linear biases; "alibi, scaled" = those divided by the square root of a head's width.
+        UMT5 in each, in MPNet beside them); "alibi" = linear biases; "alibi, scaled" = those divided by the square root
+        of a head's width.
     cross: whether keys and values are of another sequence than queries.
     """
 
@@ -45,8 +46,10 @@ class _Pattern:
 
 
 _FORWARD, _BOTH, _UNPADDED = Attends(True, _TOKENS, _TOKENS), Attends(False, _TOKENS, _TOKENS), Attends(False, "", "")
+_OF_PATCHES = Attends(False, "", "patch_attention_mask")
 _SECOND = Attends(True, _OF_DECODER, _OF_DECODER)
 _ENCODER, _DECODER, _VISION = _Pattern(_BOTH, _BOTH), _Pattern(_FORWARD, _FORWARD), _Pattern(_UNPADDED, _UNPADDED)
+_PATCHES = _Pattern(_OF_PATCHES, _OF_PATCHES)
 _SEQ2SEQ = _Pattern(_SECOND, _BOTH, Attends(False, _OF_DECODER, _TOKENS, cross=True), two=True)
 _WHISPER = _Pattern(_SECOND, _UNPADDED, Attends(False, _OF_DECODER, "", cross=True), two=True)
 
@@ -57,16 +60,17 @@ def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
 
 _PATTERNS: dict[str, _Pattern] = {
     **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"], KINDS["phi"]),
-    **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS),
+    **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS, LFM2),
     **_all(
         _ENCODER, plain.EITHER, plain.BERTS, plain.ALBERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS
     ),
-    **_all(_ENCODER, ENCODERS),
-    **_all(_VISION, plain.VITS, plain.OTHER_VITS, plain.CLIP_PICTURES),
+    **_all(_ENCODER, ENCODERS, plain.MPNETS, plain.TEXTS_OF_VITS, plain.AUDIOS, ("esm",)),
+    **_all(_PATCHES, plain.IDEFICS),
+    **_all(_VISION, plain.VITS, plain.OTHER_VITS, plain.CLIP_PICTURES, plain.BLIPS, plain.INTERNVLS),
     **_all(_SEQ2SEQ, plain.BARTS, plain.SPEECH2TEXTS, KINDS["t5"]),
     **_all(_WHISPER, plain.WHISPERS),
 }
-_BIASES = dict.fromkeys(KINDS["t5"], "t5") | {"bloom": "alibi"}
+_BIASES = dict.fromkeys(KINDS["t5"], "t5") | {"bloom": "alibi", "mpnet": "t5"}
 # Models whose parts are called as models of their own are.
 COMPOSED = (
     "aimv2", "altclip", "aya_vision", "chinese_clip", "clip", "clipseg", "cohere2_vision", "git", "groupvit",
@@ -104,7 +108,7 @@ def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
         raise ValueError(
             f"prefix is {prefix!r}, expected one with encoder or decoder: a model whose model_type is {kind!r} has both"
         )
-    if kind in plain.EITHER and model.get("is_decoder"):
+    if kind in (*plain.EITHER, "esm") and model.get("is_decoder"):
         pattern = _DECODER
     if not _CROSS.isdisjoint(prefix.split(".")):
         found = pattern.cross

@@ -26,10 +26,12 @@ from mha.weights.models.kinds import (
     GATED,
     IF_SAID,
     KINDS,
+    LFM2,
     NEUTRAL_OF,
     NORMED,
     NOT_ROTATING,
     OF_ALL,
+    ROTATING,
     UNSAID,
     kind_of,
 )
@@ -46,7 +48,7 @@ _HEADS += (*STACKS, "decoder_num_attention_heads")
 # Names that are about attention, and those of them that do not change the result.
 _ABOUT = re.compile(
     r"att(ention|n)|rope|rotary|window|softcap|qk_|alibi|sink|layer_types|position_embedding_type|relative|pruned|yarn"
-    r"|floor_scale|mscale|gating|kv_shared|clip_qkv|global_(head|key)"
+    r"|floor_scale|mscale|gating|kv_shared|clip_qkv|global_(head|key)|use_prompt"
 )
 _PASSED = {
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
@@ -105,7 +107,9 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
     kinds = KINDS.get(scheme, {})
     silent = not kinds or (scheme in PLAIN and "model_type" not in model)
     kind = str(model.get("model_type")) if silent else kind_of(model, scheme)
-    rotates = kinds and scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING
+    if kind == "mllama_text_model" and "cross_attn" in prefix.split("."):
+        raise ValueError(f"prefix is {prefix!r}, whose keys are of pictures: how it hides some of them is not known")
+    rotates = kinds and (kind in ROTATING or (scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING))
     defaults = kinds.get(kind, {})
     _refuse_unknown(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
     if not rotates and scheme != "t5":
@@ -215,7 +219,8 @@ def _rotated(
     if kind == "ministral3":
         found["temperature"] = _temperature(rotation.named("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED and (kind not in IF_SAID or checks.flag("use_qk_norm", model["use_qk_norm"])):
-        eps = checks.positive("rms_norm_eps", model.get("rms_norm_eps", 1e-6))
+        name = "norm_eps" if kind in LFM2 else "rms_norm_eps"
+        eps = checks.positive(name, model.get(name, 1e-6))
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
     if kind in FOLDING:
         found[FOLDED] = True

@@ -57,6 +57,8 @@ _HUNYUAN: dict[str, Any] = {"rms_norm_eps": 1e-5, "attention_head_dim": None}  #
 _COHERE2: dict[str, Any] = {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None}
 _COHERE2_MOE: dict[str, Any] = _COHERE2 | {"num_key_value_heads": None, "head_dim": 128, "mlp_layer_types": None}
 _COHERE2_MOE |= {"prefix_dense_sliding_window_pattern": 1, "first_k_dense_replace": 0}
+_GRANITE4: dict[str, Any] = {"num_key_value_heads": None, "attention_multiplier": 1.0}
+_GRANITE4 |= {"position_embedding_type": None, "layer_types": None}
 _LLAMA: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -115,6 +117,12 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "nemotron": {"num_key_value_heads": None, "partial_rotary_factor": 0.5},
     "qwen2_moe": _QWEN | {"num_key_value_heads": 16},
     "aria_text": {},
+    "emu3_text_model": {"num_key_value_heads": 8, "rope_theta": 1e6},
+    "granitemoehybrid": _GRANITE4,
+    "internlm3": {"num_key_value_heads": 2, "head_dim": 128},
+    "iquestcoder": {"num_key_value_heads": 8, "head_dim": 128},
+    "mllama_text_model": {"num_key_value_heads": 8, "rope_theta": 5e5, "cross_attention_layers": None},
+    "phimoe": {"sliding_window": None, "num_key_value_heads": 8, "rope_theta": 1e6},
     "eurobert": {"num_key_value_heads": None},
     "gte": {"rope_theta": 160000.0},
     "nomic_bert": {"rope_theta": 1000.0},
@@ -133,6 +141,10 @@ _PHI3 |= dict.fromkeys(("original_max_position_embeddings", "max_position_embedd
 _PHI: dict[str, Any] = {"num_key_value_heads": None, "partial_rotary_factor": 0.5}
 _MODERNBERT: dict[str, Any] = {"local_attention": 128, "layer_types": None, "global_attn_every_n_layers": 3}
 _MODERNBERT |= {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+# They rotate positions, with names of kinds that do not.
+_ESM: dict[str, Any] = {"num_attention_heads": 12, "position_embedding_type": "absolute"}
+_LFM2: dict[str, Any] = {"num_key_value_heads": 8, "norm_eps": 1e-5, "rope_theta": 1e6, "layer_types": None}
+_LFM2 |= {"full_attn_idxs": None}
 # What is said of the tables of biases of these models is known, and not needed: they are an argument of the call.
 _T5 = {"d_kv": 64} | dict.fromkeys(("relative_attention_num_buckets", "relative_attention_max_distance"))
 _BIASED: dict[str, dict[str, Any]] = {
@@ -142,6 +154,8 @@ _BIASED: dict[str, dict[str, Any]] = {
     "switch_transformers": _T5 | {"num_heads": 12},
 }
 KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = PLAIN | {
+    "bert": PLAIN["bert"] | {"esm": _ESM},
+    "opt": PLAIN["opt"] | {"lfm2": _LFM2, "lfm2_moe": _LFM2},
     "llama": _LLAMA | VITS,
     "neox": _PACKED,
     "phi3": {"phi3": _PHI3, "gte": _LLAMA["gte"]},  # as a module, GTE has LLaMA's names
@@ -156,10 +170,12 @@ GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries o
 FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
 EXAONE = "exaone4", "exaone_moe"  # if they have windows, layers without one rotate no positions
 HUNYUAN = "hunyuan_v1_dense", "hunyuan_v1_moe"  # their rotation may have an alpha
+LFM2 = "lfm2", "lfm2_moe"
+ROTATING = "esm", *LFM2  # unlike others of their schemes
 IF_SAID = ("glm4_moe",)  # they have norms if use_qk_norm says so
 # They have norms of queries and keys.
 NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "afmoe", "nanochat", "apertus", "dots1")
-NORMED += ("hy_v3", *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
+NORMED += ("hy_v3", *LFM2, *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
 AFTER = (*HUNYUAN, "nanochat")  # after the rotation
 BARE_NORMED = ("nanochat",)  # their norms have no weights
 BACKWARDS = ("nanochat",)  # pairs turn the other way
@@ -170,6 +186,11 @@ ROTATING_IN_WINDOWS = "cohere2", "cohere2_moe", "afmoe"  # layers without a wind
 BY_WINDOW = "gemma3_text", "gemma4_text", "olmo3", *ROTATING_IN_WINDOWS
 INTERLEAVED: tuple[str, ...] = ("cohere", "cohere2", "cohere2_moe", "glm", "glm4", "llama4_text")
 INTERLEAVED += ("ernie4_5", "ernie4_5_moe", "helium")  # the two components of a pair are neighbours
+# They rotate positions if their position_embedding_type says so.
+BY_NAME: dict[str, dict[str | None, bool]] = {
+    "esm": {"absolute": False, "rotary": True},
+    "granitemoehybrid": {None: False, "nope": False, "rope": True},
+}
 # A part of a head may turn, by this name.
 SHARES = {"gpt_neox": "rotary_pct"}
 SHARES |= dict.fromkeys(
@@ -180,6 +201,7 @@ UNSAID: dict[str, dict[str, Any]] = {"big_bird": {"attention_type": "block_spars
 # What a name says in files of a kind, and says nothing by it.
 NEUTRAL_OF: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},
+    "mpnet": {"relative_attention_num_buckets": 32},
     "apertus": {"qk_norm": True},
     "hy_v3": {"qk_norm": True, "enable_attention_fp32_softmax": True},
     "cohere2": {"position_embedding_type": "rope_gptj"},

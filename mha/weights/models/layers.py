@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import Any
 
 from mha import checks
-from mha.weights.models.kinds import BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
+from mha.weights.models.kinds import BY_NAME, BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
@@ -63,6 +63,11 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
         return slides
     if kind in ("smollm3", "llama4_text"):
         return _turns_by_number(model, _number(prefix, "rotate no positions"))
+    if kind in BY_NAME:
+        said = model["position_embedding_type"]
+        if said not in BY_NAME[kind]:
+            raise ValueError(f"position_embedding_type is {reprlib.repr(said)}, expected one of {list(BY_NAME[kind])}")
+        return BY_NAME[kind][said]
     return not model.get("alibi")
 
 

@@ -9,6 +9,10 @@ _CONFIGS = {
     "text_model": "text_config",
     "vision_model": "vision_config",
     "vision_tower": "vision_config",
+    "image_model": "image_config",
+    "audio_tower": "audio_config",
+    "codec_model": "codec_config",
+    "depth_decoder": "depth_decoder_config",
     "encoder": "encoder",
     "decoder": "decoder",
 }

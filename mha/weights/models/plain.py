@@ -25,9 +25,11 @@ EITHER = _rows("num_attention_heads", {
     "xlm-roberta-xl": 32,
 })  # fmt: skip
 BERTS = _rows("num_attention_heads", {
-    "align_text_model": 12, "altclip_text_model": 16, "chinese_clip_text_model": 12, "clap_text_model": 12, "dpr": 12,
-    "layoutlm": 12, "markuplm": 12, "mobilebert": 4, "splinter": 12, "tapas": 12, "visual_bert": 12,
+    "align_text_model": 12, "altclip_text_model": 16, "bridgetower_text_model": 12, "chinese_clip_text_model": 12,
+    "clap_text_model": 12, "dpr": 12, "layoutlm": 12, "markuplm": 12, "mobilebert": 4,
+    "splinter": 12, "tapas": 12, "visual_bert": 12,
 })  # fmt: skip
+MPNETS = _rows("num_attention_heads", {"mpnet": 12})
 ALBERTS = _rows("num_attention_heads", {"albert": 64})
 DISTILBERTS = _rows("n_heads", {"distilbert": 12})
 XLMS = _rows("n_heads", {"flaubert": 16, "xlm": 16})
@@ -46,8 +48,8 @@ GPT_NEOS["gpt_neo"]["attention_layers"] = None  # which says the types again
 TROCRS = _rows("decoder_attention_heads", {"trocr": 16})
 # An encoder and a decoder: of texts; of speech.
 BARTS: Rows = {kind: dict.fromkeys(STACKS, count) for kind, count in {
-    "bart": 16, "blenderbot": 32, "blenderbot-small": 16, "m2m_100": 16, "marian": 16, "mbart": 16, "nllb-moe": 16,
-    "pegasus": 16, "plbart": 12,
+    "bart": 16, "blenderbot": 32, "blenderbot-small": 16, "m2m_100": 16, "marian": 16, "mbart": 16, "mvp": 16,
+    "nllb-moe": 16, "pegasus": 16, "plbart": 12,
 }.items()}  # fmt: skip
 WHISPERS = {"whisper": dict.fromkeys(STACKS, 6)}
 SPEECH2TEXTS = {"speech_to_text": dict.fromkeys(STACKS, 4)}
@@ -57,12 +59,22 @@ VITS = _rows("num_attention_heads", {
     "pixio": 16, "vit": 12, "vit_mae": 12, "vit_msn": 12, "vivit": 12,
 })  # fmt: skip
 VITS["vit_mae"]["decoder_num_attention_heads"] = 16
-OTHER_VITS = _rows("num_attention_heads", {"data2vec-vision": 12, "dpt": 12, "yolos": 12})
+OTHER_VITS = _rows("num_attention_heads", {"data2vec-vision": 12, "dpt": 12, "flava_image_model": 12, "yolos": 12})
+TEXTS_OF_VITS = _rows("num_attention_heads", {"flava_text_model": 12})
 CLIP_PICTURES = _rows("num_attention_heads", {
     "aimv2_vision_model": 8, "altclip_vision_model": 12, "chinese_clip_vision_model": 12, "clip_vision_model": 12,
-    "clipseg_vision_model": 12, "git_vision_model": 12, "metaclip_2_vision_model": 12, "owlv2_vision_model": 12,
-    "owlvit_vision_model": 12, "siglip_vision_model": 12,
+    "clipseg_vision_model": 12, "git_vision_model": 12, "kosmos_2_vision_model": 16, "metaclip_2_vision_model": 12,
+    "owlv2_vision_model": 12, "owlvit_vision_model": 12, "siglip_vision_model": 12,
 })  # fmt: skip
+# Their padding is said patch by patch.
+IDEFICS = _rows("num_attention_heads", {"idefics2_vision": 12, "idefics3_vision": 16, "smolvlm_vision": 16})
+BLIPS = _rows("num_attention_heads", {
+    "blip_vision_model": 12, "blip_2_vision_model": 16, "instructblip_vision_model": 16,
+    "instructblipvideo_vision_model": 16,
+})  # fmt: skip
+INTERNVLS = _rows("num_attention_heads", {"internvl_vision": 16, "janus_vision_model": 16})
+# Encoders of sounds that are told of padding by a mask of pairs, if at all.
+AUDIOS = _rows("encoder_attention_heads", {"qwen2_audio_encoder": 20, "voxtral_encoder": 20})
 # Encoders of sounds, whose padding is said sample by sample, not token by token.
 WAV2VECS = _rows("num_attention_heads", {
     "data2vec-audio": 12, "hubert": 12, "sew": 12, "unispeech": 12, "unispeech-sat": 12, "wav2vec2": 12,
@@ -71,8 +83,11 @@ WAV2VECS = _rows("num_attention_heads", {
 PLAIN: dict[SchemeName, Rows] = {
     "bert": EITHER | BERTS,
     "albert": ALBERTS,
+    "mpnet": MPNETS,
+    "blip": BLIPS,
+    "internvl": INTERNVLS,
     "distilbert": DISTILBERTS | XLMS,
-    "vit": VITS | OTHER_VITS,
+    "vit": VITS | OTHER_VITS | TEXTS_OF_VITS,
     "gpt2": GPTS,
     "opt": OPTS
     | GPT_JS
@@ -84,5 +99,7 @@ PLAIN: dict[SchemeName, Rows] = {
     | WHISPERS
     | SPEECH2TEXTS
     | CLIP_PICTURES
+    | IDEFICS
+    | AUDIOS
     | WAV2VECS,
 }

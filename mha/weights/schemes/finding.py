@@ -23,6 +23,8 @@ def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
             at_start = name == first or (prefix != name and prefix.endswith("."))
             if at_start and all(prefix + kernel in at for kernel in others):
                 found[scheme, prefix] = at[name]
+                if description.instead:
+                    found.pop((description.instead, prefix), None)
     return sorted(found, key=lambda layer: found[layer])
 
 

@@ -47,6 +47,7 @@ class Scheme:
     biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
     beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
     buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
+    instead: a scheme with the same names, but without biases: it is this one if W_q has a bias.
     grouped: True if several heads of queries may share one head of keys and values.
     asks: options that some of its models have and others do not, while the names are the same.
     implied: options that its models have unless others are given; an option of norms only if there are norms.
@@ -63,6 +64,7 @@ class Scheme:
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
+    instead: SchemeName | None = None
     grouped: bool = False
     asks: tuple[str, ...] = ()
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,8 +73,9 @@ class Scheme:
 
     @property
     def kernels(self) -> dict[str, None]:
-        """The names of the arrays that a layer has in any case, each once, that of W_q first."""
+        """The names of the arrays that a layer has in any case, each once, that of the kernel of W_q first."""
         needed = {f"{name}.kernel" for name in PROJECTIONS if name not in self.tied}
+        needed |= {"W_q.bias"} if self.instead else set()
         return {place.name: None for weight, place in self.places.items() if weight in needed}
 
     @property
@@ -177,6 +180,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
             r"(LayerNorm|ln|self_attn_layer_norm)\.weight",  # before it
             r"(LayerNorm|ln|self_attn_layer_norm)\.bias",
         ),
+        buffers=(r"self\.rotary_embeddings\.inv_freq",),  # ESM
         config=HUGGING_FACE,
     ),
     "albert": Scheme(
@@ -268,9 +272,29 @@ SCHEMES: dict[SchemeName, Scheme] = {
         implied={"scale": 1.0},
         config=HUGGING_FACE,
     ),
+    "mpnet": Scheme(
+        "MPNet",
+        _each(("q", "k", "v", "o"), "weight", "oi"),
+        instead="t5",
+        config=HUGGING_FACE,
+    ),
+    "blip": Scheme(
+        "pictures of BLIP, BLIP-2 and InstructBLIP",
+        _packed("qkv.weight", "qkv.bias", "projection", "oi"),
+        biases=(("W_o",),),
+        config=HUGGING_FACE,
+    ),
+    "internvl": Scheme(
+        "pictures of InternVL and Janus",
+        _each(("q_proj", "k_proj", "v_proj", "projection_layer"), "weight", "oi"),
+        biases=(("W_o",),),
+        config=HUGGING_FACE,
+    ),
     "opt": Scheme(
-        "OPT, BART, CLIP, Whisper, Marian, GPT-J, GPT-Neo",
-        _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi"),
+        "OPT, BART, CLIP, Whisper, Marian, GPT-J, GPT-Neo, LFM2",
+        _each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi")
+        | _norms("q_layernorm.weight", "k_layernorm.weight"),  # LFM2
+        grouped=True,
         biases=(("W_q", "W_v", "W_o"), ("W_o",)),  # Whisper; GPT-Neo
         buffers=("bias", "masked_bias"),  # the causal order, written down
         config=HUGGING_FACE,
