@@ -26,6 +26,7 @@ import bugs_of_options
 import bugs_of_parity
 import bugs_of_records
 import bugs_of_showing
+import bugs_of_taps
 import pytest
 import typer
 from rich.console import Console
@@ -45,6 +46,7 @@ OF_MHA = (
     | bugs_of_records.GROUPS
     | bugs_of_devices.GROUPS
     | bugs_of_showing.GROUPS
+    | bugs_of_taps.GROUPS
 )
 
 

@@ -5,11 +5,11 @@ Letters: B batch, Q queries, T tokens, S slots of a cache.
 
 import json
 
-import llama_of_jax as llama
 import numpy as np
 import pages
 import pytest
 import safetensors.numpy
+import tiny_llama as llama
 
 import mha
 from mha.parity import audit_taps
@@ -37,10 +37,12 @@ def place(arrays, tmp_path):
 
 def generated(arrays, wrong=(None, "")):
     """The taps of a prompt and of two words after it, each with the keys of all tokens so far."""
+    import llama_of_jax as port
+
     tokens = np.random.default_rng(1).integers(1, llama.WORDS, (B, T))
-    params, cache, entered, start = llama.ported(arrays), llama.empty_cache(B, S), None, 0
+    params, cache, entered, start = port.ported(arrays), port.empty_cache(B, S), None, 0
     for portion in np.split(tokens, [FIRST, FIRST + 1], 1):
-        _, cache, taps = llama.step(params, portion, cache, start, LENGTHS, wrong)
+        _, cache, taps = port.step(params, portion, cache, start, LENGTHS, wrong)
         own = [np.asarray(X) for X, _ in taps]
         entered = own if entered is None else [np.concatenate(pair, 1) for pair in zip(entered, own, strict=True)]
         start += portion.shape[1]
@@ -63,15 +65,17 @@ def test_functions_of_jax_are_judged_by_a_checkpoint_with_a_cache_and_without(ar
 
 @pytest.mark.backends("jax")
 def test_the_page_runs(arrays, place, monkeypatch):
+    import llama_of_jax as port
+
     def step(params, tokens, cache):
-        logits, cache, taps = llama.step(params, tokens, cache, 0, LENGTHS)
+        logits, cache, taps = port.step(params, tokens, cache, 0, LENGTHS)
         return logits, cache, [(X, X, output) for X, output in taps]
 
     monkeypatch.chdir(place.parent)
     place.rename(place.parent / "checkpoint_dir")
     (code,) = [one for one in pages.code("docs/porting.md") if "audit_taps" in one]
     tokens = np.random.default_rng(1).integers(1, llama.WORDS, (B, T))
-    names = {"params": llama.ported(arrays), "cache": llama.empty_cache(B, S), "tokens": tokens, "step": step}
+    names = {"params": port.ported(arrays), "cache": port.empty_cache(B, S), "tokens": tokens, "step": step}
     names["parity"] = mha.parity
     exec(code, names)
     assert names["report"]
@@ -99,6 +103,59 @@ def test_weights_that_were_taken_wrongly_are_named(arrays, place):
     report = audit_taps(next(generated(arrays | swapped)), like=place)
     assert [row.path for row in report.wrong] == ["layers.2"]
     assert "keys are projected as values" in str(report)
+
+
+@pytest.mark.backends("jax")
+@pytest.mark.parametrize("apart", [False, True], ids=["Dense", "DenseGeneral"])
+def test_a_port_to_flax_is_judged_by_a_checkpoint_of_pytorch(arrays, place, apart, rng):
+    import llama_of_jax as port
+    from flax import linen
+    from jax import numpy as jnp
+
+    class Attention(linen.Module):
+        def setup(self):
+            shapes = {"q": (llama.H, llama.d), "k": (llama.G, llama.d), "v": (llama.G, llama.d)}
+            for name, shape in shapes.items():
+                size = shape if apart else shape[0] * shape[1]
+                setattr(self, f"{name}_proj", linen.DenseGeneral(size, use_bias=False))
+            self.o_proj = linen.DenseGeneral(llama.D, (-2, -1) if apart else -1, use_bias=False)
+
+        def __call__(self, X):
+            kernels = {f"{name}_proj": self.variables["params"][f"{name}_proj"]["kernel"] for name in "qkvo"}
+            for part in (self.q_proj, self.k_proj, self.v_proj):
+                part(X)
+            flat = {name: K.reshape(-1 if name == "o_proj" else llama.D, llama.D if name == "o_proj" else -1)
+                    for name, K in kernels.items()}  # fmt: skip
+            cache = port.empty_cache(B, T)[0]
+            merged, _ = port.attention(flat | {"o_proj": jnp.eye(llama.H * llama.d)}, X, cache, 0, LENGTHS, "")
+            return self.o_proj(merged.reshape(B, T, llama.H, llama.d) if apart else merged)
+
+    class Port(linen.Module):
+        def setup(self):
+            self.layers = [{"self_attn": Attention()} for _ in range(llama.LAYERS)]
+
+        def __call__(self, input_ids, X):
+            for layer in self.layers:
+                X = X + layer["self_attn"](X)
+            return X
+
+    def kernel(n, name):
+        own = arrays[f"model.layers.{n}.self_attn.{name}_proj.weight"].T
+        if not apart:
+            return own
+        return own.reshape(llama.H, llama.d, llama.D) if name == "o" else own.reshape(llama.D, -1, llama.d)
+
+    params = {
+        f"layers_{n}_self_attn": {f"{name}_proj": {"kernel": kernel(n, name)} for name in "qkvo"}
+        for n in range(llama.LAYERS)
+    }
+    X = rng.normal(size=(B, T, llama.D)).astype("float32")
+    taught = {"*_self_attn": {"scheme": "llama", "num_heads": llama.H, "causal": True}}
+    own = {"*_self_attn": taught["*_self_attn"] | {"rotary": mha.Rotary(base=llama.BASE)}}
+    for options in ({"like": place}, {"like": place, "layers": taught}, {"layers": own}):
+        report = mha.parity.audit(Port(), {"params": params}, np.ones((B, T), int), X, **options)
+        assert [row.verdict for row in report.layers] == ["same"] * llama.LAYERS, report
+        assert report.weighed == ("like" in options)
 
 
 def one_tap(rng, backend, **options):
@@ -147,11 +204,46 @@ def test_state_dicts_need_options_that_names_do_not_show(arrays, rng):
     report = audit_taps(taps, like=arrays, layers={"layers.*": options})
     assert report, report
     assert report.notes == ("nothing was given of 2 of the 3 layers of the arrays of like",)
+    taps["layers.0"]["causal"] = False
+    assert audit_taps(taps, like=arrays, layers={"layers.*": options}).first.path == "layers.0"
     report = audit_taps(taps, like=arrays)
     assert report.unknown[0].note.startswith("num_heads is not given")
     assert (
         audit_taps({"other": taps["layers.0"]}, like=arrays).unknown[0].note == "the arrays of like has no layer for it"
     )
+
+
+def by_other_names(arrays, apart):
+    """The arrays of the first layer as Flax has them: kernels (in, out), or with an axis for heads."""
+    found = {}
+    for name in "qkvo":
+        own = arrays[f"model.layers.0.self_attn.{name}_proj.weight"].T
+        if apart:
+            own = own.reshape(llama.H, llama.d, llama.D) if name == "o" else own.reshape(llama.D, -1, llama.d)
+        found[f"layers.0.self_attn.{name}_proj.kernel"] = own
+    return found
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_kernels_of_flax_have_their_own_layout(arrays, apart, rng):
+    rotary = mha.Rotary(base=llama.BASE)
+    layer = mha.from_native(arrays, prefix="model.layers.0.self_attn", num_heads=llama.H, rotary=rotary)
+    X = rng.normal(size=(2, 5, llama.D)).astype("float32")
+    options = {"num_heads": llama.H, "rotary": rotary, "causal": True}
+    taps = {"layers.0": {"queries": X, "output": layer(X, X, X, causal=True)}}
+    assert audit_taps(taps, like=by_other_names(arrays, apart), layers={"*": options})
+
+
+def test_queries_are_the_last_tokens_unless_a_tap_says_otherwise(arrays, rng):
+    rotary = mha.Rotary(base=llama.BASE)
+    layer = mha.from_native(arrays, prefix="model.layers.1.self_attn", num_heads=llama.H, rotary=rotary)
+    X = rng.normal(size=(2, 7, llama.D)).astype("float32")
+    options = {"num_heads": llama.H, "rotary": rotary, "causal": True}
+    tap = {"queries": X[:, 4:], "keys": X, "output": layer(X, X, X, causal=True)[:, 4:]}
+    assert audit_taps({"layers.1": tap}, like=arrays, layers={"*": options})
+    first = {"queries": X[:, :3], "keys": X, "output": layer(X, X, X, causal=True)[:, :3]}
+    assert not audit_taps({"layers.1": first}, like=arrays, layers={"*": options})
+    assert audit_taps({"layers.1": first | {"offset": 0}}, like=arrays, layers={"*": options})
 
 
 X = np.zeros((2, 3, 4))

@@ -17,8 +17,13 @@ def state(model):
 
 def drawn(model):
     """The model with random numbers in each array."""
-    rng = np.random.default_rng(5)
     model(audited.inputs())
+    return drawn_of(model)
+
+
+def drawn_of(model):
+    """The same for a model that is built."""
+    rng = np.random.default_rng(5)
     for X in model.trainable_variables:
         X.assign(rng.normal(size=X.shape, scale=0.4))
     return model

@@ -95,21 +95,21 @@ class ByHand(nn.Module):
 
     def setup(self):
         self.to_q, self.to_k, self.to_v = nn.Dense(D), nn.DenseGeneral((H, d)), nn.Dense(D)
-        self.to_out = nn.DenseGeneral(D, axis=(-2, -1))
+        self.to_out, self.drop = nn.DenseGeneral(D, axis=(-2, -1)), nn.Dropout(0.5, deterministic=False)
 
     def __call__(self, X):
         q, k, v = self.to_q(X), self.to_k(X), self.to_v(X)
-        pooled = attend(jnp, jax.nn.softmax, q, k, v, self.mistake)
+        pooled = self.drop(attend(jnp, jax.nn.softmax, q, k, v, self.mistake))
         return X + self.to_out(pooled.reshape(*X.shape[:2], H, d))  # (B, T, D)
 
 
 class Two(nn.Module):
-    """Two layers by hand."""
+    """Two layers by hand, the second of which is computed again for gradients."""
 
     mistake: str = ""
 
     def setup(self):
-        self.blocks = [ByHand(), ByHand(self.mistake)]
+        self.blocks = [ByHand(), nn.remat(ByHand)(self.mistake)]
 
     def __call__(self, X):
         for block in self.blocks:
@@ -119,6 +119,7 @@ class Two(nn.Module):
 
 def taught(mistake):
     """Layers by hand, whose projections are to be taught."""
-    X, model = jnp.asarray(audited.inputs()), Two(mistake)
-    teaching = {"blocks_*": audited.TAUGHT}
-    return Model(model, (drawn(model, X), X), ["blocks_0", "blocks_1"], state, layers=teaching, at=1)
+    X, model, key = jnp.asarray(audited.inputs()), Two(mistake), jax.random.key(1)
+    teaching, rngs = {"blocks_*": audited.TAUGHT}, {"rngs": {"dropout": key}}
+    args = drawn(model, X, dropout=key), X
+    return Model(model, args, ["blocks_0", "blocks_1"], state, rngs, layers=teaching, at=1)

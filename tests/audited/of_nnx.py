@@ -76,11 +76,11 @@ class ByHand(nnx.Module):
 
     def __init__(self, mistake, rngs):
         self.to_q, self.to_k, self.to_v, self.to_out = (nnx.Linear(D, D, rngs=rngs) for _ in range(4))
-        self.mistake = mistake
+        self.mistake, self.drop = mistake, nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, X):
         q, k, v = self.to_q(X), self.to_k(X), self.to_v(X)
-        return X + self.to_out(attend(jnp, jax.nn.softmax, q, k, v, self.mistake))
+        return X + self.to_out(self.drop(attend(jnp, jax.nn.softmax, q, k, v, self.mistake)))
 
 
 def taught(mistake):

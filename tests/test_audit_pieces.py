@@ -1,0 +1,46 @@
+"""Pieces of an audit of which no framework is needed: arguments by name, masks, patterns, and what a sink is told."""
+
+import numpy as np
+
+from mha.parity.whole.finding import Finder
+from mha.parity.whole.known import Known
+from mha.parity.whole.session import Session, parted
+from mha.parity.whole.sinks import by_name
+from mha.parity.whole.truth import Truth
+
+
+def test_arguments_have_their_names_whatever_the_rest_is_called():
+    def call(X, *, mask=None, **options):
+        """A call of a module."""
+
+    assert by_name(call, (1,), {"mask": 2, "other": 3}) == {"X": 1, "mask": 2, "other": 3}
+    assert by_name(call, (), {"mask": 2}) == {"mask": 2}
+    assert by_name(call, (1, 2), {"mask": 2}) == {"mask": 2}
+
+
+def test_the_order_of_tokens_is_seen_in_a_mask():
+    order, keys = np.tri(5, dtype=bool), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)[:, None]
+    assert parted(order) == {"causal": True}
+    found = parted(order & keys)
+    assert found.keys() == {"causal", "mask"}
+    np.testing.assert_array_equal(found["mask"], keys)
+    for other in (keys, order.T, np.ones((5, 5), bool), np.tri(5, 7, 2, dtype=bool), np.ones((1, 1), bool)):
+        np.testing.assert_array_equal(parted(other)["mask"], other)
+
+
+def test_a_pattern_teaches_the_outermost_modules_that_it_fits():
+    modules = dict.fromkeys(("", "blocks", "blocks.0", "blocks.0.to_q", "blocks.10", "blocks.10.to_q"))
+    finder = Finder(modules, {}, None, Truth({}, None, "nothing"))
+    assert list(finder.matched({"blocks.*": None})) == ["blocks.0", "blocks.10"]
+
+
+def test_a_sink_is_told_of_modules_without_numbers():
+    failed = []
+    layers = [Known("blocks.0", "a", native=True), Known("blocks.1", "b", native=True)]
+    session = Session(layers, None, None, lambda path, reason: failed.append((path, reason)))
+    session.unknown("blocks.1", "inside a transformation")
+    session.unknown("other", "inside a transformation")
+    assert failed == [("blocks.1", "inside a transformation")]
+    session.pooled("softmax", 4, "blocks.0.pool")
+    session.pooled("softmax", 4, "other.pool")
+    assert session.pools == {"other.pool": ("softmax", 4)}
