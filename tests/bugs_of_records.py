@@ -41,7 +41,7 @@ GROUPS = {
         "a difference may grow a hundred times more": (r"GROWN = 3\.0", "GROWN = 300.0"),
         "a difference may not grow": (r"GROWN = 3\.0", "GROWN = 0.3"),
         "other inputs do not count": (r"\(OWN \* unit \+ OTHERS \* others\)", "(OWN * unit)"),
-        "positions do not count": (r" \+ unit \* furthest", ""),
+        "positions do not count": (r' \+ UNIT\["float32"\] \* furthest', ""),
         "the finer dtype counts": (r"return max\(unit_of\(self\.a\), unit_of\(self\.b\)\)",
             "return min(unit_of(self.a), unit_of(self.b))"),
         "rows of other ids are judged": (r"return np\.where\(wrong, np\.inf, found\)", "return found"),

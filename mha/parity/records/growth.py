@@ -6,6 +6,7 @@ A module whose rows are computed one by one shows in A alone how much it enlarge
 import numpy as np
 
 from mha.parity.records.pairs import Pair, mean_square
+from mha.parity.same.rules import UNIT
 
 OWN = 8.0  # units of rounding that a module may add
 GROWN = 3.0  # times as much as A's rows show, a difference may grow
@@ -42,10 +43,10 @@ def allowed(outputs: Pair, inputs: Pair | None, others: float, furthest: float =
     """How far each row of an output may be, (N,).
 
     inputs: of the module; others: the largest relative difference of its other inputs; furthest: the largest position,
-    if it is made of positions.
+    if it is made of angles, which all ports compute in float32.
     """
     unit, size = outputs.unit, outputs.size
-    found = (OWN * unit + OTHERS * others) * size + unit * furthest
+    found = (OWN * unit + OTHERS * others) * size + UNIT["float32"] * furthest
     if inputs is None:
         return found
     unit = max(unit, inputs.unit)

@@ -142,9 +142,10 @@ class Stepper:
                 if len(other.far) == len(chosen):
                     chosen |= other.far > 0  # other experts, say
         kind = self.a.modules[step.visit.path]["class"].lower()
-        if not any(word in kind for word in TURNING):
-            furthest = 0.0
-        most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others, furthest)
+        if furthest and any(word in kind for word in TURNING):  # of positions alone: of the rest it takes the dtype
+            most = growth.allowed(pair, None, 0.0, furthest)
+        else:
+            most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others)
         return np.where(chosen, np.inf, most)
 
     def between(self, step: Step, pair: Pair) -> tuple[np.ndarray, np.ndarray, str]:
