@@ -17,6 +17,10 @@ GROUPS = {
         "positions are not read": (r"own = X\.reshape\(-1, Q\)\.astype\(np\.int64\)", "own = None"),
         "positions of earlier calls are forgotten": (
             r"earlier, own = self\.history\.positions, None", "earlier, own = None, None"),
+        "pictures' positions are those of a text": (r"if \(X\[:1\] != X\)\.any\(\):", "if False:"),
+        "a text's own positions count as a picture's": (r"X = X\[-3:\]", "X = X"),
+        "what lies beside a text is nothing to it": (r"for name in attends\.without:", "for name in ():"),
+        "types of texts are pictures": (r"is not None and X\.any\(\):", "is not None:"),
         "packed texts see each other": (r'"segments": segments, "key_segments": segments', ""),
         "what begins again is always packed": (r"attends\.causal and not packs\(call, truth\)", "False"),
         "what begins again is never packed": (r"return call\.history\.tokens == 0 and not .*", "return False"),

@@ -251,3 +251,25 @@ def test_the_cache_that_a_call_returns_is_found():
     assert cache_in({"logits": 1, "past_key_values": "kept"}) == "kept"
     assert cache_in(types.SimpleNamespace(past_key_values="kept")) == "kept"
     assert cache_in((1, 2)) is None
+
+
+def test_positions_of_texts_may_be_said_three_times_and_those_of_pictures_are_not_known():
+    places = np.arange(3, 8)
+    once = asked({"position_ids": np.broadcast_to(places, (2, 5))})[0]
+    for rows in (3, 4):  # the first of four is the text's own
+        said = np.broadcast_to(places, (rows, 2, 5)).copy()
+        said[0] = said[0] if rows == 3 else 0
+        found = asked({"position_ids": said})[0]
+        assert found.keys() == once.keys()
+        assert np.array_equal(found["positions"], once["positions"])
+    said[2, 1, 3] = 4
+    with pytest.raises(UnknownError, match="position_ids has several positions for some tokens, as pictures do"):
+        asked({"position_ids": said})
+
+
+def test_a_layer_beside_pictures_is_not_known():
+    attends = Attends(True, "attention_mask", "attention_mask", without=("token_type_ids",))
+    for nothing in ({}, {"token_type_ids": None}, {"token_type_ids": np.zeros((2, 5))}):
+        assert asked(nothing, attends)[0] == {"causal": True}
+    with pytest.raises(UnknownError, match="token_type_ids is given: how texts are called beside it is not known"):
+        asked({"token_type_ids": np.array([[0, 1, 1, 0, 0]] * 2)}, attends)

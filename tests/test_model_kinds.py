@@ -269,6 +269,11 @@ def test_norms_and_groups_of_lfm2_are_read(tmp_path):
     assert np.array_equal(found.weights["k_norm.scale"], named["a.k_layernorm.weight"])
 
 
+def test_tables_of_mpnet_have_the_size_that_its_buckets_have():
+    model = {"model_type": "mpnet", "num_attention_heads": 3, "relative_attention_num_buckets": 32}
+    assert models.described(model, "mpnet", PLACE) == {"num_heads": 3}
+
+
 def test_layers_of_mllama_that_see_pictures_are_refused():
     model = {"model_type": "mllama_text_model", "hidden_size": 64, "num_attention_heads": 8}
     assert models.described(model | {"cross_attention_layers": [1]}, "llama", PLACE)["num_key_value_heads"] == 8

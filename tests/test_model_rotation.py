@@ -192,6 +192,18 @@ def test_a_part_of_a_head_of_phi_turns():
         models.described(model | {"qk_layernorm": True}, "phi", prefix)
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl_text", "qwen3_vl_text"])
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("called", ["type", "rope_type"])
+def test_tokens_of_texts_have_one_position_each(kind, name, called):
+    model = {"model_type": kind, "num_attention_heads": 3, "hidden_size": 36, "head_dim": 12}
+    for sort in ("mrope", "default"):
+        said = {name: {called: sort, "mrope_section": [1, 1, 2], "rope_theta": 7.0, "mrope_interleaved": True}}
+        found = models.described(model | said, "llama", "model.layers.1.self_attn.")
+        assert found["rotary"] == mha.Rotary(12, 7.0)
+        assert ("qk_norm" in found) is kind.startswith("qwen3")
+
+
 MODERNBERT = {"model_type": "modernbert", "num_attention_heads": 3, "hidden_size": 30, "local_attention": 10}
 BOTH = {"sliding_attention": {"rope_theta": 5.0}, "full_attention": {"rope_theta": 7.0}}
 SLOWER = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}

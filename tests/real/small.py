@@ -48,6 +48,17 @@ def configuration(kind, **told):
     return CONFIG_MAPPING[kind](**sizes(CONFIG_MAPPING[kind]()) | TOLD.get(kind, {}) | told)
 
 
+def told_of_text(kind):
+    """What the configuration of a model with pictures has to say beside small sizes."""
+    if kind == "gemma3":
+        return {"mm_tokens_per_image": 4}
+    if not kind.startswith("qwen"):
+        return {}
+    said = {"num_local_experts": 2, "num_key_value_heads": 2, "rope_parameters": {"mrope_section": [1, 1, 2]}}
+    said["rope_parameters"] |= {"rope_type": "default", "rope_theta": 1e4}
+    return {"text_config": configuration(f"{kind.removesuffix('_text')}_text", **said).to_dict()}
+
+
 def model(config, head="Model"):
     """A model of this configuration with random weights; head: how the name of its class ends."""
     import torch

@@ -99,6 +99,29 @@ def test_models_with_the_names_of_others_are_not_known(kind):
         parity.audit(model, **small.call(model))
 
 
+def test_texts_beside_pictures_are_not_known():
+    """Tokens of pictures see later ones in Gemma 3, and have several positions in Qwen2-VL."""
+    import torch
+
+    model = small.model(small.configuration("gemma3", **small.told_of_text("gemma3")))
+    call = {name: X for name, X in small.call(model).items() if name in ("input_ids", "attention_mask")}
+    types = torch.zeros_like(call["input_ids"])
+    assert parity.audit(model, **call, token_type_ids=types)
+    types[:, 2:5] = 1
+    report = parity.audit(model, **call, token_type_ids=types)
+    assert {row.verdict for row in report.layers} == {"not known", "not called"}
+    assert "token_type_ids is given" in report.unknown[0].note
+    said = small.told_of_text("qwen2_vl")["text_config"]
+    model = small.model(small.configuration("qwen2_vl_text", **{**said, "model_type": "qwen2_vl_text"}))
+    tokens = torch.randint(5, 90, (2, 11))
+    places = torch.arange(11).expand(3, 2, 11).clone()
+    assert parity.audit(model, tokens, position_ids=places)
+    assert parity.audit(model, tokens, position_ids=places * torch.tensor([1, 2])[:, None])
+    places[1, :, 4:6] = 4
+    report = parity.audit(model, tokens, position_ids=places)
+    assert "position_ids has several positions for some tokens" in report.unknown[0].note
+
+
 @pytest.mark.parametrize(
     "how",
     [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"cache_implementation": "static"},

@@ -12,7 +12,7 @@ from mha.weights.models.kinds import GATED, KINDS, NOT_ROTATING
 from mha.weights.models.plain import PLAIN
 
 SAID = {"num_attention_heads": 8, "hidden_size": 64, "num_hidden_layers": 8}
-ELSEWHERE = "ministral3", *NOT_ROTATING  # a file of Ministral 3 has to say its temperature
+ELSEWHERE = "ministral3", "qwen2_vl", "qwen2_5_vl", *NOT_ROTATING  # a file of Ministral 3 has to say its temperature
 ROTATING = "llama", "neox", "phi3", "phi", "modernbert"
 CASES = [(scheme, kind, {}) for scheme in ROTATING for kind in KINDS[scheme] if kind not in ELSEWHERE]
 CASES += [("opt", "lfm2", {}), ("opt", "lfm2_moe", {}), ("bert", "esm", {"position_embedding_type": "rotary"})]

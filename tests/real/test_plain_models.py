@@ -120,6 +120,13 @@ def test_the_part_for_texts_is_called_as_a_model_of_its_own(kind):
     assert_called_so(made, 2, only=("input_ids", "attention_mask"))
 
 
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("kind", ["gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "mllama", "janus"])
+def test_a_text_without_pictures_is_called_as_one_alone(kind):
+    made = small.model(small.configuration(kind, **small.told_of_text(kind)))
+    assert_called_so(made, 2, only=("input_ids", "attention_mask"))
+
+
 PAIRS = {
     "encoder-decoder": ("bert", "roberta"),
     "encoder-decoder, other names": ("electra", "bart"),

@@ -24,6 +24,9 @@ def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, pa
 
     sizes: B, Q and K. Raises UnknownError if they are not known.
     """
+    for name in attends.without:
+        if (X := call.array(name)) is not None and X.any():
+            raise UnknownError(f"{name} is given: how texts are called beside it is not known")
     B, Q, K = sizes
     kind = "sliding_attention" if config.window else "full_attention"
     own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)

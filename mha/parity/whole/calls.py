@@ -104,7 +104,13 @@ class ModelCall:
         """The positions of all tokens so far, (B or 1, K), if those of some were given; None = they are 0, 1, 2, ..."""
         earlier, own = self.history.positions, None
         for name in POSITIONS:
-            if (X := self.array(name)) is not None and X.shape[-1] == Q and X.ndim in (1, 2) and X.dtype.kind in "iu":
+            X = self.array(name)
+            if X is not None and X.ndim == 3 and X.shape[-1] == Q:  # a position for each way through a picture
+                X = X[-3:]  # a text's own are before them in some calls
+                if (X[:1] != X).any():
+                    raise UnknownError(f"{name} has several positions for some tokens, as pictures do")
+                X = X[0]
+            if X is not None and X.shape[-1] == Q and X.ndim in (1, 2) and X.dtype.kind in "iu":
                 own = X.reshape(-1, Q).astype(np.int64)  # (B or 1, Q)
         if earlier is None and own is None:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, dispatch
-from mha.parity.whole.calls import FRESH, Earlier, Histories, History, ModelCall, cache_in
+from mha.parity.whole.calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.known import Known
 
 NAMES = {
@@ -142,7 +142,10 @@ class Session:
         """Remember the tokens of a call of the model that has ended, if it has a cache."""
         history, made = self.call.history, cache_in(output)
         if self.tokens:
-            places = self.call.places(self.tokens)
+            try:
+                places = self.call.places(self.tokens)
+            except UnknownError:
+                places, history.known = None, False
             history.positions, history.tokens = places, history.tokens + self.tokens
         for cache in (self.cache, made):
             if not self.once and cache is not None and not isinstance(cache, bool):

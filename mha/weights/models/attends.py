@@ -26,6 +26,8 @@ class Attends:
         UMT5 in each, in MPNet beside them); "alibi" = linear biases; "alibi, scaled" = those divided by the square root
         of a head's width.
     cross: whether keys and values are of another sequence than queries.
+    without: arguments of the model's own call that hold 0 alone, or are not given: else some tokens see later ones, or
+        have several positions, as those of pictures.
     """
 
     causal: bool
@@ -33,6 +35,7 @@ class Attends:
     keys: str
     bias: str = ""
     cross: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +76,17 @@ _PATTERNS: dict[str, _Pattern] = {
 _BIASES = dict.fromkeys(KINDS["t5"], "t5") | {"bloom": "alibi", "mpnet": "t5"}
 # Models whose parts are called as models of their own are.
 COMPOSED = (
-    "aimv2", "altclip", "aya_vision", "chinese_clip", "clip", "clipseg", "cohere2_vision", "git", "groupvit",
-    "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "metaclip_2", "mistral3", "owlv2", "owlvit",
-    "qwen2_audio", "siglip", "siglip2", "smolvlm", "tipsv2", "video_llava", "vipllava", "vision-text-dual-encoder",
-    "voxtral",
+    "aimv2", "altclip", "aya_vision", "blip", "chinese_clip", "clip", "clipseg", "cohere2_vision", "flava", "gemma3",
+    "git", "groupvit", "idefics2", "idefics3", "internvl", "janus", "llava", "llava_next",
+    "llava_onevision", "metaclip_2", "mistral3", "mllama", "owlv2", "owlvit", "qwen2_5_vl", "qwen2_audio", "qwen2_vl",
+    "qwen3_vl", "qwen3_vl_moe", "siglip", "siglip2", "smolvlm", "tipsv2", "video_llava", "vipllava",
+    "vision-text-dual-encoder", "voxtral",
 )  # fmt: skip
+# Arguments with which their texts are called otherwise: tokens of pictures see later ones, or have several positions.
+_PICTURES: dict[str, tuple[str, ...]] = {"gemma3": ("token_type_ids",)}
+_PICTURES |= dict.fromkeys(
+    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("pixel_values", "pixel_values_videos")
+)
 # Pairs of models: what the decoder is told of the encoder's padding.
 PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-encoder-decoder": ""}
 
@@ -95,7 +104,8 @@ def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
     if whole in PAIRS and own is model.get("decoder"):
         found = _of_part(own | {"is_encoder_decoder": False}, scheme, prefix)
         return _renamed(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: PAIRS[whole]})
-    return _of_part(own, scheme, prefix)
+    of_text = own is model or own is model.get("text_config")
+    return dataclasses.replace(_of_part(own, scheme, prefix), without=_PICTURES.get(whole, ()) if of_text else ())
 
 
 def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:

@@ -57,6 +57,8 @@ _HUNYUAN: dict[str, Any] = {"rms_norm_eps": 1e-5, "attention_head_dim": None}  #
 _COHERE2: dict[str, Any] = {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None}
 _COHERE2_MOE: dict[str, Any] = _COHERE2 | {"num_key_value_heads": None, "head_dim": 128, "mlp_layer_types": None}
 _COHERE2_MOE |= {"prefix_dense_sliding_window_pattern": 1, "first_k_dense_replace": 0}
+_QWEN2_VL: dict[str, Any] = _QWEN | {"num_key_value_heads": 8, "max_window_layers": 80, "rope_theta": 1e6}
+_QWEN3_VL: dict[str, Any] = {"head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 5e5}
 _GRANITE4: dict[str, Any] = {"num_key_value_heads": None, "attention_multiplier": 1.0}
 _GRANITE4 |= {"position_embedding_type": None, "layer_types": None}
 _LLAMA: dict[str, dict[str, Any]] = {
@@ -122,6 +124,9 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "internlm3": {"num_key_value_heads": 2, "head_dim": 128},
     "iquestcoder": {"num_key_value_heads": 8, "head_dim": 128},
     "mllama_text_model": {"num_key_value_heads": 8, "rope_theta": 5e5, "cross_attention_layers": None},
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), _QWEN2_VL),
+    "qwen3_vl_text": _QWEN3_VL | {"num_key_value_heads": 32},
+    "qwen3_vl_moe_text": _QWEN3_VL | {"num_key_value_heads": 16, "sliding_window": None},
     "phimoe": {"sliding_window": None, "num_key_value_heads": 8, "rope_theta": 1e6},
     "eurobert": {"num_key_value_heads": None},
     "gte": {"rope_theta": 160000.0},
@@ -167,6 +172,8 @@ KINDS: dict[SchemeName, dict[str, dict[str, Any]]] = PLAIN | {
 # What kinds do that no name says.
 OF_ALL = "olmo2", "olmo3", "olmoe", "flex_olmo", "minimax_m2"  # they have norms over all heads of queries, and of keys
 GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries of each head lies its gate
+# A token may have several positions; the first two are older files of the next two.
+QWEN_VLS = "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"
 FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
 EXAONE = "exaone4", "exaone_moe"  # if they have windows, layers without one rotate no positions
 HUNYUAN = "hunyuan_v1_dense", "hunyuan_v1_moe"  # their rotation may have an alpha
@@ -175,7 +182,7 @@ ROTATING = "esm", *LFM2  # unlike others of their schemes
 IF_SAID = ("glm4_moe",)  # they have norms if use_qk_norm says so
 # They have norms of queries and keys.
 NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "afmoe", "nanochat", "apertus", "dots1")
-NORMED += ("hy_v3", *LFM2, *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
+NORMED += ("hy_v3", *QWEN_VLS[4:], *LFM2, *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
 AFTER = (*HUNYUAN, "nanochat")  # after the rotation
 BARE_NORMED = ("nanochat",)  # their norms have no weights
 BACKWARDS = ("nanochat",)  # pairs turn the other way

@@ -12,7 +12,7 @@ from typing import Any
 from mha import checks
 from mha.positions import Rotary
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-from mha.weights.models.kinds import BACKWARDS, GATED, HUNYUAN, INTERLEAVED, SHARES
+from mha.weights.models.kinds import BACKWARDS, GATED, HUNYUAN, INTERLEAVED, QWEN_VLS, SHARES
 
 
 def _default(dim: int, *, rope_theta: float) -> Rotary:
@@ -114,7 +114,9 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
         recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
     if kind == "ministral3":  # which is told its temperature, and the model's length, there
         recorded = recorded | dict.fromkeys(("llama_4_scaling_beta", "max_position_embeddings"))
-    if kind in GATED:  # of pictures; a text's tokens have one position each
+    if kind in (*GATED, *QWEN_VLS):  # of pictures; a text's tokens have one position each
+        if "mrope" in (recorded.get("rope_type"), recorded.get("type")):  # in older files
+            recorded = recorded | {"rope_type": "default"}
         recorded = recorded | dict.fromkeys(("mrope_section", "mrope_interleaved"))
     if kind == "phi3" and (recorded.get("rope_type") or recorded.get("type")) in ("su", "yarn"):  # in older files
         recorded = recorded | {"rope_type": "longrope"}
