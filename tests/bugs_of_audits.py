@@ -26,6 +26,8 @@ GROUPS = {
         "what begins again is never packed": (r"return call\.history\.tokens == 0 and not .*", "return False"),
         "a mask by slots has all slots": (r"mask = mask\[\.\.\., :K\]", "mask = mask"),
         "a window counts beside such a mask": (r"config = dataclasses\.replace\(config, window=None\)", "pass"),
+        "mended rows of padding, too": (
+            r'return np\.where\(asked\.matters\("output"\), right,', "return np.where(True, right,"),
         "one mask for all kinds of layers": (r"X\.get\(kind\) if isinstance", "next(iter(X.values())) if isinstance"),
     }),
     "histories of caches": ("mha/parity/whole", "audit_calls", {
@@ -60,8 +62,6 @@ GROUPS = {
         "rows count everywhere": (r"None, rows, False, angles", "None, None, False, angles"),
         "the projections are not compared": (r"for role in PROJECTED if role in", "for role in () if role in"),
         "one packed part for all": (r"if place\.part:", "if False:"),
-        "mended rows of padding, too": (
-            r'return np\.where\(asked\.matters\("output"\), right,', "return np.where(True, right,"),
         "nothing is mended": (r"return mended\(tap, asked\)", "return None"),
         "moved by nothing": (r"found\[name\] = float\(far\.max\(\)\)", "found[name] = 0.0"),
         "all is explained": (r"if left <= SMALL \* apart:", "if True:"),

@@ -75,6 +75,7 @@ def test_what_mending_moves_is_what_the_mistake_moved():
     right = Model()
     with torch.no_grad():
         far = (right(ids, mask)["logits"] - wrong(ids, mask)["logits"])[mask.bool()].abs().max()
+    assert not report.shared
     assert report.mended.paths == (LAYERS[1],)
     assert report.mended.wrong == ()
     assert report.mended.moved["logits"] >= 0.99 * float(far)

@@ -12,7 +12,7 @@ import mha
 from mha.config import Config
 from mha.parity.whole.asked import WITHOUT_WINDOW, told
 from mha.parity.whole.calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in, length_of
-from mha.parity.whole.judging import asked_of
+from mha.parity.whole.judging import asked_of, mended
 from mha.parity.whole.known import Known
 from mha.parity.whole.session import Tap
 from mha.parity.whole.truth import Truth
@@ -133,6 +133,18 @@ def test_beside_such_a_mask_a_window_hides_nothing_more():
     call = ModelCall(1, {"attention_mask": seen}, History())
     tap = Tap(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
     assert np.array_equal(asked_of(tap, NOTHING).visible[:, :1], seen.repeat(2, 0))
+
+
+def test_what_is_mended_is_right_where_rows_count_and_as_it_was_elsewhere():
+    layer = mha.MultiHeadAttention(12, 3, backend="numpy", seed=1)
+    X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("f4")
+    known = Known("layers.0", "bert", take=lambda tokens: (layer.config, layer.weights), attends=ENCODER)
+    call = ModelCall(1, {"attention_mask": LEFT}, History())
+    tap = Tap(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
+    right, real = layer(X, X, X, mask=LEFT[:, None].astype(bool)), LEFT.astype(bool)
+    found = mended(tap, asked_of(tap, NOTHING))
+    assert np.allclose(found[real], right[real], atol=1e-6)
+    assert np.array_equal(found[~real], X[~real])
 
 
 def test_numbers_in_such_a_mask_are_biases():

@@ -61,6 +61,16 @@ def test_a_layer_that_does_not_run_is_not_called():
     assert "1 not called" in str(report)
 
 
+def test_a_report_of_layers_that_do_not_run_is_not_true():
+    model = Model()
+    for layer in model.layers:
+        layer.forward = lambda x, seen, past: (x, None)
+    report = parity.audit(model, *tokens())
+    assert set(verdicts(report).values()) == {"not called"}
+    assert not report
+    assert "no layer was compared" in str(report)
+
+
 def test_a_layer_that_runs_in_part_is_not_known():
     class Fused(Attention):
         def forward(self, x, seen, past=None):
