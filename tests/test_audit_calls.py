@@ -10,12 +10,12 @@ import pytest
 
 import mha
 from mha.config import Config
-from mha.parity.whole.asked import WITHOUT_WINDOW, told
-from mha.parity.whole.calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in, length_of
+from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
+from mha.parity.whole.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in, length_of
+from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.judging import asked_of, mended
-from mha.parity.whole.known import Known
-from mha.parity.whole.session import Tap
-from mha.parity.whole.truth import Truth
+from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.truth import Truth
 from mha.weights.models import Attends
 
 PLAIN, TURNING = Config(12, 3), Config(12, 3, rotary=mha.Rotary(4))

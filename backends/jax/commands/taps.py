@@ -15,7 +15,7 @@ from flax import linen, nnx
 from jax import numpy as jnp
 
 import mha
-from mha.parity.whole.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name
 from mha.weights import native
 
 from .linen_models import Shown

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from mha.parity.whole.sinks import Sink
+from mha.parity.whole.calls.sinks import Sink
 
 from .linen_models import Shown, params_of
 

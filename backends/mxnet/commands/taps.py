@@ -12,7 +12,7 @@ from typing import Any
 import mxnet
 from mxnet import autograd, np, npx
 
-from mha.parity.whole.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name
 
 from .native import children
 

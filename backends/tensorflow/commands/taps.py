@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import mha
-from mha.parity.whole.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))

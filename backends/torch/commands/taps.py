@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
-from mha.parity.whole.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)

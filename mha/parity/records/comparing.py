@@ -14,7 +14,7 @@ from mha.parity.records.stepping import Stepper, StepRow
 from mha.parity.records.tokens import Text, texts_of
 from mha.parity.records.units import units_of
 from mha.parity.whole.audit_report import AuditReport
-from mha.parity.whole.truth import Truth
+from mha.parity.whole.layers.truth import Truth
 
 Progress = Callable[[list[Any]], Iterable[Any]]
 

@@ -14,9 +14,9 @@ from mha import arrays, checks, dispatch
 from mha.names import BackendName
 from mha.parity.records.contents import WEIGHTS, Record
 from mha.parity.records.storing import CODES, InFile, InMemory
-from mha.parity.whole.calls import CHANGES, Histories, History, cache_in, length_of
-from mha.parity.whole.session import entered
-from mha.parity.whole.truth import configured, taps_of, wholes
+from mha.parity.whole.calls.model_calls import CHANGES, Histories, History, cache_in, length_of
+from mha.parity.whole.calls.session import entered
+from mha.parity.whole.layers.truth import configured, taps_of, wholes
 from mha.weights import native, own_format, readers
 
 MOST = 8  # arrays of a call of a module

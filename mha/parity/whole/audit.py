@@ -9,12 +9,12 @@ import numpy as np
 
 from mha import arrays, dispatch
 from mha.parity.whole.audit_report import AuditReport, LayerRow, Mended
-from mha.parity.whole.calls import CACHES, UnknownError
-from mha.parity.whole.finding import Finder, some
+from mha.parity.whole.calls.model_calls import CACHES, UnknownError
+from mha.parity.whole.calls.session import Session, Tap
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
-from mha.parity.whole.known import Known
-from mha.parity.whole.session import Session, Tap
-from mha.parity.whole.truth import Truth, opened, taps_of, wholes
+from mha.parity.whole.layers.finding import Finder, some
+from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.truth import Truth, opened, taps_of, wholes
 from mha.tables import few, number
 
 SMALL = 1e-3  # the share of a difference that rounding may leave

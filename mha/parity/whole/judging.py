@@ -11,10 +11,10 @@ from mha.config import numpy_dtype
 from mha.layer import restore
 from mha.parity.files import case_files
 from mha.parity.same.problem import Expected, Problem, problem
-from mha.parity.whole.asked import WITHOUT_WINDOW, told
-from mha.parity.whole.calls import UnknownError
-from mha.parity.whole.session import Tap
-from mha.parity.whole.truth import Truth
+from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
+from mha.parity.whole.calls.model_calls import UnknownError
+from mha.parity.whole.calls.session import Tap
+from mha.parity.whole.layers.truth import Truth
 from mha.parity.why.comparison import report_of
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.report import Report

@@ -7,8 +7,8 @@ import numpy as np
 
 from mha import checks
 from mha.names import SchemeName
-from mha.parity.whole.known import ROLES
-from mha.parity.whole.truth import Layer
+from mha.parity.whole.layers.known import ROLES
+from mha.parity.whole.layers.truth import Layer
 from mha.weights import models, schemes
 from mha.weights.checkpoints import SAYABLE
 from mha.weights.native.named import to_numpy

@@ -9,8 +9,8 @@ import numpy as np
 
 from mha import arrays, positions
 from mha.config import Config
-from mha.parity.whole.calls import ModelCall, UnknownError
-from mha.parity.whole.truth import Truth
+from mha.parity.whole.calls.model_calls import ModelCall, UnknownError
+from mha.parity.whole.layers.truth import Truth
 from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha.config import Config
-from mha.parity.whole.truth import Found
+from mha.parity.whole.layers.truth import Found
 from mha.weights import models, native
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place

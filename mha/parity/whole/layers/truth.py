@@ -14,7 +14,7 @@ import numpy as np
 from mha import dispatch
 from mha.config import Config
 from mha.names import BackendName, SchemeName
-from mha.parity.whole.kernels import also_called, recalled
+from mha.parity.whole.layers.kernels import also_called, recalled
 from mha.weights import files, json_text, models, readers, recorded, schemes
 from mha.weights.native.named import named, to_numpy
 

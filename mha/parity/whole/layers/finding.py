@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.parity.whole.known import ROLES, Known, kind_of, taken
-from mha.parity.whole.taught import asked_of, called, lesson_of, renamed
-from mha.parity.whole.truth import Layer, Truth, natural, paired
+from mha.parity.whole.layers.known import ROLES, Known, kind_of, taken
+from mha.parity.whole.layers.taught import asked_of, called, lesson_of, renamed
+from mha.parity.whole.layers.truth import Layer, Truth, natural, paired
 from mha.weights import models, schemes
 from mha.weights.schemes.table import Place
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, dispatch
-from mha.parity.whole.calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
-from mha.parity.whole.known import Known
+from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.parity.whole.layers.known import Known
 
 NAMES = {
     "queries": ("query", "inputs_q"),
