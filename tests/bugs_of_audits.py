@@ -49,7 +49,7 @@ GROUPS = {
         "a cache that is returned is not followed": (
             r"for cache in \(self\.cache, made\):", "for cache in (self.cache,):"),
     }),
-    "judging models": ("mha/parity/whole mha/parity/same", "audit audit_taught real/audit", {
+    "judging models": ("mha/parity/whole mha/parity/mended mha/parity/same", "audit audit_taught real/audit", {
         "angles are exact": ("False, angles=True", "False"),
         "a call that is wrong is taken for right": (r"if one\.ratio > 1:", "if one.ratio > 1e9:"),
         "the last wrong call is shown": (

@@ -85,11 +85,11 @@ def test_what_mending_moves_is_what_the_mistake_moved():
 def test_what_is_left_of_the_difference_is_said():
     wrong, (ids, mask) = Model(Interleaved), tokens(T=11, B=1)
     mask[:] = 1
-    report = parity.audit(wrong, ids, mask, like=Model())
+    report = parity.audit(wrong, ids, mask, like=Model().train())
     assert "it explains all of the difference" in report.mended.explains
     wrong.layers[2].after.eps = 0.3
     report = parity.audit(wrong, ids, mask, like=Model())
-    assert "is left, which has other reasons" in report.mended.explains
+    assert "is left, which has other reasons; the rest begins at layers.2.after" in report.mended.explains
 
 
 def test_two_wrong_layers_are_both_named():
@@ -341,7 +341,7 @@ def test_an_error_of_the_judge_is_no_error_of_the_model(monkeypatch):
     def fails(*given):
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("mha.parity.whole.audit.judged", fails)
+    monkeypatch.setattr("mha.parity.whole.watching.judged", fails)
     report = parity.audit(Model(), *tokens())
     assert set(verdicts(report).values()) == {"not known"}
     assert "ZeroDivisionError: a mistake of ours" in report.layers[0].note

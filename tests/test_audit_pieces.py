@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mha.parity.whole.finding import Finder
-from mha.parity.whole.known import Known
-from mha.parity.whole.session import Session, parted
-from mha.parity.whole.sinks import by_name
-from mha.parity.whole.truth import Truth
+from mha.parity.whole.calls.session import Session, parted
+from mha.parity.whole.calls.sinks import by_name
+from mha.parity.whole.layers.finding import Finder
+from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.truth import Truth
 
 
 def test_arguments_have_their_names_whatever_the_rest_is_called():

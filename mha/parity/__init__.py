@@ -4,6 +4,7 @@ from mha.parity.cases.suite import Arrays, Check, Result, Verdict, check_case, c
 from mha.parity.cases.usual import ADDITIVE, CASES, WIDTHS, Case
 from mha.parity.files import case_files
 from mha.parity.files.two_files import FilesReport, compare_files
+from mha.parity.mended.audit import audit
 from mha.parity.mistakes.catalogue import CATALOGUE
 from mha.parity.mistakes.mistake import Mistake
 from mha.parity.records.comparing import compare_records
@@ -16,8 +17,8 @@ from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, 
 from mha.parity.unseen.probes import inputs
 from mha.parity.unseen.sight import Unseen
 from mha.parity.whole.arrays_alone import audit_taps
-from mha.parity.whole.audit import audit, watch
 from mha.parity.whole.audit_report import AuditReport, LayerRow
+from mha.parity.whole.watching import watch
 from mha.parity.why.comparison import compare, diagnose, ratio
 from mha.parity.why.explanations import Diagnosis, Explanation
 from mha.parity.why.report import Place, Report, Row

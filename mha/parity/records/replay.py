@@ -9,10 +9,10 @@ import numpy as np
 
 from mha.parity.records.contents import WEIGHTS, Record
 from mha.parity.records.reading import opened
-from mha.parity.whole.audit import Watch
 from mha.parity.whole.audit_report import AuditReport
 from mha.parity.whole.calls.model_calls import CHANGES
 from mha.parity.whole.layers.known import Recorded
+from mha.parity.whole.watching import Watch
 from mha.weights import own_format
 
 Progress = Callable[[list[Any]], Any]

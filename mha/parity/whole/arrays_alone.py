@@ -12,7 +12,6 @@ from mha import arrays, checks, dispatch
 from mha.call import ROWS
 from mha.layer import MultiHeadAttention
 from mha.parity.same.layouts import MEANS, STEPS
-from mha.parity.whole.audit import Watch
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.asked import bias
 from mha.parity.whole.calls.model_calls import History, ModelCall, UnknownError
@@ -20,6 +19,7 @@ from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.layers.finding import some
 from mha.parity.whole.layers.known import Known
 from mha.parity.whole.layers.truth import Layer, Truth, natural, opened, paired
+from mha.parity.whole.watching import Watch
 from mha.weights import models
 from mha.weights.checkpoints import SAYABLE
 

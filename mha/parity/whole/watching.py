@@ -1,60 +1,21 @@
-"""Audit a whole model: judge each of its attention layers in its user's calls, and say what mending them changes."""
+"""Watch a model, and judge each of its attention layers in its user's calls."""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mha import arrays, dispatch
-from mha.parity.whole.audit_report import AuditReport, LayerRow, Mended
-from mha.parity.whole.calls.model_calls import CACHES, UnknownError
+from mha import dispatch
+from mha.parity.whole.audit_report import AuditReport, LayerRow
+from mha.parity.whole.calls.model_calls import UnknownError
 from mha.parity.whole.calls.session import Session, Tap
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.layers.finding import Finder, some
 from mha.parity.whole.layers.known import Known
 from mha.parity.whole.layers.truth import Truth, opened, taps_of, wholes
-from mha.tables import few, number
-
-SMALL = 1e-3  # the share of a difference that rounding may leave
-
-
-def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs: Any) -> AuditReport:
-    """Judge each attention layer of a model in one call of it: is one wrong, which is the first, and why?
-
-    Args:
-        model: a model of PyTorch, Keras, Flax or MXNet.
-        args, kwargs: the arguments of the call, as its users make it.
-        like: where the weights and the configuration are that the model should have: a directory or file of a
-            checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
-        layers: what is known of layers that no table knows, by patterns of their paths. None in
-            the place of a description leaves a layer out.
-
-    Returns:
-        An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it
-        prints as text.
-
-    Each layer is judged by float64 NumPy on what entered it. What is true are the configuration, the weights and the
-    arguments of the call: not the masks, cosines and attributes that the model has made of them. The call runs without
-    dropout and gradients; the model stays as it was.
-
-    Raises:
-        ValueError: if no attention layer is known; the message lists what was found.
-        TypeError, ValueError: if an argument is not as above. What the model raises goes on.
-    """
-    watching = Watch(model, like, layers, once=(args, kwargs))
-    with watching.open() as report:
-        before = watching.taps.call(model, *args, **kwargs)
-    wrong = tuple(row.path for row in report.wrong)
-    if wrong and not watching.changes_cache:
-        second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
-        with second.open() as other:
-            after = second.taps.call(model, *args, **kwargs)
-        left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        explains = explained(watching.taps, like, args, kwargs, before, after)
-        report.mended = Mended(wrong, moved(before, after), left, explains)
-    return report
+from mha.tables import few
 
 
 @contextlib.contextmanager
@@ -196,53 +157,3 @@ def nothing(rows: list[LayerRow], finder: Finder) -> str:
         f"no attention layer of the model is known; {found}; its modules are {some(finder.modules)}. Say what one "
         "computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
     )
-
-
-def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
-    """How far the arrays that a model returned differ, by their names; those that do not are left out.
-
-    masks: what the model was given, (B, T): where one of it is 0 or 1 everywhere, rows of 0 do not count.
-    """
-    found = {}
-    for name, X in outputs_of(before).items():
-        Y = outputs_of(after).get(name)
-        if Y is None or X.shape != Y.shape:
-            continue
-        far = np.abs(X - Y)
-        for mask in map(arrays.to_numpy, masks):
-            if mask.shape == X.shape[:2] and np.isin(mask, (0, 1)).all() and mask.any():
-                far = far[mask.astype(bool)]
-                break
-        if far.max(initial=0.0):
-            found[name] = float(far.max())
-    return found
-
-
-def explained(taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any) -> str:
-    """Say whether the model gives what the reference does, once its layers are mended; "" if that is no model."""
-    if not callable(like):
-        return ""
-    right = taps.call(like, *args, **kwargs)
-    padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
-    apart, left = (max(moved(right, X, padding).values(), default=0.0) for X in (before, after))
-    if left <= SMALL * apart:
-        return f"it explains all of the difference from {type(like).__name__}"
-    return (
-        f"{number(100 * left / apart)}% of the difference from {type(like).__name__} is left, which has other reasons"
-    )
-
-
-def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
-    """The arrays that a model returned, in float64, by name."""
-    if dispatch.backend_of(output) is not None and hasattr(output, "shape"):
-        X = arrays.to_numpy(output)
-        return {name: X.astype(np.float64)} if X.dtype.kind in "fV" else {}
-    named = {}
-    if isinstance(output, Mapping):
-        named = {key: X for key, X in output.items() if key not in CACHES}
-    elif isinstance(output, (tuple, list)):
-        named = {f"{name}[{at}]": X for at, X in enumerate(output)}
-    found: dict[str, np.ndarray] = {}
-    for key, X in named.items():
-        found |= outputs_of(X, str(key))
-    return found

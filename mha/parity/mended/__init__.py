@@ -1,0 +1,1 @@
+"""A model whose wrong layers give what they should: what that changes."""
