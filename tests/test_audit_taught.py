@@ -247,13 +247,18 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     safetensors.torch.save_file(model.state_dict(), tmp_path / "checkpoint_dir" / "model.safetensors")
     (tmp_path / "checkpoint_dir" / "config.json").write_text(model.config.to_json_string())
     monkeypatch.chdir(tmp_path)
-    audited, taught, _, watched, *_ = pages.code("docs/porting.md")
+    audited, taught, _, watched, compared, *_ = pages.code("docs/porting.md")
     names = {"model": model, "input_ids": ids, "mask": mask}
     exec(audited, names)
     assert names["report"]
     exec(watched, names)
     assert names["report"]
     assert all(row.calls == 20 for row in names["report"].layers)
+    other = Generating()
+    other.layers[1].after.eps = 0.1
+    exec(compared, names | {"theirs": model, "ours": other})
     exec(taught, names | {"model": Named(), "tokens": ids})
     assert names["report"]
-    assert "3 layers" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "3 layers" in shown
+    assert "the difference begins at layers.1.after: its input is the same, its output differs" in shown

@@ -107,11 +107,11 @@ def test_another_kind_is_refused(scheme, kind):
 def test_the_error_for_another_kind_is_short_and_says_what_to_type():
     with pytest.raises(ValueError, match="model_type is 'diffllama'") as raised:
         models.described({"model_type": "diffllama"}, "llama", BERT)
-    text = f"expected one of {len(KINDS['llama'])} kinds, which docs/weights.md lists; names like it: llama"
+    text = f"expected one of {len(KINDS['llama'])} kinds, which the page on weights lists; names like it: llama"
     assert text in str(raised.value)
     assert "pass the arrays to mha.from_native with num_heads=, rotary= " in str(raised.value)
     assert "layers= to mha.parity.audit" in str(raised.value)
-    with pytest.raises(ValueError, match=r"docs/weights\.md lists; to say yourself") as raised:
+    with pytest.raises(ValueError, match="page on weights lists; to say yourself") as raised:
         models.described({"model_type": "zzz" * 40}, "llama", BERT)
     assert len(str(raised.value)) < 400
 

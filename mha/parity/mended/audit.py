@@ -27,7 +27,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         like: where the weights and the configuration are that the model should have: a directory or file of a
             checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
         layers: what is known of layers that no table knows, by patterns of their paths; None in the place of a
-            description leaves a layer out. `docs/porting.md` has the words.
+            description leaves a layer out.
 
     Returns:
         An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it

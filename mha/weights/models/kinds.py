@@ -233,7 +233,7 @@ def unknown(kind: str, kinds: Collection[str], what: str) -> ValueError:
     close = difflib.get_close_matches(kind, kinds)
     alike = f"; names like it: {', '.join(close)}" if close else ""
     return ValueError(
-        f"model_type is {reprlib.repr(kind)}, {what}: expected one of {len(kinds)} kinds, which docs/weights.md "
+        f"model_type is {reprlib.repr(kind)}, {what}: expected one of {len(kinds)} kinds, which the page on weights "
         f"lists{alike}; to say yourself what it computes, pass the arrays to mha.from_native with num_heads=, rotary= "
         "and its other options, or layers= to mha.parity.audit"
     )
