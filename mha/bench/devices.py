@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mha import dispatch
@@ -99,12 +99,12 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
             for rank in range(count):
                 ranks = {"rank": rank, "count": devices, "meet": os.path.join(folder, "meet"), "limit": LIMIT}
                 given = json.dumps(arguments | {"backend": backend, "ranks": ranks})
-                with open(_said(folder, rank), "w", encoding="utf-8") as said:
+                with open(_said(folder, rank), "w", encoding="utf-8") as said, _uninterrupted():
                     process = subprocess.Popen(
                         [sys.executable, "-m", WORKER, given], stdout=subprocess.PIPE, stderr=said,
                         stdin=subprocess.DEVNULL, encoding="utf-8", start_new_session=True, env=environment,
                     )  # fmt: skip
-                running.append(process)
+                    running.append(process)
             waiting = {pool.submit(_listen, rank, folder, process, progress) for rank, process in enumerate(running)}
             while waiting and not any("error" in result for _, result in results):
                 ended, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -116,6 +116,16 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
         if "error" in result:
             return {"error": f"rank {rank}: {result['error']}" if known.ranks else result["error"]}
     return dict(results)[0]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait: in the middle of it, a process would be started that nobody ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _said(folder: str, rank: int) -> str:
