@@ -30,6 +30,11 @@ GROUPS = {
             r'return np\.where\(asked\.matters\("output"\), right,', "return np.where(True, right,"),
         "one mask for all kinds of layers": (r"X\.get\(kind\) if isinstance", "next(iter(X.values())) if isinstance"),
     }),
+    "kernels of models": ("mha/parity/whole", "audit_pieces", {
+        "all of a checkpoint is read": (
+            r"for name in of_layer if name not in found\}", "for name in arrays if name not in found}"),
+        "kernels are never turned": (r'return X\.T if axes == "oi" else X', "return X"),
+    }),
     "histories of caches": ("mha/parity/whole", "audit_calls", {
         "a cache from before passes as empty": (r"if length is not None and history\.tokens != length:", "if False:"),
         "a cache that was not seen is empty": (r"\(None, History\(known=False\)\)", "(None, History())"),

@@ -196,7 +196,8 @@ def test_autocast_is_judged_in_the_dtype_that_is_computed_in():
 
 def test_weights_are_judged_by_a_checkpoint(tmp_path):
     model, (ids, mask) = Model(), tokens()
-    safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    others = {"places": torch.arange(5)}  # of a dtype that no weight has
+    safetensors.torch.save_file(model.state_dict() | others, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(model.config.to_json_string())
     wrong = Model()
     with torch.no_grad():

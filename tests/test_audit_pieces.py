@@ -1,10 +1,12 @@
 """Pieces of an audit of which no framework is needed: arguments by name, masks, patterns, and what a sink is told."""
 
 import numpy as np
+import pytest
 
 from mha.parity.whole.calls.session import Session, parted
 from mha.parity.whole.calls.sinks import by_name
 from mha.parity.whole.layers.finding import Finder
+from mha.parity.whole.layers.kernels import recalled
 from mha.parity.whole.layers.known import Known
 from mha.parity.whole.layers.truth import Truth
 
@@ -44,3 +46,21 @@ def test_a_sink_is_told_of_modules_without_numbers():
     session.pooled("softmax", 4, "blocks.0.pool")
     session.pooled("softmax", 4, "other.pool")
     assert session.pools == {"other.pool": ("softmax", 4)}
+
+
+class Guarded(dict):
+    """Arrays of which only those of one layer may be read."""
+
+    def __getitem__(self, name):
+        assert name.startswith("layer.0."), name
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("kernel", ["weight", "kernel"])
+def test_of_a_checkpoint_only_the_layer_is_read(kernel):
+    X = np.arange(12.0, dtype="f4").reshape(3, 4)  # (in, out)
+    arrays = Guarded({"layer.0.q_proj.bias": X[0], "layer.1.q_proj.bias": X[0], "places": np.arange(3)})
+    arrays |= {f"layer.{at}.q_proj.{kernel}": X for at in (0, 1)}
+    found = recalled(Guarded(arrays), "llama", "layer.0.")
+    assert np.array_equal(found["layer.0.q_proj.weight"], X if kernel == "weight" else X.T)
+    assert np.array_equal(found["layer.0.q_proj.bias"], X[0])

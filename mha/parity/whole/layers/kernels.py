@@ -19,10 +19,12 @@ def also_called(names: Mapping[str, Any]) -> dict[str, None]:
 
 
 def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
-    """The arrays, those of the layer at prefix by the names of the scheme and in its axes."""
+    """The arrays; if those of the layer at prefix have other names, these alone, by the names of the scheme."""
     places = {prefix + place.name: (weight, place) for weight, place in schemes.SCHEMES[scheme].every}
-    found = {}
-    for own in [name for name in arrays if name.startswith(prefix)]:
+    found, of_layer = {}, [name for name in arrays if name.startswith(prefix)]
+    if not any(other in places and other not in arrays for own in of_layer for other in _other(own)):
+        return arrays
+    for own in of_layer:
         name = next((name for name in _other(own) if name in places and name not in arrays), own)
         if name == own and not own.endswith(".bias"):
             continue
@@ -30,9 +32,7 @@ def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapp
             weight, place = places[name]
             X = to_numpy(own, arrays[own])
             found[own] = name, _laid(X, weight, place.axes)
-    if not found:
-        return arrays
-    return {name: X for name, X in arrays.items() if name not in found} | dict(found.values())
+    return {name: arrays[name] for name in of_layer if name not in found} | dict(found.values())
 
 
 def _other(own: str) -> list[str]:
