@@ -103,7 +103,8 @@ def test_mistakes_are_named_in_every_dtype(dtype):
         report = parity.compare(layer, theirs, *inputs, **arguments)
         if not report:  # in half precision some mistakes are within the bound
             named = [one.mistakes for one in report.diagnosis.explanations]
-            assert (form.mistake.name,) in named, (form.mistake.name, named)
+            blamed = f"in the port: {form.mistake.name}" in report.diagnosis.note  # beside another call
+            assert (form.mistake.name,) in named or blamed, (form.mistake.name, named)
 
 
 def test_pairs_are_named_from_the_output_alone():

@@ -10,12 +10,12 @@ from mha import parity
 from mha.config import numpy_dtype
 from mha.parity.mistakes.of_rotations import BASES
 from mha.parity.same.problem import problem
-from mha.parity.search import bases
+from mha.parity.search import numbers
 from mha.parity.search.effort import Effort
 from mha.parity.search.focus import Focus
 
 D, H, G, T = 42, 3, 1, 23
-EVERYTHING = Focus()
+EVERYTHING, BASE = Focus(), numbers.NUMBERS[-1]
 FAR = {"positions": 8009 + np.arange(T), "key_positions": 8009 + np.arange(T)}
 
 
@@ -91,7 +91,7 @@ def test_in_half_precision_the_number_is_about_that(dtype):
 
 
 def test_a_base_of_the_list_needs_no_fit(monkeypatch):
-    monkeypatch.setattr(bases, "fitted", None)
+    monkeypatch.setattr(numbers, "fitted", None)
     assert found(BASES[1]).explanations[0].how == (f"{BASES[1]:g}",)
 
 
@@ -118,7 +118,7 @@ class Counted(Effort):
 
 def fitted(theirs, right=None, effort=None, X=None):
     right, X = right or layer(), inputs() if X is None else X
-    return bases.fitted(problem(right, X, X, X, planted.DEFAULTS), theirs, EVERYTHING, effort or Counted())
+    return numbers.fitted(BASE, problem(right, X, X, X, planted.DEFAULTS), theirs, EVERYTHING, effort or Counted())
 
 
 def test_where_nothing_goes_by_the_base_none_is_looked_for():
@@ -134,7 +134,7 @@ def test_where_nothing_goes_by_the_base_none_is_looked_for():
 
 
 def test_a_layer_that_does_not_rotate_costs_nothing(monkeypatch):
-    monkeypatch.setattr(bases, "Fit", None)
+    monkeypatch.setattr(numbers, "Fit", None)
     assert fitted({"output": inputs()}, mha.MultiHeadAttention(D, H, seed=3, backend="numpy")) is None
 
 
@@ -157,8 +157,14 @@ def test_a_base_that_leaves_half_of_the_error_is_none():
 
 
 def test_the_number_has_few_digits():
-    fit = bases.Fit(
-        problem(layer(), *[inputs()] * 3, planted.DEFAULTS), "output", layer()(*[inputs()] * 3), EVERYTHING, "float64"
+    fit = numbers.Fit(
+        BASE,
+        1e4,
+        problem(layer(), *[inputs()] * 3, planted.DEFAULTS),
+        "output",
+        layer()(*[inputs()] * 3),
+        EVERYTHING,
+        "float64",
     )
     fit.left = lambda at: abs(np.exp(at) - 12345.678) / 10
     assert fit.shortest(30.0, np.log(12345.678)) == 12000.0

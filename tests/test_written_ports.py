@@ -11,12 +11,14 @@ from mha import parity
 from mha.parity.described.axes import SWAPPED
 from mha.parity.mistakes.of_gradients import DROPOUT, GRADIENT_MISTAKES
 from mha.parity.mistakes.of_precision import ROUNDINGS
+from mha.parity.search.numbers import NUMBERS
 from mha.parity.unseen.sight import BARELY
 
 RIGHT = [port for port in PORTS if not port.seen]
 WRONG = [port for port in PORTS if port.seen]
 FORMS = {mistake.name: len(mistake.forms) for mistake in parity.CATALOGUE}
-KNOWN = {*FORMS} | {mistake.name for mistake in (*ROUNDINGS, *GRADIENT_MISTAKES, DROPOUT)} | {SWAPPED}
+OTHERS = *ROUNDINGS, *GRADIENT_MISTAKES, DROPOUT, *(number.mistake for number in NUMBERS)
+KNOWN = {*FORMS} | {mistake.name for mistake in OTHERS} | {SWAPPED}
 # Green ones of which the list of what was unseen is looked at; others take as long and say nearly the same.
 LOOKED_AT = {
     "einsum, heads behind tokens", "kernels (out, in), a mask of minus infinity", "head by head, outputs added",

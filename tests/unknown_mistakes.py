@@ -30,13 +30,18 @@ def in_weight(rng, plan):
     elif kind == 2:
         X = X[..., rng.permutation(X.shape[-1])]
     else:
-        X = (X * rng.uniform(0.1, 3)).astype(X.dtype)
+        X = (X * rng.uniform(0.1, 3, X.shape[-1:])).astype(X.dtype)  # one factor may be another scale
     return {"weights": plan.weights | {name: X}}
 
 
 def in_scale(rng, plan):
-    """Another temperature."""
-    return {"scale": plan.scale * float(rng.uniform(0.1, 4))}
+    """Another temperature of each head."""
+    factors = rng.uniform(0.1, 4, (plan.heads, 1, 1))
+
+    def scores(plan, q, k):
+        return (pieces.scores(plan, q, k) * factors).astype(pieces.widen(q).dtype)
+
+    return {"scores": scores}
 
 
 def in_inputs(rng, plan):
@@ -68,8 +73,7 @@ def in_weighing(rng, plan):
         if kind == 0:
             return np.where(visible, 1 / (1 + np.exp(-scores)), 0).astype(scores.dtype)
         if kind == 1:
-            shares = shares**2
-            return (shares / np.maximum(shares.sum(-1, keepdims=True), 1e-9)).astype(scores.dtype)
+            return (shares**2).astype(scores.dtype)  # which add up to less than 1; else it is twice the scale
         noise = rng.normal(size=shares.shape) if kind == 2 else rng.uniform(-1, 1, shares.shape)
         return (shares * (1 + size * noise)).astype(scores.dtype)
 

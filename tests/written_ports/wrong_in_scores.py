@@ -105,6 +105,12 @@ class CapAfterBias(Port):
         return scores
 
 
+class SmallScale(Port):
+    @property
+    def scale(self):
+        return 0.9 * super().scale
+
+
 class ScaleOfTurned(Port):
     @property
     def scale(self):
@@ -177,6 +183,7 @@ BETWEEN = GROUPED | {"window": (3, 2)}
 ALIBI = {"score_bias": mha.alibi(6, 13) - np.float32(0)} | CAUSAL
 
 WRONG_IN_SCORES = [
+    Written("scale x 0.9", SmallScale, PLAIN, CAUSAL, "output", "another scale"),
     Written("always causal", AlwaysCausal, PLAIN, {}, "output", described=("causal",)),
     Written("lengths + 1", OneTooLong, PLAIN, LENGTHS, "output", "lengths are one too long", cross=True),
     Written("padding on the axis of queries", LengthsOfQueries, PLAIN, LENGTHS, "output",

@@ -6,12 +6,6 @@ from ports import Port
 from written_ports.written import CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PLAIN, Written
 
 
-class SmallScale(Port):
-    @property
-    def scale(self):
-        return 0.9 * super().scale
-
-
 class OddExponents(Port):
     """torch.arange(1, dim, 2) for torch.arange(0, dim, 2)."""
 
@@ -85,8 +79,11 @@ class DilatedWindow(Port):
 
 
 class LogOfTokens(Port):
+    """The same for all tokens, it would be another scale."""
+
     def score(self, q, k):
-        return super().score(q, k) * np.log(np.float32(k.shape[2])) / np.log(np.float32(512))
+        seen = np.arange(2, 2 + q.shape[2], dtype="float32")[:, None]  # (Q, 1)
+        return super().score(q, k) * np.log(seen) / np.log(np.float32(512))
 
 
 class ShrunkWeights(Port):
@@ -102,7 +99,6 @@ class HalfPrecisionOfOneHead(Port):
 
 
 WRONG_UNLISTED = [
-    Written("scale x 0.9", SmallScale, PLAIN, CAUSAL, "output"),
     Written("odd exponents", OddExponents, LLAMA, CAUSAL, "output"),
     Written("another temperature of one head", TemperatureOfOneHead, PLAIN, CAUSAL, "output"),
     Written("keys of the next token", KeysOfTheNextToken, PLAIN, {}, "output"),
@@ -115,7 +111,7 @@ WRONG_UNLISTED = [
     Written("values of two heads swapped", TwoHeadsSwapped, PLAIN, CAUSAL, "output"),
     Written("the length of one sample for all", OneSampleForAll, PLAIN, LENGTHS, "output"),
     Written("a dilated window", DilatedWindow, GEMMA, {}, "output"),
-    Written("scores by the logarithm of the length", LogOfTokens, GROUPED, CAUSAL, "output"),
+    Written("scores by the logarithm of the position", LogOfTokens, GROUPED, CAUSAL, "output"),
     Written("weights that add up to 0.97", ShrunkWeights, PLAIN, LENGTHS, "output"),
     Written("rounded scores of one head", HalfPrecisionOfOneHead, PLAIN, {}, "output"),
 ]

@@ -38,6 +38,13 @@ def transposed(plan: Plan) -> Plan | None:
     return replace(plan, mask=plan.mask.swapaxes(2, 3))  # (B or 1, H or 1, K, Q or 1)
 
 
+def moved(by: int, plan: Plan) -> Plan | None:
+    """Move the mask by so many keys; what goes out at one end comes in at the other."""
+    if "mask" not in plan.hiding or plan.mask.shape[3] == 1:
+        return None
+    return replace(plan, mask=np.roll(plan.mask, by, 3))
+
+
 def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
     """Take other positions of the first query for the causal order."""
     return replace(plan, order_offsets=offsets(plan)) if "order" in plan.hiding else None
@@ -74,6 +81,12 @@ def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan 
     return replace(plan, window=change(*plan.window)) if "window" in plan.hiding else None
 
 
+def looking_ahead(plan: Plan) -> Plan | None:
+    """Take a window as far ahead as back, in place of the causal order."""
+    made = hiding("order", None, plan)
+    return made and windowed(lambda left, right: (left, left), made)
+
+
 def resized(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
     """Make the sides of a window longer by so many; None stays None."""
     return more(left, to_left), more(right, to_right)
@@ -100,6 +113,8 @@ OF_HIDING = (
              "that of the causal order": partial(inverted, "order")}),
     Mistake("the mask is ignored", "no mask is applied", ("weights",),
             {"": partial(hiding, "mask", None)}),
+    Mistake("the mask is moved", "each key has the mask of its neighbour", ("weights",),
+            {"of the one before": partial(moved, 1), "of the one after": partial(moved, -1)}),
     Mistake("the lengths are ignored", "padding is attended to", ("weights",), one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
             one(partial(of_lengths, lambda plan: plan.lengths + 1))),
@@ -131,7 +146,7 @@ OF_HIDING = (
 
 OF_WINDOWS = (
     Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
-            one(partial(windowed, lambda left, right: (left, left)))),
+            {"": partial(windowed, lambda left, right: (left, left)), "and causal order is ignored": looking_ahead}),
     Mistake("the window only looks back", "queries do not look ahead", ("weights",),
             one(partial(windowed, lambda left, right: (left, 0)))),
     Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),

@@ -11,7 +11,7 @@ from mha.parity.mistakes.mistake import Mistake, one, with_weights
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
 
-EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3)
+EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-2)
 
 
 def changed(plan: Plan, roles: Collection[str] = ("q", "k"), **options: Any) -> Plan | None:
@@ -51,6 +51,11 @@ def eps_outside(plan: Plan) -> Plan | None:
     return None if "q" not in plan.norms else replace(plan, root=lambda squares, eps: np.sqrt(squares) + eps)
 
 
+# Of others than these, see `search.numbers`.
+ANOTHER_EPSILON = Mistake("another epsilon", "a norm adds another number under its root", ("q", "k"),
+                          {f"{eps:g}": partial(changed, eps=eps) for eps in EPSILONS})  # fmt: skip
+
+
 OF_NORMS = (
     Mistake("1 + w is forgotten", "a norm multiplies by w where the model has 1 + w", ("q", "k"),
             one(partial(rescaled, lambda X: X - X.dtype.type(1)))),
@@ -71,8 +76,7 @@ OF_NORMS = (
     Mistake("the norm of queries for that of keys", "both have the scale of queries, or both are swapped", ("q", "k"),
             {"for both": partial(swapped_norms, {"k": "q"}), "swapped": partial(swapped_norms, {"k": "q", "q": "k"}),
              "that of keys for both": partial(swapped_norms, {"q": "k"})}),
-    Mistake("another epsilon", "a norm adds another number under its root", ("q", "k"),
-            {f"{eps:g}": partial(changed, eps=eps) for eps in EPSILONS}),
+    ANOTHER_EPSILON,
     Mistake("epsilon is outside the root", "a norm divides by sqrt(mean) + eps instead of sqrt(mean + eps)", ("q", "k"),
             one(eps_outside)),
     Mistake("the norm is over all heads", "means are taken over the whole width, not over each head", ("q", "k"),

@@ -56,6 +56,27 @@ def softmax_in(dtype: str, inside: bool) -> Change:
     return change
 
 
+def weights_in(dtype: str) -> Change:
+    """Round weights before they pool."""
+    return lambda plan: replace(plan, after=through(dtype))
+
+
+def heads_in(role: str, dtype: str) -> Change:
+    """Round heads of queries, keys or values."""
+    into = through(dtype)
+
+    def change(plan: Plan) -> Plan:
+        if role == "queries":
+            scores = plan.scores
+            return replace(plan, scores=lambda plan, q, k: scores(plan, into(q), k))
+        share, share_values = plan.share, plan.share_values
+        if role == "keys":
+            return replace(plan, share=lambda X, times: share(into(X), times))
+        return replace(plan, share_values=lambda X, times: share_values(into(X), times))
+
+    return change
+
+
 def in_forms(dtype: str) -> dict[str, Change]:
     """Make the forms of arithmetic in a dtype: of the products alone, or of all results."""
     return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
@@ -91,7 +112,11 @@ ROUNDINGS = (
     Mistake("float32 arithmetic", "numbers are rounded to float32 on the way", ALL_PARTS, in_forms("float32")),
     Mistake("softmax in half precision", "scores or weights are rounded to half precision", ("weights",),
             {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
-             for dtype in ("float16", "bfloat16") for inside in (False, True)}),
+             for dtype in ("float16", "bfloat16") for inside in (False, True)}
+            | {f"{dtype}, weights alone": weights_in(dtype) for dtype in ("float16", "bfloat16")}),
+    Mistake("heads in half precision", "queries, keys or values alone are rounded to it", ("scores", "pooled"),
+            {f"{role}, {dtype}": heads_in(role, dtype)
+             for role in ("queries", "keys", "values") for dtype in ("float16", "bfloat16")}),
     Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits", ("scores", "pooled"),
             {"bfloat16": of_cache(through("bfloat16")), "int8, by token and head": of_cache(to_int8((3,))),
              "int8, by token": of_cache(to_int8((1, 3))), "int8, by head": of_cache(to_int8((2, 3)))}),

@@ -68,9 +68,10 @@ def of_base(base: float | None, plan: Plan) -> Plan | None:
 
 
 def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
-    """Divide all frequencies of a base by a factor, where the model has frequencies of its own; None = its base."""
+    """Divide all frequencies of a base by a factor; None = the layer's base, the only one if they are plain."""
     rotary = plan.config.rotary
-    made = None if rotary is None or rotary.frequencies is None else of_base(base, plan)
+    plain = rotary is not None and rotary.frequencies is None
+    made = None if plain and base else of_base(base, plan)
     return made and replace(made, frequencies=made.frequencies / factor)
 
 
@@ -188,7 +189,7 @@ def coarse(plan: Plan) -> Plan | None:
     return turned_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
 
 
-# Of bases beyond these, see `search.bases`.
+# Of bases beyond these, see `search.numbers`.
 ANOTHER_BASE = Mistake(
     "another base", "frequencies of another base of the rotation", ("q", "k"),
     {f"{base:g}": partial(of_base, base) for base in BASES}
@@ -215,7 +216,7 @@ OF_ROTATIONS = (
              "of queries": partial(turned_by, lambda plan, role, places: places * (role != "q")),
              "of keys": partial(turned_by, lambda plan, role, places: places * (role != "k"))}),
     ANOTHER_BASE,
-    Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, as LLaMA 3",
+    Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, or none is",
             ("q", "k"),
             {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
              for base in (None, 500000.0) for factor in FACTORS}),

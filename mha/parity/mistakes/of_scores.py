@@ -8,6 +8,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Mistake, one, scaled, with_weights
 from mha.parity.pipeline.pieces import Array, Steps, widen
 from mha.parity.pipeline.plan import Plan
+from mha.parity.same.problem import Problem
 
 
 def cap_last(plan: Plan) -> Plan | None:
@@ -57,6 +58,32 @@ def scaled_before_bias(plan: Plan) -> Plan | None:
 def default_scale(plan: Plan) -> float:
     """Return the factor from the layer's scale to 1 / sqrt(d)."""
     return plan.config.key_dim**-0.5 / plan.scale
+
+
+def scale_of(problem: Problem) -> float | None:
+    """Return the scale of dot products; None with another pooling."""
+    config = problem.config
+    if config.pooling != "dot":
+        return None
+    return config.key_dim**-0.5 if config.scale is None else config.scale
+
+
+def of_scale(scale: float, plan: Plan) -> Plan | None:
+    """Take another scale."""
+    return replace(plan, scale=scale) if plan.config.pooling == "dot" else None
+
+
+def multiplied(times: float, plan: Plan) -> Plan:
+    """Multiply scores, capped and biased, and sinks, before their softmax."""
+    right = plan.softmax
+    if "sinks" in plan.weights:
+        plan = with_weights(plan, {"sinks": (widen(plan.weights["sinks"]) * times).astype(plan.queries.dtype)})
+    return replace(plan, softmax=lambda plan, scores, visible: right(plan, scores * scores.dtype.type(times), visible))
+
+
+# Of any number, see `search.numbers`.
+ANOTHER_SCALE = Mistake("another scale", "dot products are multiplied by another number", ("scores",), {})
+SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap and the bias", ("weights",), {})
 
 
 OF_SCALE = (

@@ -17,7 +17,7 @@ from mha.parity.pipeline.pieces import Array
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import largest
-from mha.parity.search import bases, precision
+from mha.parity.search import numbers, precision
 from mha.parity.search.effort import Effort
 from mha.parity.search.focus import Focus, counted
 from mha.parity.search.gradients import Form as GradientForm
@@ -133,17 +133,19 @@ def attempts(
             found_dropout = precision.dropout(problem, steps)
             explanations += [of_errors((), found_dropout)] if found_dropout else []
         if not pairs and not any(one.sure for one in explanations):
-            explanations += of_fitted_base(problem, steps, searches, far)
+            explanations += of_numbers(problem, steps, searches, far)
         if any(one.sure for one in explanations):
             break
     return explanations, searches.tried, searches.missed
 
 
-def of_fitted_base(problem: Problem, steps: Mapping[str, Array], searches: Searches, far: float) -> list[Explanation]:
-    """Explain the arrays by a base of the rotation that is fitted, if that is sure; far: as for `attempts`."""
-    form = bases.fitted(problem, steps, searches.first, searches.effort)
-    found = [] if form is None else [made(*searches.judged((form,)), far)]
-    return [one for one in found if one.sure]
+def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches, far: float) -> list[Explanation]:
+    """Explain the arrays by a number that is fitted, if that is sure; far: as for `attempts`."""
+    for number in numbers.NUMBERS:
+        form = numbers.fitted(number, problem, steps, searches.first, searches.effort)
+        if form is not None and (one := made(*searches.judged((form,)), far)).sure:
+            return [one]
+    return []
 
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
