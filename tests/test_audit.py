@@ -295,6 +295,23 @@ def test_what_is_no_model_is_refused(model):
         parity.audit(model, 1)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["one layer", "the model"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["wrapped", "in place"])
+def test_a_compiled_model_is_judged_eagerly_and_the_report_says_so(whole, in_place):
+    model = Model(Interleaved)
+    part = model if whole else model.layers[1]
+    if in_place:
+        part.compile()
+    elif whole:
+        model = torch.compile(model)
+    else:
+        model.layers[1] = torch.compile(part)
+    report = parity.audit(model, *tokens())
+    assert [row.path.replace("_orig_mod.", "") for row in report.wrong] == [LAYERS[1]]
+    assert report.notes == ("the eager path was judged: what a compiler makes of the model was not",)
+    assert not parity.audit(Model(Interleaved), *tokens()).notes
+
+
 # Models inside of others
 
 

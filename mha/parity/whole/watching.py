@@ -138,6 +138,11 @@ class Watch:
         notes = []
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
             notes = [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
+        if any(
+            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
+            for module in finder.modules.values()
+        ):
+            notes.append("the eager path was judged: what a compiler makes of the model was not")
         if not any(not one.reason for one in self.known) and not left_out:
             raise ValueError(nothing(rows, finder))
         report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own

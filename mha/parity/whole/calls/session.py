@@ -60,7 +60,6 @@ class Session:
         for one in self.layers.values():
             for path, roles in one.modules.items():
                 self.at.setdefault(path, []).append((one, roles))
-        self.every = [one.path for one in layers]
         self.stack: list[str] = []
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, Tap] = {}
