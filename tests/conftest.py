@@ -48,6 +48,15 @@ MARKERS = (
 )
 
 
+# Tests of models of PyTorch, which import it; without it they are not collected.
+OF_TORCH = ("audit", "audit_taught", "cli_records", "plot_ratios", "records", "records_files")
+
+
+def pytest_ignore_collect(collection_path, config):
+    own = collection_path.name in [f"test_{name}.py" for name in OF_TORCH]
+    return True if own and "torch" not in config.backends else None
+
+
 def pytest_configure(config):
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
