@@ -35,6 +35,11 @@ GROUPS = {
             r"for name in of_layer if name not in found\}", "for name in arrays if name not in found}"),
         "kernels are never turned": (r'return X\.T if axes == "oi" else X', "return X"),
     }),
+    "telling a sink": ("mha/parity/whole/calls/sinks.py", "audit_pieces", {
+        "what is watched stays so": (r"del own\[name\]", "pass"),
+        "what was set before is not set back": (r"own\[name\] = kept", "pass"),
+        "an output is never mended": (r"return output if instead is None else instead", "return output"),
+    }),
     "histories of caches": ("mha/parity/whole", "audit_calls", {
         "a cache from before passes as empty": (r"if length is not None and history\.tokens != length:", "if False:"),
         "a cache that was not seen is empty": (r"\(None, History\(known=False\)\)", "(None, History())"),

@@ -41,8 +41,4 @@ def audit(
         terminal.fail(f"there is no file {error.filename}")
     except (OSError, TypeError, ValueError) as error:
         terminal.fail(error)
-    if json_file is None:
-        terminal.console().print(report)
-    else:
-        terminal.write_text(file, report.to_json())
-    raise typer.Exit(0 if report else 1)
+    terminal.show(report, json_file, file)

@@ -111,8 +111,4 @@ def _records(a: str, b: str, path: list[str] | None, json_file: str | None) -> N
         report = parity.compare_records(a, b, dict(pairs), track=lambda steps: terminal.track("Comparing", steps))
     except (OSError, TypeError, ValueError) as error:
         terminal.fail(error)
-    if json_file is None:
-        terminal.console().print(report)
-    else:
-        terminal.write_text(file, report.to_json())
-    raise typer.Exit(0 if report else 1)
+    terminal.show(report, json_file, file)

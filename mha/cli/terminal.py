@@ -45,6 +45,18 @@ def json_file(name: str | None) -> str | None:
     return None if name in (None, "-") else writable("--json", name, "expected one, or - for stdout")
 
 
+def show(report: Any, json_file: str | None, file: str | None) -> NoReturn:
+    """Print a report, or write it as JSON to a file where --json names one, and end the command: 1 if it is not true.
+
+    json_file: as it was given; file: as `json_file` made of it.
+    """
+    if json_file is None:
+        console().print(report)
+    else:
+        write_text(file, report.to_json())
+    raise typer.Exit(0 if report else 1)
+
+
 def write_json(file: str | None, value: dict[str, Any]) -> None:
     """Write a value as JSON to a file, None = stdout."""
     write_text(file, json.dumps(value, indent=1, allow_nan=False))

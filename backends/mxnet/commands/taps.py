@@ -12,7 +12,7 @@ from typing import Any
 import mxnet
 from mxnet import autograd, np, npx
 
-from mha.parity.whole.calls.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name, replaced, told
 
 from .native import children
 
@@ -79,42 +79,13 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
-                stack.enter_context(_set(module, "_active", False))
-            stack.enter_context(_set(module, "forward", _told(module.forward, path, module, sink)))
+                stack.enter_context(replaced(module, "_active", False))
+            stack.enter_context(replaced(module, "forward", told(module.forward, path, module, sink)))
         for owner in PLACES:
             for name in vars(owner).keys() & {*SOFTMAX, *DROPOUT}:
                 run = getattr(owner, name)
-                stack.enter_context(_set(owner, name, _through if name in DROPOUT else _pooling(run, name, sink)))
+                stack.enter_context(replaced(owner, name, _through if name in DROPOUT else _pooling(run, name, sink)))
         yield
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute meanwhile; one that was inherited is inherited again."""
-    own = vars(owner)
-    had, kept = name in own, own.get(name)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if had:
-            own[name] = kept
-        else:
-            del own[name]
-
-
-def _told(run: Any, path: str, module: Any, sink: Sink) -> Any:
-    @functools.wraps(run)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        sink.enter(path, module, args, kwargs)
-        output = None
-        try:
-            output = run(*args, **kwargs)
-        finally:
-            instead = sink.leave(path, output)
-        return output if instead is None else instead
-
-    return told
 
 
 def _through(X: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import mha
-from mha.parity.whole.calls.sinks import Sink, by_name
+from mha.parity.whole.calls.sinks import Sink, by_name, replaced, told
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
@@ -98,42 +98,13 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             dropping = isinstance(module, tuple(getattr(keras.layers, name) for name in DROPOUT))
             run = module.call
-            instead = _through(run) if dropping else _told(run, path, module, sink)
-            stack.enter_context(_set(module, "call", instead))
+            instead = _through(run) if dropping else told(run, path, module, sink)
+            stack.enter_context(replaced(module, "call", instead))
         for owner, name in FUNCTIONS:
-            stack.enter_context(_set(owner, name, _through(getattr(owner, name))))
+            stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
-            stack.enter_context(_set(owner, name, _pooling(getattr(owner, name), name, sink)))
+            stack.enter_context(replaced(owner, name, _pooling(getattr(owner, name), name, sink)))
         yield
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute meanwhile, unseen by Keras; one that was inherited is inherited again."""
-    own = vars(owner)
-    had, kept = name in own, own.get(name)
-    own[name] = value
-    try:
-        yield
-    finally:
-        if had:
-            own[name] = kept
-        else:
-            del own[name]
-
-
-def _told(run: Any, path: str, module: Any, sink: Sink) -> Any:
-    @functools.wraps(run)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        sink.enter(path, module, args, kwargs)
-        output = None
-        try:
-            output = run(*args, **kwargs)
-        finally:
-            instead = sink.leave(path, output)
-        return output if instead is None else instead
-
-    return told
 
 
 def _through(run: Any) -> Any:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -106,17 +107,10 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
 
-    def enter(path: str, module: Any, args: Any, kwargs: Any) -> None:
-        sink.enter(path, module, args, kwargs)
-
-    def leave(path: str, output: Any) -> Any:
-        return sink.leave(path, output)
-
     try:
         for path, module in model.named_modules():
-            before = _with(path, enter)
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            after = _after(path, leave)
+            handles.append(module.register_forward_pre_hook(functools.partial(sink.enter, path), with_kwargs=True))
+            after = _after(path, sink)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.compiler.set_stance("force_eager"), _Mode(sink):
@@ -127,12 +121,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             handle.remove()
 
 
-def _with(path: str, enter: Any) -> Any:
-    return lambda module, args, kwargs: enter(path, module, args, kwargs)
-
-
-def _after(path: str, leave: Any) -> Any:
-    return lambda module, args, kwargs, output: leave(path, output)
+def _after(path: str, sink: Sink) -> Any:
+    return lambda module, args, kwargs, output: sink.leave(path, output)
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:

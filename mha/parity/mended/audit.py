@@ -12,7 +12,8 @@ from mha.parity.records.contents import Record
 from mha.parity.records.writing import record
 from mha.parity.whole.audit_report import AuditReport, Mended
 from mha.parity.whole.calls.model_calls import CACHES
-from mha.parity.whole.watching import Watch, at
+from mha.parity.whole.layers.truth import at
+from mha.parity.whole.watching import Watch
 from mha.tables import number
 
 SMALL = 1e-3  # the share of a difference that rounding may leave

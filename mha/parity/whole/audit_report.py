@@ -17,7 +17,6 @@ from mha.parity.why.report import Report
 from mha.tables import counted, lines, number, plain_table, text
 
 VerdictName = Literal["same", "differs", "not known", "not called"]
-SHARED = 3  # so many wrong layers are explained, to see whether all have one mistake
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,14 +59,14 @@ class LayerRow:
             raise ValueError(f"{self.path} is {self.verdict}; only a layer that differs is saved")
         judging.save(path, self.judged.asked)
 
-    def as_json(self) -> dict[str, Any]:
-        """The row as plain data."""
-        reasons = [] if self.report is None or self.report else self.report.diagnosis.explanations
-        return {
+    def as_json(self, why: bool) -> dict[str, Any]:
+        """The row as plain data; why: with the reason, which takes seconds to find."""
+        found = {
             "path": self.path, "kind": self.kind, "verdict": self.verdict, "ratio": self.ratio, "call": self.call,
             "calls": self.calls, "note": self.note,
-            "why": [str(one) for one in reasons if one.sure],
         }  # fmt: skip
+        reasons = [] if not why or self.report is None or self.report else self.report.diagnosis.explanations
+        return found | ({"why": [str(one) for one in reasons if one.sure]} if why else {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +149,7 @@ class AuditReport:
         compared = [row for row in self.layers if row.judged is not None]
         if len(self.wrong) < 2 or len(self.wrong) < len(compared):
             return False
-        some = [self.wrong[0], self.wrong[len(self.wrong) // 2], self.wrong[-1]][:SHARED]
+        some = self.wrong[0], self.wrong[len(self.wrong) // 2], self.wrong[-1]
         named = [mistakes_of(row) for row in some]
         return bool(set.intersection(*named))
 
@@ -159,8 +158,7 @@ class AuditReport:
         first = self.first
         return json.dumps({
             "same": bool(self), "model": self.model, "truth": self.truth, "notes": list(self.notes),
-            "layers": [dataclasses.replace(row).as_json() if row is first or row.verdict != "differs" else brief(row)
-                       for row in self.layers],
+            "layers": [row.as_json(row is first or row.verdict != "differs") for row in self.layers],
             "first": first and first.path, "mended": self.mended and str(self.mended),
         }, indent=1)  # fmt: skip
 
@@ -221,11 +219,3 @@ def mistakes_of(row: LayerRow) -> set[tuple[str, ...]]:
     """The mistakes that surely explain a layer, by their names."""
     found = row.report.diagnosis.explanations if row.report is not None else ()
     return {one.mistakes for one in found if one.sure}
-
-
-def brief(row: LayerRow) -> dict[str, Any]:
-    """A row that differs as plain data, without the reason, which takes seconds to find."""
-    return {
-        "path": row.path, "kind": row.kind, "verdict": row.verdict, "ratio": row.ratio, "call": row.call,
-        "calls": row.calls, "note": row.note,
-    }  # fmt: skip

@@ -18,9 +18,9 @@ from mha.parity.whole.layers.truth import Truth
 from mha.parity.why.comparison import report_of
 from mha.parity.why.explanations import Diagnosis
 from mha.parity.why.report import Report
+from mha.weights.readers import FLOATS
 
 PROJECTED = ("W_q", "W_k", "W_v")
-FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,11 +10,11 @@ import numpy as np
 from mha import dispatch
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.model_calls import UnknownError
-from mha.parity.whole.calls.session import Session, Tap
+from mha.parity.whole.calls.session import Session, Tap, in_part
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.layers.finding import Finder, some
 from mha.parity.whole.layers.known import Known
-from mha.parity.whole.layers.truth import Truth, opened, taps_of, wholes
+from mha.parity.whole.layers.truth import Truth, at, opened, taps_of, wholes
 from mha.tables import few
 
 
@@ -126,8 +126,7 @@ class Watch:
             elif one.path in self.rows:
                 rows.append(self.rows[one.path])
             elif ran:
-                note = f"only {', '.join(sorted(ran))} of its projections ran"
-                rows.append(LayerRow(one.path, one.kind, "not known", note))
+                rows.append(LayerRow(one.path, one.kind, "not known", in_part(ran)))
             else:
                 rows.append(LayerRow(one.path, one.kind, "not called"))
         left_out = [one.path for one in self.known if one.left_out]
@@ -147,11 +146,6 @@ class Watch:
             raise ValueError(nothing(rows, finder))
         report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own
         report.notes, report.kept = tuple(notes), tuple(self.kept.values())
-
-
-def at(path: str, other: str) -> bool:
-    """Whether a module is another one, or inside of it."""
-    return path == other or path.startswith(f"{other}.")
 
 
 def nothing(rows: list[LayerRow], finder: Finder) -> str:

@@ -80,19 +80,28 @@ def options(path: Path | None, scheme: SchemeName, prefix: str, length: int | No
     length: the number of tokens of a text, if a rotation goes by it; None = no more than those of its first training.
     Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
-    if path is None:
+    if path is None or (data := data_of(path)) is None:
         return {}
     try:
-        with files.open_file(path) as file:
-            data = file.read(LIMIT + 1)
-    except FileNotFoundError:
-        return {}
-    try:
-        if len(data) > LIMIT:
-            raise ValueError(f"it has more than {LIMIT} bytes")
-        return described(json_text.parse(data.decode()), scheme, prefix, length)
+        return described(parsed(data), scheme, prefix, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
+
+
+def data_of(path: Path) -> bytes | None:
+    """The bytes of a configuration, one more than there may be at most; None if there is no such file."""
+    try:
+        with files.open_file(path) as file:
+            return file.read(LIMIT + 1)
+    except FileNotFoundError:
+        return None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """What a configuration says; ValueError if it is too large, or no JSON."""
+    if len(data) > LIMIT:
+        raise ValueError(f"it has more than {LIMIT} bytes")
+    return json_text.parse(data.decode())
 
 
 def described(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Watch the calls of a model: what enters and leaves the projections of each layer, call by call."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from mha import arrays, dispatch
 from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.truth import at
 
 NAMES = {
     "queries": ("query", "inputs_q"),
@@ -127,7 +128,7 @@ class Session:
         if path is None and self.began < 0:
             return
         where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
-        if any(where == path or where.startswith(f"{path}.") for path in inside):
+        if any(at(where, path) for path in inside):
             return
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
@@ -168,8 +169,9 @@ class Session:
     def complete(self, tap: Tap, output: Any) -> Any:
         """Put what entered in earlier calls with this cache before the keys and values of this one, and judge."""
         layer, inputs = tap.layer, tap.inputs
+        partly = in_part(tap.outputs)
         if "queries" not in inputs or "merged" not in inputs:
-            self.fail(layer.path, f"only {', '.join(sorted(tap.outputs))} of its projections ran")
+            self.fail(layer.path, partly)
             return None
         if any(X is None or X.ndim != 3 for name, X in inputs.items() if name != "merged"):
             shown = next((X.shape for X in inputs.values() if X is not None), ())
@@ -181,19 +183,14 @@ class Session:
             self.tokens = max(self.tokens, inputs["queries"].shape[1])
         if "keys" not in inputs or "values" not in inputs:
             if earlier is None or not cross:
-                self.fail(
-                    layer.path, FRESH if cross else f"only {', '.join(sorted(tap.outputs))} of its projections ran"
-                )
+                self.fail(layer.path, FRESH if cross else partly)
                 return None
             inputs["keys"], inputs["values"] = earlier.keys, earlier.values
             tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
-        elif not cross and not history.known:
+        elif not cross and (not history.known or (history.tokens and earlier is None)):
             self.fail(layer.path, FRESH)
             return None
         elif not cross and history.tokens:
-            if earlier is None:
-                self.fail(layer.path, FRESH)
-                return None
             for name in ("keys", "values"):
                 inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
             tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
@@ -218,6 +215,11 @@ class Session:
         if self.same is None or self.same[0] is not X:
             self.same = X, np.array(arrays.to_numpy(X))
         return self.same[1]
+
+
+def in_part(ran: Iterable[str]) -> str:
+    """Why a layer is not known of which only these projections ran."""
+    return f"only {', '.join(sorted(ran))} of its projections ran"
 
 
 def entered(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,10 @@ Each backend's `commands/taps.py` has these functions:
     watching(model, sink) -> a context in which a sink is told, without dropout, and without what is compiled
 """
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 
@@ -35,6 +37,37 @@ class Sink(Protocol):
 
     def unknown(self, path: str, reason: str) -> None:
         """Take note that the module at a path was called where its numbers are not known."""
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of an object or a module meanwhile, unseen by it; one that was inherited is inherited again."""
+    own = vars(owner)
+    had, kept = name in own, own.get(name)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if had:
+            own[name] = kept
+        else:
+            del own[name]
+
+
+def told(run: Any, path: str, module: Any, sink: Sink) -> Any:
+    """A function that does what another one does, and tells a sink of each call."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        sink.enter(path, module, args, kwargs)
+        output = None
+        try:
+            output = run(*args, **kwargs)
+        finally:
+            instead = sink.leave(path, output)
+        return output if instead is None else instead
+
+    return call
 
 
 def by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

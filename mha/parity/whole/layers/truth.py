@@ -15,13 +15,12 @@ from mha import dispatch
 from mha.config import Config
 from mha.names import BackendName, SchemeName
 from mha.parity.whole.layers.kernels import also_called, recalled
-from mha.weights import files, json_text, models, readers, recorded, schemes
+from mha.weights import json_text, models, readers, recorded, schemes
 from mha.weights.native.named import named, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
 Found = tuple[Config, dict[str, np.ndarray]]  # configuration and canonical weights
 MOST = 2**30  # bytes of weights that are kept
-LIMIT = 2**24  # bytes of a configuration
 GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
 
 
@@ -154,10 +153,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
     """What the configuration beside a file of weights says; None if none is there, ValueError if it is damaged."""
     place = path.with_name("config.json")
     try:
-        with files.open_file(place) as file:
-            return json_text.parse(file.read(LIMIT).decode())
-    except FileNotFoundError:
-        return None
+        return None if (data := models.data_of(place)) is None else models.parsed(data)
     except ValueError as error:
         raise ValueError(f"{place} cannot be used: {error}") from error
 
@@ -211,6 +207,11 @@ def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
     if len(found) < len(paths) and len(paths) == len(layers):
         return dict(zip(sorted(paths, key=natural), layers, strict=True))
     return found
+
+
+def at(path: str, other: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return path == other or path.startswith(f"{other}.")
 
 
 def ends(name: str, end: str) -> bool:
