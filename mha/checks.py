@@ -149,7 +149,7 @@ def dtype_name(dtype: Any) -> Any:
     if isinstance(dtype, np.dtype):
         return _NAMES.get(dtype) or dtype.name
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or _text(dtype)
-    return str(name).removeprefix("torch.").rstrip("_")
+    return str(name).rpartition(".")[2].rstrip("_")  # torch.float32, mlx.core.bool_
 
 
 # Arrays

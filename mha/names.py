@@ -4,7 +4,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-BackendName = Literal["numpy", "torch", "tensorflow", "jax", "mxnet"]
+BackendName = Literal["numpy", "torch", "tensorflow", "jax", "mxnet", "mlx"]
 PoolingName = Literal["dot", "additive"]
 NormName = Literal["rms", "layer"]
 OverName = Literal["head", "all"]  # what a norm is over
@@ -28,6 +28,7 @@ KindName = Literal[
     "flax.linen.MultiHeadDotProductAttention",
     "flax.linen.MultiHeadAttention",
     "flax.nnx.MultiHeadAttention",
+    "mlx.nn.MultiHeadAttention",
     "mha.d2l.torch.MultiHeadAttention",
     "mha.d2l.tensorflow.MultiHeadAttention",
     "mha.d2l.jax.MultiHeadAttention",

@@ -1,0 +1,16 @@
+"""The MLX backend: what `mha` calls, handed on from the chapters and from the engine.
+
+The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.py, gradients.py, weights.py, slots.py,
+cache.py.
+"""
+
+from .arrays import context, copied, device, is_known, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .engine.layer import MultiHeadAttention
+from .facts import DTYPES
+from .gradients import gradients, trace, vjp
+from .heads import transpose_output, transpose_qkv
+from .hiding import masked_softmax, visible_keys, visible_softmax
+from .layer import attend
+from .pooling import AdditiveAttention, AttentionPooling, DotProductAttention
+from .slots import samples, taken
+from .weights import build, get_weights, set_weights

@@ -1,0 +1,92 @@
+"""MLX's arrays in and out: to and from NumPy, whose they are, where they lie."""
+
+import contextlib
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+
+NOTHING = contextlib.nullcontext()
+
+
+def tensor(array, place=None):
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return evaluated(mx.array(array.view(np.uint16)).view(mx.bfloat16))
+    # Unless it is told the dtype, MLX makes float32 of float64.
+    return mx.array(array, getattr(mx, "bool_" if array.dtype == bool else array.dtype.name))
+
+
+def to_numpy(X):
+    """This framework's array as a NumPy array, with the same dtype."""
+    if X.dtype == mx.bfloat16:
+        return np.array(X.view(mx.uint16)).view(ml_dtypes.bfloat16)
+    return np.array(X)  # of `asarray`, memory would be shared
+
+
+def is_own(X):
+    """Whether X is an array that the layers here take: dense, and of this framework."""
+    return isinstance(X, mx.array)
+
+
+def is_known(X):
+    """Whether X has its values by now, and does not stand for those that a compiler will know only later."""
+    try:
+        mx.eval(X)
+    except ValueError:  # inside `mx.compile` or `mx.vmap`
+        return False
+    return True
+
+
+def known(X):
+    """X as a NumPy array; None if it stands for values that a compiler will know only later."""
+    return to_numpy(X) if is_known(X) else None
+
+
+def copied(X):
+    """X in memory of its own, as this framework's array: what becomes of X does not change it."""
+    array = known(X)
+    return mx.array(X) if array is None else tensor(array)
+
+
+def value_and_gradient(function, X):
+    """The value of a function of an array, a number, and its gradient by the array.
+
+    The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
+    """
+    found = []
+
+    def value(X):
+        found.append(function(X))
+        return found[0] if is_own(found[0]) else mx.sum(X)
+
+    _, gradient = mx.value_and_grad(value)(X)
+    if isinstance(found[0], tuple):
+        return found[0]
+    return (found[0], evaluated(gradient)) if is_own(found[0]) else (found[0], None)
+
+
+def context(dtype, tracked=True):
+    """The context for a computation in this dtype; tracked: whether somebody may ask for its gradients later."""
+    if dtype == "float64" and mx.default_device() != mx.cpu:  # a GPU has none
+        return mx.stream(mx.cpu)
+    return NOTHING
+
+
+def place(layer, array=None):
+    """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
+    return
+
+
+def device():
+    """The device of the framework, in words."""
+    return "gpu" if mx.default_device() == mx.gpu else "cpu"
+
+
+def evaluated(X):
+    """An array, or a list or dict of arrays, evaluated where it is made: no other thread could do that.
+
+    Inside of a compiler, as it is.
+    """
+    is_known(X)
+    return X

@@ -1,0 +1,79 @@
+"""Chapter 8: the cache, in MLX: keys and values of earlier tokens, in slots, each projected once.
+
+Letters: B batch, G heads of keys and values, S slots, Q new tokens, T = S + Q: the slots, and behind them the tokens.
+
+Sources: Shazeer, Fast Transformer Decoding (2019), section 2.4; Beltagy et al., Longformer (2020), for windows, whose
+slots are a ring; what a token at a position below 0 is says `hiding.visible_keys`.
+"""
+
+import math
+
+import mlx.core as mx
+
+from mha.cache import LOST
+from mha.call import keep
+
+from .arrays import evaluated
+from .hiding import four_axes, places, where
+from .slots import slots_after, taken
+
+
+def place(queries, keys, values, call):
+    """Say where the tokens of a call with a cache are, and put zeros for padding.
+
+    queries, keys and values are those of the call; where no tokens are new, as beside a frozen cache, keys and values
+    become one token of padding.
+    Returns the three, and the call with positions (B, Q) and key_positions (B, Q or 1).
+    """
+    cache, (B, Q, _) = call.cache, queries.shape
+    positions, none = call.positions, cache.frozen or queries.shape[1] == 0
+    if positions is None and not cache.frozen:
+        positions = cache.positions.max(1, keepdims=True) + 1 + mx.arange(Q)  # (B, Q)
+        if call.valid_lens is not None:
+            real = mx.arange(Q) < call.valid_lens[:, None]  # (B, Q)
+            positions = mx.where(real, positions, -1)  # (B, Q)
+    positions = mx.broadcast_to(places(queries, positions, call.offset), (B, Q))  # (B, Q)
+    key_positions = mx.full((B, 1), -1, dtype=positions.dtype) if none else positions  # (B, Q or 1)
+    if none:
+        keys, values = (mx.zeros((B, 1, width), dtype=queries.dtype) for width in cache.widths)  # (B, 1, any)
+    if not cache.frozen:
+        call = call._replace(valid_lens=None)
+    queries = where(positions[:, :, None] >= 0, queries, 0)  # (B, Q, any)
+    seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)
+    keys, values = (where(seen, X, 0) for X in (keys, values))  # (B, Q or 1, any)
+    return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
+
+
+def remember(k, v, call):
+    """Put the slots before the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), and write these into slots.
+
+    Slots of earlier calls are constants, and what is written is one for later calls.
+    Returns keys (B*G, T, d), values (B*G, T, dv), the call of these, and the cache that is left.
+    """
+    cache = call.cache
+    columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
+    keep("columns", columns)
+    (B, G), kept = cache.keys.shape[:2], (cache.keys, cache.values)
+    kept = [mx.stop_gradient(X).reshape(B * G, *X.shape[2:]) for X in kept]  # (B*G, S, d)
+    k, v = (mx.concatenate([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
+    if not cache.frozen:
+        heads = [mx.stop_gradient(X).reshape(B, G, *X.shape[1:]) for X in (k, v)]  # (B, G, T, d)
+        cache = cache.after(*evaluated([*(taken(X, columns[:, None, :, None], 2) for X in heads), *state]))
+    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    key_positions = mx.concatenate([call.cache.positions, call.key_positions], 1)  # (B, T)
+    return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
+
+
+def recall(output, weights, call, cache):
+    """The results of a call: output (B, Q, D), weights (B, H, Q, S) by slots if asked for, and the cache that is left.
+
+    What a sample computes from slots that it has lost is not a number.
+    """
+    kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
+    output = where(kept, output, math.nan)  # (B, Q, D)
+    if not call.traced:
+        call.cache.use_up()
+    if not call.return_weights:
+        return output, cache
+    weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
+    return output, where(kept[:, None], weights, math.nan), cache

@@ -1,0 +1,133 @@
+"""The layer that a call runs: it leaves out the keys that nobody sees, and keeps no attention weights.
+
+Letters as in the chapters. The steps and their order are the lesson's.
+"""
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mha.call import Plans, kind_of
+from mha.engine import cutting
+from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used, whole_used
+
+from .. import layer as lesson
+from ..arrays import evaluated, tensor
+from ..hiding import blank, where
+from .operations import OPERATIONS
+from .pooling import AttentionPooling, pooling
+
+
+class Plan(NamedTuple):
+    """The decisions of a call that are made once.
+
+    whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
+    = as each call says.
+    """
+
+    whole: bool = False
+    parts: list[slice] | None = None
+
+
+class MultiHeadAttention(lesson.MultiHeadAttention):
+    """The lesson's layer; a call that asks for no attention weights keeps none."""
+
+    pooling = staticmethod(pooling)
+
+    def __init__(self, config):
+        super().__init__(config)
+        object.__setattr__(self, "plans", Plans())  # a dict, which a module would take for parameters
+
+    def kind(self, queries, keys, values, call):
+        """The facts that decide the plan of a call; None if an array is of an unusual class, or a pooling not ours."""
+        pooling = self.attention
+        if not isinstance(pooling, AttentionPooling):
+            return None
+        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, cutting.SCORES
+        return kind_of((mx.array,), (*state, getattr(pooling, "scale", None)), queries, keys, values, call)
+
+    def planned(self, queries, keys, call):
+        """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
+        if call.cache is not None:
+            return call
+        (B, Q, _), K = queries.shape, keys.shape[1]
+        if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
+            return call._replace(lesson=True, plan=Plan())
+        call = by_segments(OPERATIONS, queries, keys, call)
+        if type(call.offset) is not int or call.offset != 0:
+            return call._replace(plan=Plan())
+        whole = whole_used(call, Q, K)
+        return call._replace(plan=Plan(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps for some samples after others, as many as fit a cache at once."""
+        if call.cache is not None:
+            if not in_place(queries, call):
+                return super().attend(queries, keys, values, call._replace(lesson=True))
+            if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
+                output, cache = attend_token(OPERATIONS, self, queries, keys, values, call)
+                return evaluated([output, *cache.arrays()])[0], cache
+            return super().attend(queries, keys, values, call._replace(plan=Plan()))
+        if call.plan is None or call.traced:
+            call = self.planned(queries, keys, call)
+        if call.lesson:
+            return super().attend(queries, keys, values, call)
+        sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
+        parts = call.plan.parts or cutting.samples(call, sizes)
+        if len(parts) == 1:
+            return super().attend(queries, keys, values, call)
+        each = zip(parts, *([X[some] for some in parts] for X in (queries, keys, values)), strict=True)
+        outputs = [
+            evaluated(super(MultiHeadAttention, self).attend(*inputs, call.part(some))) for some, *inputs in each
+        ]
+        return mx.concatenate(outputs)  # (B, Q, D)
+
+    def blanked(self, queries, keys, values, call):
+        """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
+        if call.lesson:
+            return super().blanked(queries, keys, values, call)
+        if call.cache is not None:
+            return placed(OPERATIONS, queries, keys, values, call)
+        if call.plan.whole:
+            return queries, keys, values, call
+        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
+        keys, values = keys[:, seen], values[:, seen]
+        if all_used(call, queries.shape[1], keys.shape[1]):
+            return queries, keys, values, call
+        found = known_used(call, queries.shape[1], keys.shape[1])
+        if found is None:
+            return *blank(queries, keys, values, *used(OPERATIONS, queries, keys, call)), call
+        sees, seen = found
+        return zeroed(queries, sees), zeroed(keys, seen), zeroed(values, seen), call
+
+    def remember(self, k, v, call):
+        """Put new tokens into the slots: in place, or as the lesson does."""
+        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+
+    def recall(self, output, weights, call, cache):
+        """The results of a call with a cache; of those in place, no sample has lost what it needs."""
+        if call.lesson:
+            return super().recall(output, weights, call, cache)
+        call.cache.use_up()
+        return evaluated([output, *cache.arrays()])[0], cache
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv) alone."""
+        if call.lesson:
+            return super().pool(q, k, v, call)
+        call = self.beside_sinks(turned(call))
+        return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+
+    def pool_token(self, q, k, v, call):
+        """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
+        k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
+        if self.attention.has_kernel(q.dtype, call) and call.sinks is None:
+            return self.attention.pool_heads(q, k, v)  # (B, G, H/G, dv)
+        q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
+        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+
+
+def zeroed(X, used):
+    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
+    return X if used.all() else where(tensor(used[:, :, None]), X, 0)

@@ -1,0 +1,69 @@
+"""A pooling in pieces: each is evaluated at once, and computed once more for its gradients.
+
+MLX evaluates later what it is told to compute, and makes room for all of it.
+"""
+
+import mlx.core as mx
+
+from mha.call import ALL
+from mha.engine import cutting
+
+from ..arrays import evaluated
+from ..hiding import four_axes
+from ..pooling import drawing, drawn, fresh
+
+
+def in_pieces(pool_block, pieces, draws, inputs, call, weights):
+    """The pooled values (B*H, Q, dv) of pool_block(queries, keys, values, call, weights), piece by piece.
+
+    pieces: blocks of queries, and the keys that each needs; draws: whether dropout draws; inputs: queries (B*H, Q, d),
+    keys (B*G, K, d) and values (B*G, K, dv); weights: of the pooling, a list. For gradients, which are by the inputs,
+    the call's floats and the weights, nothing else is kept.
+    """
+    floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
+    others = {name: X for name, X in call.arrays().items() if name not in floats}
+    rest, last = call._replace(**dict.fromkeys((*floats, *others))), 3 + len(floats) + len(weights)
+    keys = mx.random.split(fresh(drawn.key), len(pieces)) if draws else [None] * len(pieces)
+    pieces = [(*piece, key) for piece, key in zip(pieces, keys, strict=True)]
+
+    def pool_piece(block, seen, key, own, constants):
+        own_floats, own_weights = own[3 : 3 + len(floats)], own[3 + len(floats) :]
+        # Of the call's arrays those of pairs are cut with it, and floats were before, where gradients see it.
+        cut = cutting.of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
+        with drawing(key):
+            cut = cut._replace(**dict(zip(floats, own_floats, strict=True)))
+            return pool_block(*own[:3], cut, own_weights)  # (B*H, block, dv)
+
+    def cuts(block, seen):
+        found = [(ALL, cut) for cut in (block, seen, seen)]
+        for X in floats.values():
+            sizes = zip((block, seen), X.shape[2:], strict=True)
+            found.append((ALL, ALL, *(ALL if size == 1 else cut for cut, size in sizes)))
+        return [*found, *[...] * len(weights)]
+
+    # What a custom function does not take counts as a constant, and is not mapped by `mx.vmap`.
+    @mx.custom_function
+    def pooled(*arrays):
+        found = []
+        for block, seen, key in pieces:
+            own = [X[cut] for X, cut in zip(arrays[:last], cuts(block, seen), strict=True)]
+            found.append(evaluated(pool_piece(block, seen, key, own, arrays[last:])))
+        return mx.concatenate(found, 1)  # (B*H, Q, dv)
+
+    @pooled.vjp
+    def pull_back(arrays, cotangent, output):
+        found = [mx.zeros_like(X) for X in arrays]
+        for block, seen, key in pieces:
+            where = cuts(block, seen)
+            own = [X[cut] for X, cut in zip(arrays[:last], where, strict=True)]
+            by_all = mx.vjp(
+                lambda *own, piece=(block, seen, key): pool_piece(*piece, own, arrays[last:]),
+                own,
+                [cotangent[:, block]],
+            )[1]
+            for total, cut, X in zip(found, where, by_all, strict=False):
+                total[cut] += X
+            evaluated(found)
+        return found
+
+    return pooled(*inputs, *floats.values(), *weights, *others.values())

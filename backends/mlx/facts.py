@@ -1,0 +1,15 @@
+"""MLX as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+
+TITLE = "MLX"
+NEEDS = ("mlx",)
+ARRAYS = ("mlx",)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+LAYERS = ("mlx.nn.MultiHeadAttention",)
+METHOD = "__call__"
+PACKAGES = ("mlx[cpu]>=0.30",)
+SECONDS = 20
+LACKS = {
+    "kept gradients": "a transformation returns its gradients",
+    "a state of precision": "nothing outside of a call changes its dtypes",
+    "commands/book.py": "the book has no section for it",
+}

@@ -1,0 +1,191 @@
+"""Chapter 1: what hides keys from queries, in MLX: booleans, blanks, and a softmax over what is visible.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads.
+
+Source: Dive into Deep Learning, section "Attention Scoring Functions".
+"""
+
+import functools
+import math
+
+import mlx.core as mx
+
+from mha.call import Call
+from mha.checks import FURTHEST
+
+
+def visible_keys(queries, keys, call):
+    """Combine all that hides keys from queries into one array of booleans, True = may attend.
+
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. Of the call, a checked
+    `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
+    i is at position offset + i and key j at j, or where positions and key_positions say: causal hides the keys after a
+    query, window = (left, right) those further before or after it, None = no bound, and chunk = n those of other runs
+    of n positions, counted from 0. A token that is said to be at a position below 0 is padding: a key there is hidden,
+    a query there sees nothing. segments and key_segments hide the keys of another
+    segment than the query's, and those of one below 0, which is padding, too.
+    Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
+    """
+    left, right = call.window or (None, None)
+    if call.causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
+        right = 0
+    conditions = []
+    if call.valid_lens is not None:
+        per_query = call.valid_lens[:, None] if call.valid_lens.ndim == 1 else call.valid_lens  # (B, 1 or Q)
+        lengths = signed(per_query, keys.shape[1])[:, None, :, None]  # (B, 1, 1 or Q, 1)
+        conditions.append(places(keys)[0] < lengths)  # (B, 1, 1 or Q, K)
+    if call.mask is not None:
+        conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
+    if call.score_bias is not None:
+        conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
+    if call.by_positions() or not left is right is call.chunk is None:
+        each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
+        each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
+    if call.positions is not None:
+        conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
+    if call.key_positions is not None:
+        conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
+    if call.segments is not None:
+        own, others = call.packed().values()
+        own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
+        others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
+        conditions += [own >= 0, own == others]  # (B or 1, 1, Q, 1), (B or 1, 1, Q, K)
+    if left is not None:
+        conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
+    if right is not None:
+        conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
+    if call.chunk is not None:
+        conditions.append(each_query - each_query % call.chunk == each_key - each_key % call.chunk)  # (B or 1, 1, Q, K)
+    return functools.reduce(mx.logical_and, conditions) if conditions else None
+
+
+def places(X, given=None, offset=0):
+    """Positions or segments (B or 1, T) of the rows of X (B, T, any): those that are given, integers (T,) or (B, T).
+
+    None = one after another, the first at offset, an int or (B or 1, 1).
+    """
+    if given is not None:
+        return signed(given if len(given.shape) == 2 else given[None], FURTHEST)  # (B or 1, T)
+    return offset + mx.arange(X.shape[1], dtype=mx.int64)[None]  # (B or 1, T)
+
+
+def signed(numbers, most):
+    """Lengths or positions as integers that are compared without wrapping around; beyond most, one is as another."""
+    wide = numbers.astype(mx.int64)  # where those of uint64 beyond it are negative
+    return mx.where(wide < 0, most, wide) if numbers.dtype == mx.uint64 else wide
+
+
+def four_axes(pairs):
+    """A mask or bias of pairs, (Q, K), (B, Q, K) or (B, H, Q, K), with all four axes, of which any size may be 1."""
+    pairs = pairs[None] if len(pairs.shape) == 2 else pairs  # (B, Q, K) or (B, H, Q, K)
+    return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
+
+
+def blank_unused(queries, keys, values, visible):
+    """Put zeros for queries that see no key, and for keys and values that no query sees.
+
+    queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
+    alone would not keep padding out: 0 * NaN is NaN, in the output and in every gradient.
+    """
+    if visible is None:
+        return queries, keys, values
+    return blank(queries, keys, values, visible.any(2), visible.any(1))
+
+
+def blank(queries, keys, values, sees, seen):
+    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
+    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
+    queries = where(sees, queries, 0)
+    keys = where(seen, keys, 0)
+    values = where(seen, values, 0)
+    return queries, keys, values
+
+
+def visible_softmax(scores, visible, sinks=None):
+    """Softmax over the visible keys, in float32 at least: hidden keys weigh exactly 0, and so does a row without keys.
+
+    scores (B, Q, K), visible broadcasts against it or is None. sinks: one more score of each row, (B or 1, Q or 1, 1),
+    whose weight is left out; None = none. Returns weights (B, Q, K).
+    """
+    scores = widen(scores)
+    if sinks is not None:
+        return visible_softmax(*with_sinks(scores, visible, sinks))[..., :-1]  # (B, Q, K)
+    if visible is None:
+        return softmax(scores)
+    hidden = mx.where(visible.any(-1, keepdims=True), -math.inf, 0)  # (B, Q, 1)
+    return where(visible, softmax(where(visible, scores, hidden)), 0)
+
+
+def with_sinks(scores, visible, sinks):
+    """Scores (B, Q, K) and what is visible, with sinks (B or 1, Q or 1, 1) as those of one more key, which all see."""
+    column = (*scores.shape[:-1], 1)
+    if visible is not None:
+        visible = mx.broadcast_to(visible, scores.shape)  # (B, Q, K)
+        visible = mx.concatenate([visible, mx.ones(column, dtype=mx.bool_)], -1)  # (B, Q, K + 1)
+    return mx.concatenate([scores, mx.broadcast_to(widen(sinks), column)], -1), visible  # (B, Q, K + 1)
+
+
+def masked_softmax(X, valid_lens=None):
+    """Softmax of scores X (B, Q, K) over the first valid_lens keys, integers (B,) or (B, Q); None hides nothing.
+
+    Returns weights of X's shape and dtype. Unlike in the book, a length of 0 gives a row of zeros.
+    """
+    visible = visible_keys(X, X.swapaxes(1, 2), Call(valid_lens))  # (B, 1, 1 or Q, K)
+    weights = visible_softmax(X, None if visible is None else visible[:, 0])
+    return weights.astype(X.dtype)
+
+
+def widen(X):
+    """X in float32 where it has half precision: scores overflow float16, and differences of them lose most bits."""
+    return X.astype(mx.float32) if X.dtype in (mx.float16, mx.bfloat16) else X
+
+
+@mx.custom_function
+def softmax(scores):
+    """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and in float64 has `exp` of float32."""
+    if scores.size == 0:
+        return scores
+    e = mx.array(math.e, scores.dtype)
+    scores = scores - scores.max(-1, keepdims=True)  # (B, Q, K)
+    powers = mx.power(e, scores) if scores.dtype == mx.float64 else mx.exp(scores)  # (B, Q, K)
+    return powers / total(powers)
+
+
+@softmax.vjp
+def _softmax_vjp(scores, cotangent, output):
+    weights = softmax(scores)
+    return weights * (cotangent - total(weights * cotangent))  # (B, Q, K)
+
+
+def total(X):
+    """Sums of X (B, Q, K) over K, (B, Q, 1): parts first, as MLX adds one number after another."""
+    (B, Q, K), size = X.shape, math.isqrt(X.shape[2])
+    whole = K // size * size
+    parts = X[:, :, :whole].reshape(B, Q, -1, size).sum(3)  # (B, Q, parts)
+    return parts.sum(2, keepdims=True) + X[:, :, whole:].sum(2, keepdims=True)  # (B, Q, 1)
+
+
+def where(condition, X, Y):
+    """X where the condition holds, else Y, a number or array without gradients, which both broadcast to X's shape.
+
+    The gradient of `mx.where` is one of 0 times the cotangent, which is no number where the cotangent is none.
+    """
+    return chosen(condition, X, Y if isinstance(Y, mx.array) else mx.array(Y, X.dtype))
+
+
+@mx.custom_function
+def chosen(condition, X, Y):
+    """What `where` gives, of arrays."""
+    return mx.where(condition, X, Y.astype(X.dtype))
+
+
+@chosen.vjp
+def _chosen_vjp(primals, cotangent, output):
+    condition, _, Y = primals
+    zero = mx.zeros_like(cotangent)
+    return mx.zeros_like(condition), mx.where(condition, cotangent, zero), mx.zeros_like(Y)
+
+
+@chosen.jvp
+def _chosen_jvp(primals, tangents):
+    return mx.where(primals[0], tangents[1], mx.zeros_like(tangents[1]))

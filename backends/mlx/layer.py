@@ -1,0 +1,152 @@
+"""Chapter 4: multi-head attention, in MLX: the layer itself.
+
+Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless they
+are shared), D num_hiddens, d width of a query or key head, dv width of a value head.
+
+MLX knows by itself whether a module is training (`layer.train()`, `layer.eval()`), so `training` is needed only to
+overrule it. A module is a dict: each array that is assigned to it is a parameter.
+
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.2; Dive into Deep Learning, section "Multi-Head
+Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
+"""
+
+import mlx.core as mx
+from mlx import nn
+
+from mha.call import GIVEN, check, keep, takes_call, whole_heads
+
+from . import arrays
+from .cache import place, recall, remember
+from .heads import HeadNorm, gate, gate_by, repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
+from .hiding import blank_unused, four_axes, places, visible_keys
+from .pooling import pooling
+from .weights import dense
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
+
+    pooling = staticmethod(pooling)
+    remember, recall = staticmethod(remember), staticmethod(recall)
+    gate_by = staticmethod(gate_by)
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
+        self.W_q = dense(config.query_size, H * d, config.bias, config.dtype)
+        self.W_k = dense(config.key_size, G * d, config.bias, config.dtype)
+        self.W_v = dense(config.value_size, G * dv, config.bias, config.dtype)
+        self.W_o = dense(H * dv, config.num_hiddens, config.bias, config.dtype)
+        if config.output_gate:
+            self.W_g = dense(config.query_size, H * config.gate_dim, config.bias, config.dtype)
+        self.attention = self.pooling(config)
+        if config.qk_norm:
+            self.q_norm = HeadNorm(config.qk_norm, H, d, config.dtype)
+            self.k_norm = HeadNorm(config.qk_norm, G, d, config.dtype)
+        if config.value_norm:
+            self.v_norm = HeadNorm(config.value_norm, G, dv, config.dtype)
+        if config.sinks:
+            self.sinks = arrays.evaluated(mx.zeros(H, getattr(mx, config.dtype)))
+
+    @takes_call
+    def __call__(self, queries, keys, values, call):
+        """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
+
+        call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        None = as the framework says.
+        Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout, and with a cache
+        the one that is left.
+        Raises TypeError or ValueError if a shape or dtype does not fit the layer.
+        """
+        return self.attend(queries, keys, values, check(arrays, self, queries, keys, values, call))
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
+        q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
+        if self.config.value_norm:
+            v = keep("norm_v", self.v_norm(v))  # (B*G, K, dv)
+        q, k = self.turn(q, k, call)
+        if call.cache is not None:
+            k, v, call, cache = self.remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
+        pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
+        pooled = keep("pooled", pooled)
+        if call.head_gates is not None:
+            pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
+        if call.gates is not None:
+            pooled = keep("gated", self.gate_by(pooled, call.gates))  # (B*H, Q, dv)
+        merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
+        output = keep("output", self.W_o(merged))  # (B, Q, D)
+        if call.cache is not None:
+            return self.recall(output, weights, call, cache)
+        return (output, weights) if call.return_weights else output
+
+    def project(self, queries, keys, values, call):
+        """Heads of queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv); and the call that is left to do."""
+        H, G = self.config.num_heads, self.config.num_key_value_heads
+        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        whole_heads(self.config, keep("W_q", W_q), keep("W_k", W_k), keep("W_v", W_v))
+        q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
+        return keep("split_q", q), keep("split_k", k), keep("split_v", v), self.beside_gates(queries, call)
+
+    def beside_gates(self, queries, call):
+        """The call with projections of queries (B, Q, query_size) for the output gate, if the layer has one."""
+        gates = transpose_qkv(self.W_g(queries), self.config.num_heads) if self.config.output_gate else None
+        return call._replace(gates=gates)  # (B*H, Q, dv or 1)
+
+    def blanked(self, queries, keys, values, call):
+        """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""
+        if call.cache is not None:
+            return place(queries, keys, values, call)
+        if call.traced:  # whose steps show what padding is projected to
+            return queries, keys, values, call
+        visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+        in_any_head = None if visible is None else visible.any(1)  # (B or 1, Q or 1, K)
+        return *blank_unused(queries, keys, values, in_any_head), call
+
+    def turn(self, q, k, call):
+        """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""
+        config = self.config
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        if config.rotary:
+            q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads))
+            k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        if config.temperature:
+            given = places(q, call.positions, call.offset), config.temperature, config.num_heads
+            q = keep("tempered_q", temper(q, *given))  # (B*H, Q, d)
+        return q, k
+
+    def normed(self, q, k):
+        """Heads of queries (B*H, Q, d) and keys (B*G, K, d) after their norms."""
+        return keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
+
+    def beside_sinks(self, call):
+        """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
+        if not self.config.sinks:
+            return call
+        return call._replace(sinks=self.sinks.reshape(1, -1, 1, 1))  # (1, H, 1, 1)
+
+    def pool(self, q, k, v, call):
+        """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
+        call = self.beside_sinks(call)
+        H, times = self.config.num_heads, self.config.num_heads // self.config.num_key_value_heads
+        B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]
+        visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
+        score_bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, H)  # (B*H, Q, K)
+        sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, H)}  # (B*H, 1, 1)
+        inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
+        pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training, **sinks)
+        return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)
+
+    def merge(self, pooled):
+        """The heads side by side: (B*H, Q, dv) -> (B, Q, H*dv)."""
+        return transpose_output(pooled, self.config.num_heads)  # (B, Q, H*dv)
+
+
+def attend(layer, queries, keys, values, call):
+    """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
+    return layer(queries, keys, values, *call[GIVEN])

@@ -1,0 +1,123 @@
+"""Chapter 2: attention poolings, in MLX: scores of queries and keys, and values weighed by their softmax.
+
+Letters: B batch, Q queries, K key-value pairs, d width of a query or key, dv width of a value. In the layer, which
+pools all heads at once, B counts the heads of all samples.
+
+Sources: Vaswani et al., Attention Is All You Need (2017), section 3.2.1; Bahdanau et al., Neural Machine Translation by
+Jointly Learning to Align and Translate (2015), appendix A.1.2; Dive into Deep Learning, section "Attention Scoring
+Functions".
+"""
+
+import contextlib
+import math
+import threading
+
+import mlx.core as mx
+from mlx import nn
+
+from mha.call import keep
+
+from .arrays import evaluated
+from .hiding import blank_unused, visible_softmax, where, widen
+from .weights import dense
+
+
+class AttentionPooling(nn.Module):
+    """Weigh the values by a softmax of scores, which subclasses define."""
+
+    def __init__(self, dropout, softcap=None):
+        super().__init__()
+        self.dropout, self.softcap = dropout, softcap
+
+    def __call__(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
+        """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
+
+        visible and score_bias, which is added to the scores, broadcast against (B, Q, K); sinks, (B or 1, Q or 1, 1),
+        are one more score of each query, which takes its share of the softmax and pools nothing.
+        Returns the pooled values (B, Q, dv) and the weights (B, Q, K) before dropout.
+        """
+        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training, sinks)
+
+    def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
+        """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
+        scores = keep("scores", self.scores(queries, keys))  # (B, Q, K)
+        if self.softcap is not None:
+            scores = keep("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
+        if score_bias is not None:
+            scores = keep("biased", scores + widen(score_bias))  # (B, Q, K)
+        weights = visible_softmax(scores, visible, sinks)  # (B, Q, K)
+        kept = keep("weights", weights.astype(values.dtype))  # (B, Q, K)
+        pooled = self.drop(weights, training) @ widen(values)  # (B, Q, dv)
+        return pooled.astype(values.dtype), kept
+
+    def drop(self, weights, training):
+        """Dropout of attention weights when training, None = as the framework says; the kept ones grow to make up."""
+        training = self.training if training is None else training
+        if not (training and self.dropout):
+            return weights
+        kept = mx.random.bernoulli(1 - self.dropout, weights.shape, drawn.key)  # (B, Q, K)
+        return where(kept, weights / (1 - self.dropout), 0)
+
+
+class DotProductAttention(AttentionPooling):
+    """Scaled dot-product attention: softmax(scale * q k^T) v, with scale = 1 / sqrt(d) unless given."""
+
+    def __init__(self, dropout, scale=None, softcap=None):
+        super().__init__(dropout, softcap)
+        self.scale = scale
+
+    def scores(self, queries, keys):
+        """Scaled dot products of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale
+        return widen(queries) @ widen(keys).swapaxes(1, 2) * scale  # (B, Q, K)
+
+
+class AdditiveAttention(AttentionPooling):
+    """Additive attention: softmax(w_v^T tanh(W_q q + W_k k)) v."""
+
+    def __init__(self, dropout, num_hiddens, query_size, key_size, dtype="float32", softcap=None):
+        super().__init__(dropout, softcap)
+        self.W_q = dense(query_size, num_hiddens, False, dtype)
+        self.W_k = dense(key_size, num_hiddens, False, dtype)
+        self.w_v = dense(num_hiddens, 1, False, dtype)
+
+    def scores(self, queries, keys):
+        """Additive scores of queries (B, Q, d) and keys (B, K, d), in float32 at least: (B, Q, K)."""
+        features = mx.tanh(self.W_q(queries)[:, :, None, :] + self.W_k(keys)[:, None, :, :])  # (B, Q, K, n)
+        return widen(self.w_v(features)[:, :, :, 0])  # (B, Q, K)
+
+
+class _Drawn(threading.local):
+    key = None  # of the class, so that a thread that sets none has it too
+
+
+drawn = _Drawn()
+
+
+def fresh(key=None):
+    """A key that is drawn from another one; None = from MLX' own state."""
+    return evaluated(mx.random.randint(0, 2**31 - 1, (2,), key=key).astype(mx.uint32))
+
+
+@contextlib.contextmanager
+def drawing(key):
+    """Dropout inside draws from this key, in this thread; None = from MLX' own state, which nobody can set back."""
+    before, drawn.key = drawn.key, key
+    try:
+        yield
+    finally:
+        drawn.key = before
+
+
+def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):
+    """The attention pooling that a configuration asks for, one of two classes, acting on the split heads."""
+    d = config.key_dim
+    if config.pooling == "additive":
+        return additive(config.dropout, d, d, d, config.dtype, config.softcap)
+    return dot(config.dropout, config.scale, config.softcap)
+
+
+def cap(scores, softcap, visible=None):
+    """Scores (B, Q, K) bent so that none is beyond softcap either way; of hidden keys 0, as their own may be NaN."""
+    scores = scores if visible is None else where(visible, scores, 0)
+    return softcap * mx.tanh(scores / softcap)  # (B, Q, K)

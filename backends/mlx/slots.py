@@ -1,0 +1,67 @@
+"""Chapter 7: slots, in MLX: which of them the tokens of a call go to, and what is then in each.
+
+Letters: B batch, H heads, G heads of keys and values, S slots, Q new tokens, T = S + Q: the slots, and behind them the
+tokens.
+"""
+
+import mlx.core as mx
+
+from mha.cache import LOST, left_of
+
+from .heads import repeat_groups
+
+
+def slots_after(positions, lengths, lost, call):
+    """Which column each slot holds after a call, (B, S); the slot of each column, (B, T); positions, lengths and lost.
+
+    positions (B, S), lengths and lost (B,) are those before it; columns are the T slots and tokens. The n-th real token
+    of a sample goes into slot n % S. A sample that has lost what a query may still see has lost all from then on: LOST.
+    """
+    new, S = call.key_positions, positions.shape[1]
+    real = new >= 0  # (B, Q)
+    count, slot = real.sum(1), mx.arange(S)  # (B,), (S,)
+    order = mx.argsort((~real).astype(mx.uint8), 1).astype(mx.int32)  # (B, Q): the real tokens first
+    rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
+    columns = mx.where(rank >= 0, S + taken(order, mx.maximum(rank, 0), 1), slot)  # (B, S)
+    number = mx.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
+    slots = mx.concatenate([mx.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
+    pushed_out = mx.concatenate([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
+    before = mx.concatenate([positions, mx.where(real, new, -1)], 1)  # (B, T)
+    pushed = mx.where(pushed_out, before, -1).max(1)  # (B,)
+    first, newest = mx.where(real, new, LOST).min(1), before.max(1)  # (B,)
+    left = left_of(call, LOST)
+    found = mx.maximum(lost, pushed)  # (B,)
+    wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
+    wrong = wrong | (first <= positions.max(1))  # (B,)
+    if call.pairs() or call.return_weights:
+        wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
+    state = taken(before, columns, 1), lengths + count, mx.where(wrong, LOST, found)
+    return columns, slots, [X.astype(mx.int32) for X in state]
+
+
+def taken(X, columns, axis):
+    """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
+    sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
+    sizes[axis] = X.shape[axis]
+    shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
+    return mx.take_along_axis(mx.broadcast_to(X, sizes), mx.broadcast_to(columns, shape), axis)
+
+
+def samples(X, rows):
+    """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
+    return X[rows]
+
+
+def by_slots(steps, cache):
+    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
+
+    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
+    """
+    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
+    new = 0 if cache.frozen else steps["W_q"].shape[1]
+    for name, X in steps.items():
+        if name in ("scores", "capped", "biased", "weights"):
+            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+        elif name.endswith(("_k", "_v")):
+            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
+    return steps
