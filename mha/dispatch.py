@@ -56,9 +56,9 @@ class Framework:
 CHAPTERS = ("hiding", "pooling", "heads", "layer", "gradients", "weights", "slots", "cache")
 # What a framework may lack; "commands/book.py": a section of the book, "commands/taps.py": models of its own.
 LACKING = (
-    "arrays of its own", "arrays that change", "64 bits everywhere", "layers that change", "arguments by name",
-    "automatic differentiation", "a compiler", "a compiler of calls", "a state of training", "a state of precision",
-    "kept gradients", "frozen weights", "commands/book.py", "commands/taps.py",
+    "arrays of its own", "sparse arrays", "arrays that change", "64 bits everywhere", "layers that change",
+    "arguments by name", "automatic differentiation", "a compiler", "a compiler of calls", "a state of training",
+    "a state of precision", "kept gradients", "frozen weights", "commands/book.py", "commands/taps.py",
 )  # fmt: skip
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures
@@ -212,10 +212,10 @@ def _missing(name: BackendName) -> list[str]:
 def _describe(name: BackendName) -> Backend:
     if missing := _missing(name):
         return Backend(name, False, None, f"{' and '.join(missing)} not installed: {install(name)}")
-    return Backend(name, True, _version(FRAMEWORKS[name].needs[0]), None)
+    return Backend(name, True, version(FRAMEWORKS[name].needs[0]), None)
 
 
-def _version(module: str) -> str | None:
+def version(module: str) -> str | None:
     """The version of the package that provides a module."""
     from importlib import metadata  # here, since it takes longer than the rest of `import mha`
 

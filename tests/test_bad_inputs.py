@@ -197,6 +197,7 @@ NOT_DENSE = pytest.mark.needs("arrays of its own")
 
 
 @NOT_DENSE
+@pytest.mark.needs("sparse arrays")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel")
 @on("mha-own-arrays", "gradients", "trace", "layer", "d2l")

@@ -9,6 +9,7 @@ METHOD = "__call__"
 PACKAGES = ("mlx[cpu]>=0.30",)
 SECONDS = 20
 LACKS = {
+    "sparse arrays": "its arrays are dense",
     "kept gradients": "a transformation returns its gradients",
     "a state of precision": "nothing outside of a call changes its dtypes",
     "commands/book.py": "the book has no section for it",

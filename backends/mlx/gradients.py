@@ -7,7 +7,7 @@ import mlx.core as mx
 from mha.call import keeping
 
 from .arrays import copied, evaluated
-from .pooling import drawing, fresh
+from .pooling import drawing, drawn_key
 from .slots import by_slots
 from .weights import canonical, parameters, put
 
@@ -52,7 +52,7 @@ def function_of(layer, queries, keys, values, call):
     """
     twin, weights = copy.deepcopy(layer), parameters(layer)  # the layer itself may change
     given = {"queries": queries, "keys": keys, "values": values} | call.differentiable()
-    key = fresh() if call.training and layer.config.dropout else None
+    key = drawn_key() if call.training and layer.config.dropout else None
 
     def output_of(*arrays):
         inputs = dict(zip([*given, *weights], arrays, strict=True))

@@ -159,9 +159,9 @@ def _softmax_vjp(scores, cotangent, output):
 
 def total(X):
     """Sums of X (B, Q, K) over K, (B, Q, 1): parts first, as MLX adds one number after another."""
-    (B, Q, K), size = X.shape, math.isqrt(X.shape[2])
+    (B, Q, K), size = X.shape, max(1, math.isqrt(X.shape[2]))
     whole = K // size * size
-    parts = X[:, :, :whole].reshape(B, Q, -1, size).sum(3)  # (B, Q, parts)
+    parts = X[:, :, :whole].reshape(B, Q, K // size, size).sum(3)  # (B, Q, parts)
     return parts.sum(2, keepdims=True) + X[:, :, whole:].sum(2, keepdims=True)  # (B, Q, 1)
 
 

@@ -55,7 +55,7 @@ class AttentionPooling(nn.Module):
         training = self.training if training is None else training
         if not (training and self.dropout):
             return weights
-        kept = mx.random.bernoulli(1 - self.dropout, weights.shape, drawn.key)  # (B, Q, K)
+        kept = mx.random.bernoulli(1 - self.dropout, weights.shape, next_key())  # (B, Q, K)
         return where(kept, weights / (1 - self.dropout), 0)
 
 
@@ -91,22 +91,30 @@ class _Drawn(threading.local):
     key = None  # of the class, so that a thread that sets none has it too
 
 
-drawn = _Drawn()
+_drawn = _Drawn()
 
 
-def fresh(key=None):
-    """A key that is drawn from another one; None = from MLX' own state."""
-    return evaluated(mx.random.randint(0, 2**31 - 1, (2,), key=key).astype(mx.uint32))
+def next_key():
+    """The key of the next random numbers; None = of MLX' own state."""
+    if _drawn.key is None:
+        return None
+    _drawn.key, key = mx.random.split(_drawn.key)
+    return key
+
+
+def drawn_key():
+    """A key that is drawn as random numbers are."""
+    return evaluated(mx.random.randint(0, 2**31 - 1, (2,), key=next_key()).astype(mx.uint32))
 
 
 @contextlib.contextmanager
 def drawing(key):
     """Dropout inside draws from this key, in this thread; None = from MLX' own state, which nobody can set back."""
-    before, drawn.key = drawn.key, key
+    before, _drawn.key = _drawn.key, key
     try:
         yield
     finally:
-        drawn.key = before
+        _drawn.key = before
 
 
 def pooling(config, dot=DotProductAttention, additive=AdditiveAttention):

@@ -109,9 +109,10 @@ def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
     (*heads, positions, lengths, lost), book = call.cache.arrays(), step.book
     new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
     if step.first is None:
-        for slots, X in zip(heads, new, strict=True):
-            if step.rows.size:  # MXNet fails on indices of no size
-                slots[step.rows, :, step.slots] = X[step.rows, :, step.columns]
+        if step.rows.size:  # MXNet fails on indices of no size
+            rows, there, columns = map(of.index, (step.rows, step.slots, step.columns))
+            for slots, X in zip(heads, new, strict=True):
+                slots[rows, :, there] = X[rows, :, columns]
         positions, lengths, lost = (of.tensor(X.astype("int32"), k) for X in book.arrays)
     else:
         for there, own in step.runs():

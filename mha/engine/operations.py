@@ -12,11 +12,12 @@ class Operations:
 
     Those before `signed` are as of NumPy, with axes by position; arange: a size, and an array that it is to lie
     beside; tensor: NumPy's array, and one that it is to lie beside; zeros: a shape, and one that has their dtype.
-    signed ... four_axes: functions of the lesson. merged: the first two axes of an array as one, not copied. shape: of
-    an array, with a tensor for each size that only the call itself knows; smaller, larger: of two sizes, ints or such
-    tensors; root: of the sum of two sizes, rounded down; lowest_of, highest_of: of an array's numbers, None = those
-    that only a compiler will know stay unknown; same: whether two arrays are the same; either: the results of one of
-    two functions, by that; both None where segments are known before.
+    signed ... four_axes: functions of the lesson. index: NumPy's integers as what an array takes for indices. merged:
+    the first two axes of an array as one, not copied. shape: of an array, with a tensor for each size that only the
+    call itself knows; smaller, larger: of two sizes, ints or such tensors; root: of the sum of two sizes, rounded
+    down; lowest_of, highest_of: of an array's numbers, None = those that only a compiler will know stay unknown;
+    same: whether two arrays are the same; either: the results of one of two functions, by that; both None where
+    segments are known before.
     """
 
     any: Callable[[Any, int], Any]
@@ -34,6 +35,7 @@ class Operations:
     visible_keys: Any
     repeat_heads: Any
     four_axes: Any
+    index: Callable[[Any], Any] = lambda array: array
     merged: Callable[[Any], Any] = lambda X: X.reshape(-1, *X.shape[2:])
     shape: Callable[[Any], Any] = lambda X: X.shape
     smaller: Callable[[Any, Any], Any] = min

@@ -51,6 +51,8 @@ class Adapter:
     beside_segments: tuple[str, ...] = ()
     # How some of what `mha page` measures begins; a new release may well answer otherwise, and then the page is right.
     measures: tuple[tuple[str, str], ...] = ()
+    # Whether dot products are pooled by the framework's own kernel where nothing else is asked for.
+    by_kernel = False
     # Code that a process runs before several threads make their first calls.
     before_threads = ""
 

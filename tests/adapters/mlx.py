@@ -15,18 +15,22 @@ import adapters
 class Adapter(adapters.Adapter):
     """MLX."""
 
+    before_threads = "import mlx.core as mx; mx.eval(mx.zeros(1))"  # or it may abort at its end
+
     beside = ("nn.MultiHeadAttention", "fast.scaled_dot_product_attention")
     beside_groups = ("fast.scaled_dot_product_attention",)
+    by_kernel = True
     measures = (("kernel", "(out, in)"), ("training", "keeps"), ("heads", "error"), ("lazy", "eager"))
 
     def convert(self, X):
-        return mx.array(X, getattr(mx, X.dtype.name))
+        return mx.array(X, mx.bool_ if X.dtype == bool else getattr(mx, X.dtype.name))
 
     def seed(self, seed):
         mx.random.seed(seed)
 
     def compile(self, layer):
-        return mx.compile(lambda *inputs: layer(*inputs), inputs=layer.state)
+        # With inputs=layer.state, tracing puts other arrays into the layer, which other threads would meet.
+        return mx.compile(lambda *inputs, **named: layer(*inputs, **named))
 
     def compile_with_gradient(self, attention, callee):
         @functools.partial(mx.compile, inputs=attention.layer.state)
@@ -39,8 +43,7 @@ class Adapter(adapters.Adapter):
         return mx.vmap(function)(*arrays)
 
     def pull_back(self, function, X, cotangent=None):
-        output = function(X)
-        _, (gradient,) = mx.vjp(function, [X], [output if cotangent is None else cotangent])
+        (output,), (gradient,) = mx.vjp(function, [X], [function(X) if cotangent is None else cotangent])
         return output, gradient
 
     def gradient_by_kernel(self, attention, *inputs, cotangent):
@@ -57,8 +60,8 @@ class Adapter(adapters.Adapter):
         return losses
 
     def save(self, attention, other, folder):
-        attention.layer.save_weights(str(folder / "weights.safetensors"))
-        other.layer.load_weights(str(folder / "weights.safetensors"))
+        attention.layer.save_weights(str(folder / "weights.npz"))  # safetensors takes no float64 of MLX'
+        other.layer.load_weights(str(folder / "weights.npz"))
 
     @contextlib.contextmanager
     def training(self, layer):

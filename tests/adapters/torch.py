@@ -15,6 +15,7 @@ class Adapter(adapters.Adapter):
     beside = ("nn.MultiheadAttention", "F.scaled_dot_product_attention")
     beside_groups = ("F.scaled_dot_product_attention",)
     beside_segments = ("flex_attention, compiled",)
+    by_kernel = True
     measures = (
         ("kernel", "(out, in)"),
         ("training", "drops"),

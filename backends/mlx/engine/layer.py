@@ -16,7 +16,7 @@ from .. import layer as lesson
 from ..arrays import evaluated, tensor
 from ..hiding import blank, where
 from .operations import OPERATIONS
-from .pooling import AttentionPooling, pooling
+from .pooling import AttentionPooling, DotProductAttention, pooling
 
 
 class Plan(NamedTuple):
@@ -122,7 +122,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
-        if self.attention.has_kernel(q.dtype, call) and call.sinks is None:
+        kernel = isinstance(self.attention, DotProductAttention) and self.attention.has_kernel(q.dtype, call)
+        if kernel and call.sinks is None:
             return self.attention.pool_heads(q, k, v)  # (B, G, H/G, dv)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
         return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)

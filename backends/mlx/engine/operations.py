@@ -27,5 +27,6 @@ OPERATIONS = dataclasses.replace(
     visible_keys=visible_keys,
     repeat_heads=repeat_heads,
     four_axes=four_axes,
+    index=tensor,
     merged=lambda X: X.reshape(X.shape[0] * X.shape[1], *X.shape[2:]),  # (B*G, T, d); an empty array takes no -1
 )

@@ -10,7 +10,7 @@ from mha.engine import cutting
 
 from ..arrays import evaluated
 from ..hiding import four_axes
-from ..pooling import drawing, drawn, fresh
+from ..pooling import drawing, drawn_key
 
 
 def in_pieces(pool_block, pieces, draws, inputs, call, weights):
@@ -23,7 +23,7 @@ def in_pieces(pool_block, pieces, draws, inputs, call, weights):
     floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
     others = {name: X for name, X in call.arrays().items() if name not in floats}
     rest, last = call._replace(**dict.fromkeys((*floats, *others))), 3 + len(floats) + len(weights)
-    keys = mx.random.split(fresh(drawn.key), len(pieces)) if draws else [None] * len(pieces)
+    keys = mx.random.split(drawn_key(), len(pieces)) if draws else [None] * len(pieces)
     pieces = [(*piece, key) for piece, key in zip(pieces, keys, strict=True)]
 
     def pool_piece(block, seen, key, own, constants):

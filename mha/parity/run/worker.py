@@ -6,7 +6,6 @@ Prints lines of JSON: first versions and the number of checks, then each check a
 """
 
 import dataclasses
-import importlib
 import json
 import platform
 import sys
@@ -23,7 +22,7 @@ from mha.parity.run.processes import own_stdout
 def versions(backend: BackendName) -> dict[str, str]:
     """Return the versions of a backend's packages, and its device; this imports the framework."""
     module: Any = dispatch.load(backend)
-    found = {name: importlib.import_module(name).__version__ for name in dispatch.FRAMEWORKS[backend].needs}
+    found = {name: str(dispatch.version(name)) for name in dispatch.FRAMEWORKS[backend].needs}
     return found | {"device": module.device()}
 
 
