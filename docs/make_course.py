@@ -71,7 +71,7 @@ def shown(notebook: nbformat.NotebookNode, backend: str) -> list[str]:
 
 
 def main(
-    backends: Annotated[str, typer.Option(help="Backends, joined by commas.")] = "numpy",
+    backends: Annotated[str, typer.Option(help="Backends, joined by commas; all: each of them.")] = "numpy",
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; show how notebooks differ from new ones.")
     ] = False,
@@ -81,7 +81,7 @@ def main(
 
     Exit code 1 if a cell raises or, with --check, a notebook shows something else on one of the backends.
     """
-    names, differs = backends.split(","), False
+    names, differs = list(dispatch.FRAMEWORKS) if backends == "all" else backends.split(","), False
     if unknown := set(names) - dispatch.FRAMEWORKS.keys():
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}, expected some of {', '.join(dispatch.FRAMEWORKS)}")
     if names != ["numpy"] and not check:

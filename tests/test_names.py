@@ -1,9 +1,11 @@
 """The names that type checkers know, which have to be written out for them, are those that there are."""
 
+import configparser
 import re
 from typing import get_args
 
 import numpy as np
+import pages
 import pytest
 
 import mha
@@ -40,6 +42,15 @@ def test_facts_say_what_is_known_to_be_said(name):
     assert set(known.parallel) <= {*imported} & {*mha.parallel.__all__}
     assert known.title
     assert known.seconds
+
+
+@pytest.mark.parametrize("name", [name for name, known in dispatch.FRAMEWORKS.items() if known.needs != ("numpy",)])
+def test_tox_tries_every_backend_alone_and_beside_the_others(name):
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read_string(pages.text("tox.ini"))
+    assert name in tox["tox"]["env_list"].split(", ")
+    assert f"{name}: {{[pins]{name}}}" in tox["testenv"]["deps"].splitlines()
+    assert f"{{[pins]{name}}}" in tox["testenv:all"]["deps"].splitlines()
 
 
 def test_dtypes_that_a_type_checker_takes_are_taken():

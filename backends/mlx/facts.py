@@ -6,7 +6,7 @@ ARRAYS = ("mlx",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("mlx.nn.MultiHeadAttention",)
 METHOD = "__call__"
-PACKAGES = ("mlx[cpu]>=0.30",)
+PACKAGES = ("mlx[cpu]>=0.32.2",)
 SECONDS = 20
 LACKS = {
     "sparse arrays": "its arrays are dense",
