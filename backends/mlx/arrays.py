@@ -13,8 +13,8 @@ def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""
     if array.dtype == ml_dtypes.bfloat16:
         return evaluated(mx.array(array.view(np.uint16)).view(mx.bfloat16))
-    # Unless it is told the dtype, MLX makes float32 of float64.
-    return mx.array(array, getattr(mx, "bool_" if array.dtype == bool else array.dtype.name))
+    # Unless it is told the dtype, MLX makes float32 of float64, and of a transposed array one that is slow to multiply.
+    return mx.array(np.asarray(array, order="C"), getattr(mx, "bool_" if array.dtype == bool else array.dtype.name))
 
 
 def to_numpy(X):

@@ -1,7 +1,5 @@
 """Chapter 5: how MLX differentiates: functions are transformed, and `mx.vjp` is told the cotangent before it runs."""
 
-import copy
-
 import mlx.core as mx
 
 from mha.call import keeping
@@ -9,7 +7,7 @@ from mha.call import keeping
 from .arrays import copied, evaluated
 from .pooling import drawing, drawn_key
 from .slots import by_slots
-from .weights import canonical, parameters, put
+from .weights import canonical, parameters, put, twin
 
 
 def vjp(layer, queries, keys, values, call):
@@ -19,23 +17,21 @@ def vjp(layer, queries, keys, values, call):
     values, the call's floats where they are given, and each canonical weight: of this call, whatever becomes of the
     layer, and as often as one likes.
     """
-    names, arrays, output_of = function_of(layer, queries, keys, values, call)
-    arrays = [copied(X) for X in arrays]
+    arrays, output_of = function_of(twin(layer), queries, keys, values, call)  # the layer itself may change
+    arrays = {name: copied(X) for name, X in arrays.items()}
 
     def pull_back(cotangent):
-        _, by_all = mx.vjp(output_of, arrays, [cotangent])  # which runs the call again
-        return named(layer, names, by_all)
+        return gradients_of(output_of, arrays, cotangent)  # which runs the call again
 
-    return evaluated(output_of(*arrays)), pull_back
+    return evaluated(output_of(*arrays.values())), pull_back
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):
     """The gradients of a checked call without dropout, as `vjp` has them; cotangent None = ones."""
-    names, arrays, output_of = function_of(layer, queries, keys, values, call._replace(training=False))
+    arrays, output_of = function_of(layer, queries, keys, values, call._replace(training=False))
     if cotangent is None:
         cotangent = mx.ones((*queries.shape[:2], layer.config.num_hiddens), queries.dtype)
-    _, by_all = mx.vjp(output_of, arrays, [cotangent])
-    return named(layer, names, by_all)
+    return gradients_of(output_of, arrays, cotangent)
 
 
 def trace(layer, queries, keys, values, call):
@@ -46,26 +42,27 @@ def trace(layer, queries, keys, values, call):
 
 
 def function_of(layer, queries, keys, values, call):
-    """A call as a function of arrays, for the framework to transform: their names, the arrays, and the function.
+    """The arrays of a call by name, inputs and weights, and the call as a function of them, for the framework.
 
-    It draws the same numbers whenever it runs, and changes weights of its own copies of the layer alone.
+    The function draws the same numbers whenever it runs, and leaves the layer as it is.
     """
-    twin, weights = copy.deepcopy(layer), parameters(layer)  # the layer itself may change
-    given = {"queries": queries, "keys": keys, "values": values} | call.differentiable()
+    inputs, weights = {"queries": queries, "keys": keys, "values": values} | call.differentiable(), parameters(layer)
+    arguments = call.arguments()
     key = drawn_key() if call.training and layer.config.dropout else None
 
     def output_of(*arrays):
-        inputs = dict(zip([*given, *weights], arrays, strict=True))
-        own = copy.deepcopy(twin)  # another thread may pull back, too
+        given = dict(zip([*inputs, *weights], arrays, strict=True))
+        own = twin(layer)  # another thread may pull back, too
         for name in weights:
-            put(own, name, inputs.pop(name))
+            put(own, name, given.pop(name))
         with drawing(key):
-            return own(**call.arguments() | inputs)  # (B, Q, D)
+            return own(**arguments | given)  # (B, Q, D)
 
-    return [*given, *weights], [*given.values(), *weights.values()], output_of
+    return inputs | weights, output_of
 
 
-def named(layer, names, by_all):
-    """Gradients by their names, those of weights in the canonical layout."""
-    weights = parameters(layer)
-    return {name: canonical(X) if name in weights else X for name, X in zip(names, evaluated(by_all), strict=True)}
+def gradients_of(output_of, arrays, cotangent):
+    """The gradients of a function by its arrays, by their names, those of weights in the canonical layout."""
+    _, by_all = mx.vjp(output_of, list(arrays.values()), [cotangent])
+    found = zip(arrays, evaluated(by_all), strict=True)
+    return {name: canonical(X) if "." in name else X for name, X in found}

@@ -142,19 +142,18 @@ def widen(X):
 
 @mx.custom_function
 def softmax(scores):
-    """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and in float64 has `exp` of float32."""
+    """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and has the `exp` of float32 in float64."""
     if scores.size == 0:
         return scores
     e = mx.array(math.e, scores.dtype)
     scores = scores - scores.max(-1, keepdims=True)  # (B, Q, K)
-    powers = mx.power(e, scores) if scores.dtype == mx.float64 else mx.exp(scores)  # (B, Q, K)
+    powers = mx.power(e, scores)  # (B, Q, K); on a CPU in a quarter of the time that `exp` takes
     return powers / total(powers)
 
 
 @softmax.vjp
 def _softmax_vjp(scores, cotangent, output):
-    weights = softmax(scores)
-    return weights * (cotangent - total(weights * cotangent))  # (B, Q, K)
+    return output * (cotangent - total(output * cotangent))  # (B, Q, K)
 
 
 def total(X):

@@ -15,8 +15,6 @@ import adapters
 class Adapter(adapters.Adapter):
     """MLX."""
 
-    before_threads = "import mlx.core as mx; mx.eval(mx.zeros(1))"  # or it may abort at its end
-
     beside = ("nn.MultiHeadAttention", "fast.scaled_dot_product_attention")
     beside_groups = ("fast.scaled_dot_product_attention",)
     by_kernel = True

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mha.call import Plans, kind_of
+from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
 from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used, whole_used
 
 from .. import layer as lesson
 from ..arrays import evaluated, tensor
-from ..hiding import blank, where
+from ..hiding import blank, visible_keys, where
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, pooling
 
@@ -23,11 +23,12 @@ class Plan(NamedTuple):
     """The decisions of a call that are made once.
 
     whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
-    = as each call says.
+    = as each call says; views: whether the framework's kernel takes views of the heads.
     """
 
     whole: bool = False
     parts: list[slice] | None = None
+    views: bool = False
 
 
 class MultiHeadAttention(lesson.MultiHeadAttention):
@@ -57,8 +58,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan())
-        whole = whole_used(call, Q, K)
-        return call._replace(plan=Plan(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
+        parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
+        return call._replace(plan=Plan(whole_used(call, Q, K), parts, self.takes_views(queries, keys, call)))
+
+    def takes_views(self, queries, keys, call):
+        """Whether the framework's kernel pools views of the heads, at once and as they are projected."""
+        config, pooling = self.config, self.attention
+        turned = config.qk_norm or config.rotary or config.value_norm or config.temperature or config.output_gate
+        if turned or call.head_gates is not None or not isinstance(pooling, DotProductAttention):
+            return False
+        return pooling.has_kernel(len(queries) * config.num_heads, queries, keys, call)
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
@@ -82,6 +91,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             evaluated(super(MultiHeadAttention, self).attend(*inputs, call.part(some))) for some, *inputs in each
         ]
         return mx.concatenate(outputs)  # (B, Q, D)
+
+    def project(self, queries, keys, values, call):
+        """Heads as the lesson has them; or views (B, H, T, d): to copy heads costs a small call much of its time."""
+        if call.plan is None or not call.plan.views:
+            return super().project(queries, keys, values, call)
+        config = self.config
+        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
+        whole_heads(config, W_q, W_k, W_v)
+        return *(split(X, config.num_heads if X is W_q else config.num_key_value_heads) for X in (W_q, W_k, W_v)), call
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
@@ -117,16 +136,31 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(turned(call))
+        if q.ndim == 4:
+            return self.attention.pool_heads(q, k, v, visible_keys(q[:, 0], k[:, 0], call), call), None  # (B, H, Q, dv)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
-        kernel = isinstance(self.attention, DotProductAttention) and self.attention.has_kernel(q.dtype, call)
-        if kernel and call.sinks is None:
-            return self.attention.pool_heads(q, k, v)  # (B, G, H/G, dv)
+        pooling = self.attention
+        plain = call.sinks is None and isinstance(pooling, DotProductAttention)
+        if plain and pooling.has_kernel(k.shape[0] * self.config.num_heads, q[:, 0, :1], k[:, 0], call):
+            return pooling.pool_heads(q, k, v, None, call)  # (B, G, H/G, dv)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
-        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+        return pooling.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+
+    def merge(self, pooled):
+        """The heads side by side, (B, Q, H*dv), of either layout."""
+        if pooled.ndim == 3:
+            return super().merge(pooled)
+        B, H, Q, dv = pooled.shape
+        return pooled.transpose(0, 2, 1, 3).reshape(B, Q, H * dv)  # (B, Q, H*dv)
+
+
+def split(X, num_heads):
+    """The heads of X (B, T, H*d), a view (B, H, T, d)."""
+    return X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads).transpose(0, 2, 1, 3)  # (B, H, T, d)
 
 
 def zeroed(X, used):

@@ -3,7 +3,6 @@
 Letters as in the chapters. A block is queries that are attended together.
 """
 
-import copy
 import functools
 import math
 
@@ -16,9 +15,11 @@ from mha.engine.reach import by_group
 from .. import pooling as lesson
 from ..arrays import is_known
 from ..hiding import four_axes, visible_keys, where, widen
+from ..weights import twin
 from .operations import OPERATIONS
 from .recomputing import in_pieces
 
+FEW = 2**12  # scores: for more, the lesson's steps are faster on a CPU than the kernel, whose `exp` is slow there
 ROWS = 32  # of a block inside a compiler, which makes room for many blocks at once
 
 
@@ -40,7 +41,7 @@ class AttentionPooling(lesson.AttentionPooling):
         own = tree_flatten(self.trainable_parameters())
 
         def pool_block(queries, keys, values, call, weights):
-            pooling = copy.deepcopy(self)  # which another thread may call
+            pooling = twin(self)  # which another thread may call
             for (name, _), X in zip(own, weights, strict=True):
                 pooling.update(tree_unflatten([(name, X)]))
             return pooling.pool_block(queries, keys, values, num_heads, call)  # (B*H, block, dv)
@@ -66,37 +67,41 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     """Scaled dot-product attention that takes the framework's own kernel where it can."""
 
     def pool_block(self, queries, keys, values, num_heads, call):
-        """Pool one block by the framework's own kernel, where that computes the same."""
-        if not self.has_kernel(queries.dtype, call):
+        """Pool one block by the framework's own kernel, where that computes the same and is fast."""
+        (BH, Q, _), BG = queries.shape, keys.shape[0]
+        if not self.has_kernel(BH, queries, keys, call):
             return super().pool_block(queries, keys, values, num_heads, call)
-        B, G = queries.shape[0] // num_heads, keys.shape[0] * num_heads // queries.shape[0]
-        each = zip((queries, keys, values), (num_heads, G, G), strict=True)
-        q, k, v = (widen(X).reshape(B, heads, *X.shape[1:]) for X, heads in each)  # (B, H or G, T, d)
-        sinks = None if call.sinks is None else widen(call.sinks).reshape(num_heads)  # (H,)
-        pooled = self.pool_heads(q, k, v, visible_keys(queries, keys, call), call.score_bias, sinks)  # (B, H, Q, dv)
-        return pooled.astype(values.dtype).reshape(*queries.shape[:2], values.shape[2])  # (B*H, Q, dv)
+        B = BH // num_heads
+        each = zip((queries, keys, values), (num_heads, BG // B, BG // B), strict=True)
+        q, k, v = (X.reshape(B, heads, *X.shape[1:]) for X, heads in each)  # (B, H or G, T, d)
+        return self.pool_heads(q, k, v, visible_keys(queries, keys, call), call).reshape(BH, Q, -1)  # (B*H, Q, dv)
 
-    def pool_heads(self, q, k, v, visible=None, score_bias=None, sinks=None):
+    def pool_heads(self, q, k, v, visible, call):
         """The pooled heads (B, H, Q, dv) of q (B, H, Q, d), k (B, G, K, d) and v (B, G, K, dv) by the kernel.
 
-        visible and score_bias broadcast against (B, H, Q, K), sinks are (H,); what is not used is blank already.
+        visible: broadcasts against (B, H, Q, K), None = all; what is not used is blank already.
         """
         scale = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
-        mask, sees = visible, None
-        if visible is not None:  # a row without keys is the mean of all values there, or no number
+        sinks = None if call.sinks is None else call.sinks.reshape(-1)  # (H,)
+        mask = visible
+        if visible is not None:  # of a row without keys the kernel makes the mean of all values, or no number
             sees = visible.any(3, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)
-        if score_bias is not None:
-            mask = where(
-                visible, mx.broadcast_to(widen(four_axes(score_bias)), visible.shape), mx.where(sees, -math.inf, 0)
-            )
+        if call.score_bias is not None:
+            bias = mx.broadcast_to(four_axes(call.score_bias), visible.shape)  # (B or 1, H or 1, Q, K)
+            mask = where(visible, bias, mx.where(sees, -math.inf, 0))
+        q, k, v = widen(q), widen(k), widen(v)
         pooled = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)  # (B, H, Q, dv)
-        return pooled if sees is None else where(sees, pooled, 0)
+        return pooled if visible is None else where(sees, pooled, 0)
 
-    def has_kernel(self, dtype, call):
-        """Whether the framework's own kernel computes the same: it has no cap, drops no weights, and is in float32."""
+    def has_kernel(self, num_heads, queries, keys, call):
+        """Whether the framework's own kernel computes the same, and is fast, for so many heads of all samples.
+
+        It has no cap, drops no weights, is in float32, and is slow on a CPU, since `exp` is.
+        """
         training = self.training if call.training is None else call.training
-        differs = self.softcap is not None or (training and self.dropout)
-        return type(self) is DotProductAttention and dtype != mx.float64 and not differs
+        differs = self.softcap is not None or (training and self.dropout) or queries.dtype != mx.float32
+        few = num_heads * queries.shape[1] * keys.shape[1] <= FEW or mx.default_device() != mx.cpu
+        return type(self) is DotProductAttention and not differs and few
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
