@@ -1,6 +1,6 @@
-"""A pooling in pieces: each is evaluated at once, and computed once more for its gradients.
+"""A pooling in pieces: each waits for the one before, and is computed once more for its gradients.
 
-MLX evaluates later what it is told to compute, and makes room for all of it.
+MLX evaluates later what it is told to compute, in an order of its own, and makes room for all that may come next.
 """
 
 import mlx.core as mx
@@ -8,17 +8,16 @@ import mlx.core as mx
 from mha.call import ALL
 from mha.engine import cutting
 
-from ..arrays import evaluated
 from ..hiding import four_axes
 from ..pooling import drawing, drawn_key
 
 
-def in_pieces(pool_block, pieces, draws, inputs, call, weights):
+def in_pieces(pool_block, pieces, inputs, call, weights, waits, draws):
     """The pooled values (B*H, Q, dv) of pool_block(queries, keys, values, call, weights), piece by piece.
 
-    pieces: blocks of queries, and the keys that each needs; draws: whether dropout draws; inputs: queries (B*H, Q, d),
-    keys (B*G, K, d) and values (B*G, K, dv); weights: of the pooling, a list. For gradients, which are by the inputs,
-    the call's floats and the weights, nothing else is kept.
+    pieces: blocks of queries, and the keys that each needs; inputs: queries (B*H, Q, d), keys (B*G, K, d) and values
+    (B*G, K, dv); weights: of the pooling, a list; waits: whether each piece waits for the one before; draws: whether
+    dropout draws. For gradients, which are by the inputs, the call's floats and the weights, nothing else is kept.
     """
     floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
     others = {name: X for name, X in call.arrays().items() if name not in floats}
@@ -47,7 +46,8 @@ def in_pieces(pool_block, pieces, draws, inputs, call, weights):
         found = []
         for block, seen, key in pieces:
             own = [X[cut] for X, cut in zip(arrays[:last], cuts(block, seen), strict=True)]
-            found.append(evaluated(pool_piece(block, seen, key, own, arrays[last:])))
+            own = mx.depends(own, found[-1:]) if waits and found else own
+            found.append(pool_piece(block, seen, key, own, arrays[last:]))
         return mx.concatenate(found, 1)  # (B*H, Q, dv)
 
     @pooled.vjp
@@ -56,6 +56,7 @@ def in_pieces(pool_block, pieces, draws, inputs, call, weights):
         for block, seen, key in pieces:
             where = cuts(block, seen)
             own = [X[cut] for X, cut in zip(arrays[:last], where, strict=True)]
+            own = mx.depends(own, found[:last]) if waits else own
             by_all = mx.vjp(
                 lambda *own, piece=(block, seen, key): pool_piece(*piece, own, arrays[last:]),
                 own,
@@ -63,7 +64,6 @@ def in_pieces(pool_block, pieces, draws, inputs, call, weights):
             )[1]
             for total, cut, X in zip(found, where, by_all, strict=False):
                 total[cut] += X
-            evaluated(found)
         return found
 
     return pooled(*inputs, *floats.values(), *weights, *others.values())
