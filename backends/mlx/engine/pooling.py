@@ -13,14 +13,12 @@ from mha.engine import cutting
 from mha.engine.reach import by_group
 
 from .. import pooling as lesson
-from ..arrays import is_known
 from ..hiding import four_axes, visible_keys, where, widen
 from ..weights import twin
 from .operations import OPERATIONS
 from .recomputing import in_pieces
 
 FEW = 2**12  # scores: for more, the lesson's steps are faster on a CPU than the kernel, whose `exp` is slow there
-ROWS = 32  # of a block inside a transformation, which makes room for many blocks at once
 
 
 class AttentionPooling(lesson.AttentionPooling):
@@ -35,9 +33,6 @@ class AttentionPooling(lesson.AttentionPooling):
         Q, K, scores = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
         if not cutting.in_blocks(call, Q, K, scores):
             return self.pool_block(queries, keys, values, num_heads, call)
-        waits = is_known(queries)  # `mx.vmap` knows no waiting
-        if not waits:
-            scores = max(scores, cutting.SCORES // (ROWS * K))
         training = self.training if call.training is None else call.training
         own = tree_flatten(self.trainable_parameters())
 
@@ -49,7 +44,7 @@ class AttentionPooling(lesson.AttentionPooling):
 
         pieces, call = list(cutting.pieces(call, Q, K, scores)), call._replace(training=training)
         weights, draws = [X for _, X in own], training and self.dropout > 0
-        return in_pieces(pool_block, pieces, (queries, keys, values), call, weights, waits, draws)
+        return in_pieces(pool_block, pieces, (queries, keys, values), call, weights, draws)
 
     def pool_block(self, queries, keys, values, num_heads, call):
         """The pooled values of the queries of one block; arguments as of `pool`."""

@@ -3,21 +3,23 @@
 MLX evaluates later what it is told to compute, in an order of its own, and makes room for all that may come next.
 """
 
+import functools
+
 import mlx.core as mx
 
 from mha.call import ALL
 from mha.engine import cutting
 
-from ..hiding import four_axes
+from ..hiding import four_axes, where
 from ..pooling import drawing, drawn_key
 
 
-def in_pieces(pool_block, pieces, inputs, call, weights, waits, draws):
+def in_pieces(pool_block, pieces, inputs, call, weights, draws):
     """The pooled values (B*H, Q, dv) of pool_block(queries, keys, values, call, weights), piece by piece.
 
     pieces: blocks of queries, and the keys that each needs; inputs: queries (B*H, Q, d), keys (B*G, K, d) and values
-    (B*G, K, dv); weights: of the pooling, a list; waits: whether each piece waits for the one before; draws: whether
-    dropout draws. For gradients, which are by the inputs, the call's floats and the weights, nothing else is kept.
+    (B*G, K, dv); weights: of the pooling, a list; draws: whether dropout draws. For gradients, which are by the
+    inputs, the call's floats and the weights, nothing else is kept.
     """
     floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
     others = {name: X for name, X in call.arrays().items() if name not in floats}
@@ -46,7 +48,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, waits, draws):
         found = []
         for block, seen, key in pieces:
             own = [X[cut] for X, cut in zip(arrays[:last], cuts(block, seen), strict=True)]
-            own = mx.depends(own, found[-1:]) if waits and found else own
+            own[0] = behind(found[-1:], own[0])
             found.append(pool_piece(block, seen, key, own, arrays[last:]))
         return mx.concatenate(found, 1)  # (B*H, Q, dv)
 
@@ -54,16 +56,21 @@ def in_pieces(pool_block, pieces, inputs, call, weights, waits, draws):
     def pull_back(arrays, cotangent, output):
         found = [mx.zeros_like(X) for X in arrays]
         for block, seen, key in pieces:
-            where = cuts(block, seen)
-            own = [X[cut] for X, cut in zip(arrays[:last], where, strict=True)]
-            own = mx.depends(own, found[:last]) if waits else own
-            by_all = mx.vjp(
-                lambda *own, piece=(block, seen, key): pool_piece(*piece, own, arrays[last:]),
-                own,
-                [cotangent[:, block]],
-            )[1]
-            for total, cut, X in zip(found, where, by_all, strict=False):
+            places = cuts(block, seen)
+            own = [X[cut] for X, cut in zip(arrays[:last], places, strict=True)]
+            own[0], part = (behind(found[:3], X) for X in (own[0], cotangent[:, block]))
+
+            def piece(*own, piece=(block, seen, key)):
+                return pool_piece(*piece, own, arrays[last:])
+
+            for total, cut, X in zip(found, places, mx.vjp(piece, own, [part])[1], strict=False):
                 total[cut] += X
         return found
 
     return pooled(*inputs, *floats.values(), *weights, *others.values())
+
+
+def behind(earlier, X):
+    """X (B*H, block, any), which is there only once some earlier arrays are: `mx.depends` takes no jvp, and no vmap."""
+    numbers = [Y[:1, :1, :1].astype(X.dtype) for Y in earlier]  # (1, 1, 1) each
+    return where(mx.array(True), X, functools.reduce(mx.minimum, numbers)) if numbers else X
