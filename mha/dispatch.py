@@ -23,7 +23,8 @@ class Framework:
     title: its name for readers; aliases: other names that people write.
     arrays: the packages in which the types of its arrays and layers are defined; () = none: it takes NumPy's arrays.
     dtypes: those of its layers; layers: its own attention layers that `mha.from_native` and `to_native` know, by the
-    names that import them; caches: those that `Cache.to_native` makes of its arrays.
+    names that import them; caches: those that `Cache.to_native` makes of its arrays; formats: of files, as their
+    metadata say them, whose quantised arrays it unpacks.
     method: the method in which its layers compute, "" = it has no layers.
     packages: the packages for `pip install`, as in pyproject.toml; last: the command to run after it, or "".
     seconds: roughly how long `mha parity` takes with it: the slowest starts first.
@@ -41,6 +42,7 @@ class Framework:
     dtypes: tuple[FloatName, ...] = checks.FLOATS
     layers: tuple[KindName, ...] = ()
     caches: tuple[CacheKind, ...] = ()
+    formats: tuple[str, ...] = ()
     method: str = ""
     packages: tuple[str, ...] = ()
     last: str = ""

@@ -15,8 +15,8 @@ SuiteName = Literal["quick", "full"]
 IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
-    "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax",
-    "bert", "albert", "distilbert", "vit", "timm", "gpt2", "llama", "meta", "neox", "phi3", "phi",
+    "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax", "mlx",
+    "bert", "albert", "distilbert", "vit", "timm", "gpt2", "gpt2-mlx", "llama", "meta", "neox", "phi3", "phi",
     "modernbert", "t5", "mpnet", "blip", "internvl", "opt",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays
@@ -35,7 +35,7 @@ KindName = Literal[
     "mha.d2l.mxnet.MultiHeadAttention",
 ]
 # The beginnings of such names that are enough to choose one kind.
-KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx"]
+KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx", "mlx", "mlx.nn"]
 
 # The kinds of caches that `Cache.to_native` makes.
 CacheKind = Literal["transformers.DynamicCache", "transformers.StaticCache", "flax.linen", "flax.nnx"]

@@ -8,8 +8,9 @@ GROUPS = {
     "weights": ("mha/weights", "schemes schemes_refused schemes_named checkpoints files files_malformed", {
         "kernels (out, in) are not turned": (r"return array\.T  # \(in, out\)", "return array"),
         "MPNet is a T5, too": (r"if description\.instead:\n", "if False:\n"),
-        "biases of MPNet are not needed": (r'needed \|= \{"W_q\.bias"\} if self\.instead else set\(\)\n', "pass\n"),
+        "biases of MPNet are not needed": (r'needed \|= \{"W_q\.bias"\} if self\.instead and .*\n', "pass\n"),
         "GPT-2's kernels are turned": (r'"c_proj", "io"\)', '"c_proj", "oi")'),
+        "MLX's kernels are not turned": (r'("out_proj"\), "weight", )"oi"', r'\1"io"'),
         "packed parts are values, keys, queries": (r"axis\)\[part\]", "axis)[2 - part]"),
         "packed parts are taken along the inputs": (r"heads, count = num_heads",
             r"axis = array.ndim - 1 - axis; \g<0>"),

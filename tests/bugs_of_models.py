@@ -1,4 +1,4 @@
-"""Bugs of what is known of kinds of models; groups as in `bugs_of_mha.py`."""
+"""Bugs of what is known of kinds of models, and of formats of files; groups as in `bugs_of_mha.py`."""
 
 # fmt: off
 GROUPS = {
@@ -55,5 +55,40 @@ GROUPS = {
         "ESM is never a decoder": (r'\(\*plain\.EITHER, "esm"\)', "plain.EITHER"),
         "the error for another kind lists no number": (r"one of \{len\(kinds\)\} kinds", "some kinds"),
         "no names like it are said": ("if close else", "if False else"),
+    }),
+    "formats of files": ("mha/weights", "formats schemes", {
+        "GPT-2 of mlx-lm is not turned": (r'"c_proj", "oi"\),\n        instead', '"c_proj", "io"),\n        instead'),
+        "no file says anything": (r'return self\.metadata\.get\("format", ""\)', 'return ""'),
+        "all shards say the same": (r"self\.entries\.places\[name\]\)\.format_of\(name\)",
+            "next(iter(self.entries.places.values()))).format_of(name)"),
+        "every file is of mlx-lm": (r"if not description\.format or .*:", "if True:"),
+        "a scheme is asked for to the letter": (r"or bool\(description\.format and .*\)", ""),
+        "a scheme that is asked for has no format of its own": (r'if scheme != "auto" and \(own := .*:', "if False:"),
+        "norms of Qwen3-Next are folded twice": (r"in UNFOLDED\.get\(form, \(\)\)", "in ()"),
+        "norms of Gemma are not folded in files of mlx-lm": (r'UNFOLDED = \{"mlx": GATED\}',
+            'UNFOLDED = {"mlx": FOLDING}'),
+        "the format counts for arrays of any file": (r" and self\.source\.format_of\(name\) in FORMATS", ""),
+        "scales are arrays of their own": (r"if not self\._is_beside\(name\)\)", "if True)"),
+        "scales may be asked for": (r"return name in self\.inner and not .*", "return name in self.inner"),
+        "all arrays are quantised alike": (r"said = said if isinstance\(said, dict\) else self\.said",
+            "said = self.said"),
+        "bits are four": (r'said\.get\("bits"\) or bits', "bits"),
+        "groups are as usual": (r'said\.get\("group_size"\) or group_size', "group_size"),
+        "any mode is known": ("if mode not in MODES:", "if False:"),
+        "scales need not fit": (r"if words \* 32 % how\.bits or .*:", "if False:"),
+        "scales that are no floats are of bfloat16": (r"next\(\(dtype for dtype in dtypes if dtype in FLOATS\), ",
+            "next(iter(()), "),
+        "what unpacks is not named": ("except ModuleNotFoundError as error:", "except KeyError as error:"),
+    }),
+    "unpacking": ("backends/mlx/commands", "formats native_layers native_layers_refused native_layers_inside", {
+        "biases of packed numbers are left out": (r"in parts\.items\(\)\}\n    how",
+            'in parts.items() if name != "biases"}\n    how'),
+        "groups are of 32": (r'"group_size": group_size', '"group_size": 32'),
+        "the dtype is as it comes": (r', "dtype": getattr\(mx, checks\.dtype_name\(dtype\)\)\}', "}"),
+        "values of MLX' layer are as wide as keys": (r'"value_dims": config\.num_heads \* config\.value_dim',
+            '"value_dims": config.num_heads * config.key_dim'),
+        "dropout is forgotten": (r'\{"dropout": 0\.0, "pooling": "dot"\}', '{"pooling": "dot"}'),
+        "any projection of MLX will do": (r"if type\(part := layer\[name\]\) is not nn\.Linear:", "if False:"),
+        "lists of modules are no parts": (r"else _parts\(part, here\)", "else []"),
     }),
 }

@@ -49,7 +49,7 @@ def path(tmp_path):
 def checkpoint(path, rng, scheme, prefix=PREFIX, **options):
     """A file with one layer in this scheme and what a model has beside it; returns the layer's configuration."""
     config, arrays = stored(scheme, prefix, **options)
-    write(path, arrays | beside(rng), format="pt")
+    write(path, arrays | beside(rng), format=schemes.SCHEMES[scheme].format or "pt")
     return config, schemes.to_canonical(arrays, scheme, prefix, heads(scheme))[1]
 
 

@@ -42,6 +42,7 @@ HEADS = {
         16: "pixio",
     },
     "gpt2": {8: "imagegpt", 12: "gpt2 gpt-sw3 openai-gpt"},
+    "gpt2-mlx": {12: "gpt2"},
     "opt": {
         4: "speech_to_text groupvit_text_model",
         6: "whisper aimv2_text_model",

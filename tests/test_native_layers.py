@@ -15,6 +15,7 @@ from mha import dispatch
 KINDS = [pytest.param(kind, marks=pytest.mark.backends(peers.backend_of(kind))) for kind in peers.KINDS]
 BROUGHT = [param for param in KINDS if param.values[0] not in dispatch.FRAMEWORKS]
 
+MLX = "mlx.nn.MultiHeadAttention"
 # d is 4 or 1: Keras' own layer rounds 1 / sqrt(d) to float32, even in float64, and these need no rounding. There are
 # not as many heads of width 1 as keys or queries, where Keras' layer adds the bias of a head to a position.
 CASES = {
@@ -35,6 +36,7 @@ WIDEST = {
         "query_size": 11, "key_size": 13, "value_size": 13, "key_dim": 4, "value_dim": 4, "num_hiddens": 19,
     },
 }  # fmt: skip
+WIDEST["mlx.nn.MultiHeadAttention"] = WIDEST["keras.layers.MultiHeadAttention"]
 # What some kinds have beside the sizes: groups that share a head of keys and values, norms of queries and keys, a gate.
 GROUPS = {"num_hiddens": 11, "num_heads": 6, "num_key_value_heads": 2, "key_dim": 4, "value_dim": 4, "bias": True}
 NORMS = {"num_hiddens": 12, "num_heads": 3, "bias": True, "qk_norm": "layer"}
@@ -55,10 +57,9 @@ def to_native(attention, kind):
 
 
 def options_of(kind, case):
-    if case != "unequal widths":
-        return CASES[case]
     widest = SIZES | {"query_size": 11} if "d2l" in kind else WIDEST["keras.layers.MultiHeadAttention"]
-    return CASES["equal widths"] | WIDEST.get(kind, widest)
+    options = CASES.get(case) or CASES["equal widths"] | WIDEST.get(kind, widest)
+    return options | {"dropout": 0.0} if kind == MLX else options
 
 
 def layer_of(rng, kind, case="equal widths"):
@@ -67,15 +68,19 @@ def layer_of(rng, kind, case="equal widths"):
 
 
 def is_tried(kind, dtype, case):
-    """Whether a kind is tried in this dtype: the book's layers are of float32; elsewhere some compile for seconds."""
-    if "d2l" in kind:
+    """Whether a kind is tried in this dtype: the book's layers are of float32; elsewhere some compile for seconds.
+
+    The softmax of MLX' own is one of float32, in float64 too.
+    """
+    if "d2l" in kind or kind == MLX:
         return dtype == "float32"
     return dtype == "float64" or case == "equal widths" or peers.backend_of(kind) not in adapters.COMPILED
 
 
 def marks_of(kind, dtype, case):
     own = pytest.mark.backends(peers.backend_of(kind))
-    quick = case == "unequal widths" or (case == "equal widths" and (dtype == "float64" or "d2l" in kind))
+    only = dtype == "float64" or "d2l" in kind or kind == MLX
+    quick = case == "unequal widths" or (case == "equal widths" and only)
     return own if quick else (own, pytest.mark.long(*adapters.COMPILED))
 
 
@@ -122,7 +127,7 @@ def test_there_and_back(rng, kind, case):
 @pytest.mark.all_backends
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_backend_makes_and_takes_any_kind(rng, backend, kind):
-    attention = random_layer(rng, CASES["equal widths"])
+    attention = random_layer(rng, options_of(kind, "equal widths"))
     there = mha.from_native(to_native(attention.to(backend), kind), backend=backend)
     assert there.backend == backend
     assert_same_weights(there.weights, attention.weights)
@@ -130,7 +135,7 @@ def test_any_backend_makes_and_takes_any_kind(rng, backend, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_shared(rng, kind):
-    attention = random_layer(rng, CASES["equal widths"])
+    attention = random_layer(rng, options_of(kind, "equal widths"))
     layer = to_native(attention, kind)
     back = mha.from_native(layer, backend=peers.backend_of(kind))
     weights = attention.weights
@@ -201,6 +206,7 @@ IMPOSSIBLE = {
         ({"qk_norm": mha.Norm("layer", 0.5)}, r"eps=0.5.*, expected Norm\(kind='layer', eps=1e-06"),
         ({"value_size": 11}, "value_size=11, expected 12"),
     ],
+    MLX: [({"dropout": 0.25}, "dropout=0.25, expected 0.0"), ({"softcap": 3.0}, "softcap=3.0, expected None")],
     **{f"mha.d2l.{name}.MultiHeadAttention": [*WIDTH, *ODD, *WIDE] for name in ("torch", "tensorflow", "jax", "mxnet")},
 }
 

@@ -87,6 +87,26 @@ def gluon_model(count):
     return model
 
 
+def mlx_model(count):
+    from mlx import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = nn.Linear(6, 6)
+            self.parts = {"first": [peers.of("mlx").new()]}
+
+    return nn.Sequential(*(Block() for _ in range(count)))
+
+
+def mlx_model_of_ours():
+    from mlx import nn
+
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    model.layers[1].attention = model.layers[1].again = ours("mlx")
+    return model
+
+
 # A module, and what is written after it to have each layer of attention in it, in the order of the module.
 INSIDE = {
     "numpy": [
@@ -112,6 +132,11 @@ INSIDE = {
     "mxnet": [
         (lambda: gluon_model(1), ["[1].attention"]),
         (lambda: gluon_model(2), ["[1].attention", "[3].attention"]),
+    ],
+    "mlx": [
+        (lambda: mlx_model(1), [".layers[0].parts['first'][0]"]),
+        (lambda: mlx_model(4), [f".layers[{i}].parts['first'][0]" for i in range(4)]),
+        (mlx_model_of_ours, [".layers[1].attention"]),
     ],
 }
 
@@ -142,6 +167,7 @@ NOTHING = {
     "tensorflow": [lambda: keras_model(1).layers[0], lambda: mha.ones(3, backend="tensorflow")],
     "jax": [lambda: nnx_model(1).blocks[0].dense, lambda: mha.ones(3, backend="jax")],
     "mxnet": [lambda: gluon_model(1)[0], lambda: mha.ones(3, backend="mxnet")],
+    "mlx": [lambda: mlx_model(1).layers[0].dense, lambda: mha.ones(3, backend="mlx")],
 }
 
 
@@ -161,6 +187,8 @@ SHORT = {
     "tensorflow": "keras.layers.MultiHeadAttention",
     "keras": "keras.layers.MultiHeadAttention",
     "flax.nnx": "flax.nnx.MultiHeadAttention",
+    "mlx": "mlx.nn.MultiHeadAttention",
+    "mlx.nn": "mlx.nn.MultiHeadAttention",
     "mha.d2l.torch": "mha.d2l.torch.MultiHeadAttention",
     "mha.d2l.mxnet": "mha.d2l.mxnet.MultiHeadAttention",
 }

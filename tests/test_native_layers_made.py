@@ -12,6 +12,7 @@ from mha.config import Config
 
 GROUPED = "keras.layers.GroupQueryAttention"
 LINEN = "flax.linen.MultiHeadDotProductAttention"
+MLX = "mlx.nn.MultiHeadAttention"
 NNX = "flax.nnx.MultiHeadAttention"
 # Kind, and options in its framework's own names.
 MADE = [
@@ -35,6 +36,9 @@ MADE = [
     (NNX, {"num_kv_heads": 1, "normalize_qk": True}),
     (NNX, {"use_bias": False, "out_features": 19, "dropout_rate": 0.5, "broadcast_dropout": False}),
     ("mxnet", {"backend": "mxnet"}),
+    (MLX, {"bias": True}),
+    (MLX, {"query_input_dims": 11, "key_input_dims": 13, "value_dims": 21, "value_output_dims": 19}),
+    (MLX, {"value_input_dims": 17, "bias": True}),
 ]
 
 
@@ -101,6 +105,7 @@ NAMED = {
     "torch": lambda: peers.of("torch").new(kdim=13, vdim=17),
     "tensorflow": lambda: peers.of("keras").new(),
     "jax": lambda: peers.of("linen").new(),
+    "mlx": lambda: peers.of("mlx").new(key_input_dims=13, value_output_dims=19, bias=True),
 }
 
 

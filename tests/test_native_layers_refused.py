@@ -86,6 +86,22 @@ def rebound(**options):
     return linen_layer(bind=False, **options).bind(variables)
 
 
+def mlx_layer():
+    return peers.of("mlx").new(query_input_dims=64, bias=True)
+
+
+def mlx_quantised(layer):
+    layer.query_proj = layer.query_proj.to_quantized()
+
+
+def mlx_with_an_array(layer):
+    layer.extra = layer.query_proj.bias
+
+
+def mlx_without_a_bias(layer):
+    del layer.value_proj["bias"]
+
+
 def nnx_normed():
     return peers.of("nnx").new(normalize_qk=True)
 
@@ -257,6 +273,16 @@ REFUSED = {
             "source is a .*SelfAttention, expected named",
         ),
         (lambda: ours("jax").unbind()[0], ValueError, "first take `module.bind"),
+    ],
+    "mlx": [
+        (lambda: subclassed(mlx_layer()), TypeError, "source is a .*MultiHeadAttention, expected"),
+        (
+            lambda: changed(mlx_layer(), mlx_quantised),
+            TypeError,
+            "query_proj of the mlx.nn.MultiHeadAttention is a QuantizedLinear, expected an mlx.nn.Linear",
+        ),
+        (lambda: changed(mlx_layer(), mlx_with_an_array), ValueError, "has extra, for which scheme 'mlx' has no place"),
+        (lambda: changed(mlx_layer(), mlx_without_a_bias), ValueError, "the layer lacks value_proj.bias, though other"),
     ],
     "mxnet": [
         (

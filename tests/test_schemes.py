@@ -63,6 +63,12 @@ SPOTS = {
         ("key.bias", (1, 4), "W_k.bias", (9,)),
         ("out.kernel", (1, 6, 0), "W_o.kernel", (13, 0)),
     ],
+    "mlx": [
+        ("query_proj.weight", (14, 10), "W_q.kernel", (10, 14)),
+        ("key_proj.weight", (3, 12), "W_k.kernel", (12, 3)),
+        ("value_proj.bias", (20,), "W_v.bias", (20,)),
+        ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
     "bert": [
         ("self.query.weight", (14, 10), "W_q.kernel", (10, 14)),
         ("self.key.weight", (3, 12), "W_k.kernel", (12, 3)),
@@ -86,6 +92,13 @@ SPOTS = {
         ("c_attn.weight", (2, 44), "W_v.kernel", (2, 14)),
         ("c_attn.bias", (30,), "W_v.bias", (0,)),
         ("c_proj.weight", (4, 18), "W_o.kernel", (4, 18)),
+    ],
+    "gpt2-mlx": [
+        ("c_attn.weight", (14, 2), "W_q.kernel", (2, 14)),
+        ("c_attn.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("c_attn.weight", (44, 2), "W_v.kernel", (2, 14)),
+        ("c_attn.bias", (30,), "W_v.bias", (0,)),
+        ("c_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
     ],
     "llama": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("o_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
     "meta": [("wk.weight", (3, 12), "W_k.kernel", (12, 3)), ("wo.weight", (18, 20), "W_o.kernel", (20, 18))],
@@ -140,6 +153,7 @@ TURNED = {
     "albert": ("dense.weight", True), "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
     "mpnet": ("o.weight", True), "blip": ("projection.weight", True), "internvl": ("projection_layer.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
+    "mlx": ("out_proj.weight", True), "gpt2-mlx": ("c_proj.weight", True),
 }  # fmt: skip
 
 
@@ -230,10 +244,29 @@ def test_sinks_there_and_back(rng):
 def test_a_scheme_is_recognised_and_no_other(scheme, prefix):
     _, arrays = stored(scheme, prefix)
     arrays = {"zeros": np.zeros(3)} | arrays if prefix else arrays
-    assert schemes.recognise(arrays) == [(scheme, prefix)]
-    assert schemes.choose(arrays) == (scheme, prefix)
+
+    def formats(name):
+        return schemes.SCHEMES[scheme].format
+
+    assert schemes.recognise(arrays, formats) == [(scheme, prefix)]
+    assert schemes.choose(arrays, formats=formats) == (scheme, prefix)
     assert schemes.choose(arrays, scheme, prefix) == (scheme, prefix)
-    assert schemes.choose(arrays, prefix=prefix.removesuffix(".")) == (scheme, prefix)
+    assert schemes.choose(arrays, scheme) == (scheme, prefix)
+    assert schemes.choose(arrays, prefix=prefix.removesuffix("."), formats=formats) == (scheme, prefix)
+
+
+def test_the_format_of_a_file_chooses_among_schemes_of_the_same_names():
+    names = [*stored("gpt2", "h.0.attn.")[1], *stored("gpt2", "h.1.attn.")[1]]
+
+    def formats(name):
+        return "mlx" if name.startswith("h.1.") else "pt"
+
+    assert schemes.recognise(names) == [("gpt2", "h.0.attn."), ("gpt2", "h.1.attn.")]
+    assert schemes.recognise(names, formats) == [("gpt2", "h.0.attn."), ("gpt2-mlx", "h.1.attn.")]
+    for asked in ("auto", "gpt2", "gpt2-mlx"):
+        assert schemes.choose(names, asked, "h.1.attn", formats) == ("gpt2-mlx", "h.1.attn.")
+    for asked in ("auto", "gpt2"):
+        assert schemes.choose(names, asked, "h.0.attn", formats) == ("gpt2", "h.0.attn.")
 
 
 def test_names_that_only_end_alike_are_no_layer():

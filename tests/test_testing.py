@@ -303,7 +303,8 @@ def test_every_call_of_our_own_layer():
 LAYERS = [
     pytest.param(kind, marks=pytest.mark.backends(backend))
     for kind, backend in [
-        ("torch", "torch"), ("keras", "tensorflow"), ("keras_grouped", "tensorflow"), ("nnx", "jax"), ("linen", "jax")
+        ("torch", "torch"), ("keras", "tensorflow"), ("keras_grouped", "tensorflow"), ("nnx", "jax"), ("linen", "jax"),
+        ("mlx", "mlx"),
     ]
 ]  # fmt: skip
 
@@ -316,8 +317,9 @@ def test_the_layers_of_frameworks(peer):
     assert len(mha.testing.assert_parity(layer, cases=rare).reports) == 2
     outcome = mha.testing.assert_parity(layer, cases=rare[:1] if peer in ("nnx", "linen") else None)
     names = [row.name for row in outcome.reports["float32, lengths, mask, causal"].rows]
-    assert {"weights", "output", "gradient.queries", "gradient.values", "gradient.W_q.kernel"} <= set(names)
-    assert len([name for name in names if name.endswith(".bias")]) == 4
+    assert {"output", "gradient.queries", "gradient.values", "gradient.W_q.kernel"} <= set(names)
+    assert ("weights" in names) == (peer != "mlx")
+    assert len([name for name in names if name.endswith(".bias")]) == (0 if peer == "mlx" else 4)
     if peer not in ("nnx", "linen"):
         assert len(outcome.reports) == 12
         assert mha.testing.assert_parity(layer, cases="mask of one row").reports

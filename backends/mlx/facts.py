@@ -5,6 +5,7 @@ NEEDS = ("mlx",)
 ARRAYS = ("mlx",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("mlx.nn.MultiHeadAttention",)
+FORMATS = ("mlx",)
 METHOD = "__call__"
 PACKAGES = ("mlx[cpu]>=0.32.2",)
 SECONDS = 20

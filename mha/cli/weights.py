@@ -171,7 +171,7 @@ def _layers(source: Source) -> Table | str:
     if weights.is_own(source):
         config, _ = weights.take(source, "mha", "")
         return f"a layer of mha: {_options(config)}"
-    found = schemes.recognise(source.entries)
+    found = schemes.recognise(source.entries, source.format_of)
     if not found:
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
     rows = []
@@ -179,7 +179,8 @@ def _layers(source: Source) -> Table | str:
     for scheme, prefix in found:
         heads = schemes.shown_heads(sizes, scheme, prefix)
         try:
-            recorded = models.options(models.beside(source.path, scheme), scheme, prefix)
+            path, form = models.beside(source.path, scheme), source.format_at(prefix)
+            recorded = models.options(path, scheme, prefix, form=form)
             heads = recorded.pop("num_heads", heads)
             beside = ", ".join(f"{name}={_option(value)}" for name, value in recorded.items() if value is not None)
         except ValueError as error:  # the file itself can be shown

@@ -48,7 +48,7 @@ def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> t
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
     with _explained():
-        chosen, prefix = schemes.choose(source.entries, scheme, prefix)
+        chosen, prefix = schemes.choose(source.entries, scheme, prefix, source.format_of)
         if (chosen, scheme) == ("mha", "auto") and not own:
             asked = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
             raise ValueError(
@@ -88,7 +88,7 @@ def take(
         return config, arrays
     path = models.beside(source.path, scheme)
     length = given.pop(models.LENGTH, None)
-    found = models.options(path, scheme, prefix, length)
+    found = models.options(path, scheme, prefix, length, source.format_at(prefix))
     if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
     num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")

@@ -32,11 +32,13 @@ RUN_BY = {
     "flax.linen.MultiHeadDotProductAttention": "linen",
     "flax.linen.MultiHeadAttention": "linen",
     "flax.nnx.MultiHeadAttention": "nnx",
+    "mlx.nn.MultiHeadAttention": "mlx",
     "mha.d2l.jax.MultiHeadAttention": "d2l_jax",
 }
 # What can be made of one of our layers and become one, by its name: the peer that runs it, and its backend.
 KINDS = {name: ("ours", name) for name in dispatch.FRAMEWORKS}
 KINDS |= {kind: (RUN_BY.get(kind, "ours"), backend) for kind, backend in native.KINDS.items()}
+WITHOUT_WEIGHTS = ("mlx.nn.MultiHeadAttention",)  # kinds whose calls give none
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 INPUTS = ("queries", "keys", "values")
 

@@ -4,19 +4,6 @@ from typing import Any
 
 from mha.weights import native
 
-DENSE = "Dense"  # the class of a printed layer's projections
-FIRST = "set its weights"
-
-
-def is_ready(layer: Any) -> bool:
-    """Whether a layer has its weights."""
-    return True
-
-
-def printed(layer: Any) -> tuple[str, dict[str, Any]]:
-    """Raises TypeError: the book prints no layer in NumPy."""
-    raise TypeError("source is a layer of NumPy's, which the book does not print; pass its arrays by name instead")
-
 
 def children(module: Any) -> list[tuple[str, Any]]:
     """The parts of a module, each with what is written after the module to have it."""

@@ -27,7 +27,8 @@ class File:
     def layers(self) -> list[Layer]:
         """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
         with readers.opened(self.path) as source:
-            found = [layer for layer in schemes.recognise(source.entries) if self.scheme in ("auto", layer[0])]
+            every = schemes.recognise(source.entries, source.format_of)
+        found = [layer for layer in every if schemes.is_meant(self.scheme, layer[0])]
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 

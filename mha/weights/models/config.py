@@ -32,6 +32,7 @@ from mha.weights.models.kinds import (
     NOT_ROTATING,
     OF_ALL,
     ROTATING,
+    UNFOLDED,
     UNSAID,
     kind_of,
 )
@@ -74,16 +75,19 @@ def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
     return Path(path).with_name(SCHEMES[scheme].config) if SCHEMES[scheme].config else None
 
 
-def options(path: Path | None, scheme: SchemeName, prefix: str, length: int | None = None) -> dict[str, Any]:
+def options(
+    path: Path | None, scheme: SchemeName, prefix: str, length: int | None = None, form: str = ""
+) -> dict[str, Any]:
     """The options of `mha.config.Config`, and FOLDED, that a file records for the layer with this prefix.
 
     length: the number of tokens of a text, if a rotation goes by it; None = no more than those of its first training.
+    form: the format that the file of the weights says in its metadata; "" = none.
     Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
     if path is None or (data := data_of(path)) is None:
         return {}
     try:
-        return described(parsed(data), scheme, prefix, length)
+        return described(parsed(data), scheme, prefix, length, form)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
 
@@ -104,11 +108,16 @@ def parsed(data: bytes) -> dict[str, Any]:
     return json_text.parse(data.decode())
 
 
-def described(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None = None) -> dict[str, Any]:
+def described(
+    model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None = None, form: str = ""
+) -> dict[str, Any]:
     """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong."""
     if length is not None:
         checks.size("length", length)
-    return _params(model) if scheme == "meta" else _options(model, scheme, prefix, length)
+    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length)
+    if parts.part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
+        found.pop(FOLDED, None)
+    return found
 
 
 def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None) -> dict[str, Any]:

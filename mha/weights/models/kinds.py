@@ -175,6 +175,8 @@ GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries o
 # A token may have several positions; the first two are older files of the next two.
 QWEN_VLS = "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"
 FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
+# In files of a format, the norms of these have the 1 in their weights.
+UNFOLDED = {"mlx": GATED}
 EXAONE = "exaone4", "exaone_moe"  # if they have windows, layers without one rotate no positions
 HUNYUAN = "hunyuan_v1_dense", "hunyuan_v1_moe"  # their rotation may have an alpha
 LFM2 = "lfm2", "lfm2_moe"

@@ -89,6 +89,7 @@ PLAIN: dict[SchemeName, Rows] = {
     "distilbert": DISTILBERTS | XLMS,
     "vit": VITS | OTHER_VITS | TEXTS_OF_VITS,
     "gpt2": GPTS,
+    "gpt2-mlx": {"gpt2": GPTS["gpt2"]},
     "opt": OPTS
     | GPT_JS
     | GPT_NEOS

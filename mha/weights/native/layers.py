@@ -27,7 +27,7 @@ def read(
 ) -> Layer:
     """The configuration and canonical weights of a layer of any kind, or of named arrays; see `mha.from_native`."""
     sayable(options)
-    if isinstance(source, Mapping):
+    if isinstance(source, Mapping) and not callable(source):  # a module of MLX is a dict, too
         return _of_arrays(named(source), scheme, prefix, num_heads, options, layer)
     if layer is not None:
         raise ValueError(f"layer is {layer!r}, expected None for a layer: it chooses among the arrays of a stack")
@@ -102,9 +102,12 @@ def _book(backend: BackendName, layer: Any) -> Layer:
     """The configuration and canonical weights of a layer of the book, or of ours."""
     module, native = dispatch.load(backend), module_of(backend)
     config = getattr(layer, "config", None)
+    if not isinstance(config, Config) and backend not in BOOK.values():
+        title = dispatch.FRAMEWORKS[backend].title
+        raise TypeError(f"source is a layer of {title}, of which the book prints none; pass its arrays by name instead")
     dtype = config.dtype if isinstance(config, Config) else "float32"
     with module.context(dtype):
-        if not native.is_ready(layer):
+        if hasattr(native, "is_ready") and not native.is_ready(layer):
             raise ValueError(f"the layer has no weights yet, expected a layer with weights: first {native.FIRST}")
         if not isinstance(config, Config):
             return _printed(native, layer)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mha.weights import files
-from mha.weights.readers import archive, folder, hdf5, safetensors_file, shards
+from mha.weights.readers import archive, folder, hdf5, quantised, safetensors_file, shards
 from mha.weights.readers.source import Source
 
 BEGINNING = 64  # bytes, which show the kind of a file
@@ -26,7 +26,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
     place = folder.weights_in(path) if folder.is_one(path) else path
     with files.open_file(place) as file, contextlib.ExitStack() as stack:
         try:
-            yield _reader(file)(Path(place), file, stack)
+            yield quantised.shown(_reader(file)(Path(place), file, stack))
         except files.FileError:
             raise
         except ValueError as error:

@@ -32,6 +32,10 @@ class Shards(Source):
         """Read the array of this name out of its shard; it is read-only. See `Source.read`."""
         return self.entries.shard(self.entries.places[name]).read(name, known)
 
+    def format_of(self, name: str) -> str:
+        """The format that the shard of this array says; see `Source.format_of`."""
+        return self.entries.shard(self.entries.places[name]).format_of(name)
+
     @property
     def paths(self) -> tuple[Path, ...]:
         """The index and its shards."""

@@ -68,6 +68,15 @@ class Source(abc.ABC):
         it was opened, or if memory is short.
         """
 
+    def format_of(self, name: str) -> str:
+        """The format that the file of this array says in its metadata, such as "pt" or "mlx"; "" = none."""
+        return self.metadata.get("format", "")
+
+    def format_at(self, prefix: str) -> str:
+        """The format of the first array whose name begins so; "" = none."""
+        name = next((name for name in self.entries if name.startswith(prefix)), None)
+        return "" if name is None else self.format_of(name)
+
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files that it lies in."""

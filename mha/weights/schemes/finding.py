@@ -1,6 +1,6 @@
 """Find layers by the names that libraries give their arrays."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha import checks
@@ -10,10 +10,16 @@ from mha.weights import said
 from mha.weights.schemes.table import SCHEMES
 
 LISTED = 8  # so many names of a long list are shown
+Formats = Callable[[str], str]  # the format that the file of an array says in its metadata, "" = none
 
 
-def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
-    """Every layer that the names show, as (scheme, prefix), in the order of the names."""
+def unsaid(name: str) -> str:
+    """The format of arrays that are in no file."""
+    return ""
+
+
+def recognise(names: Iterable[str], formats: Formats = unsaid) -> list[tuple[SchemeName, str]]:
+    """Every layer that the names, and the formats of their files, show, as (scheme, prefix), in the names' order."""
     at = {name: number for number, name in enumerate(names)}
     found: dict[tuple[SchemeName, str], int] = {}
     for scheme, description in SCHEMES.items():
@@ -21,20 +27,31 @@ def recognise(names: Iterable[str]) -> list[tuple[SchemeName, str]]:
         for name in at:
             prefix = name.removesuffix(first)
             at_start = name == first or (prefix != name and prefix.endswith("."))
-            if at_start and all(prefix + kernel in at for kernel in others):
+            if not at_start or not all(prefix + kernel in at for kernel in others):
+                continue
+            if not description.format or formats(name) == description.format:
                 found[scheme, prefix] = at[name]
                 if description.instead:
                     found.pop((description.instead, prefix), None)
     return sorted(found, key=lambda layer: found[layer])
 
 
-def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
+def is_meant(asked: str, scheme: SchemeName) -> bool:
+    """Whether a layer of a scheme is one of those that are asked for: the format of a file is its own matter."""
+    description = SCHEMES[scheme]
+    return asked in ("auto", scheme) or bool(description.format and description.instead == asked)
+
+
+def choose(
+    names: Iterable[str], scheme: str = "auto", prefix: str | None = None, formats: Formats = unsaid
+) -> tuple[SchemeName, str]:
     """The scheme and prefix of the one layer that fits the arguments.
 
     Args:
         names: of all arrays.
         scheme: a scheme's name; "auto" = found from the names.
         prefix: beginning of the names of the layer's arrays, the last dot may be left out; None = any.
+        formats: as of `recognise`; a scheme that is asked for by its name says its own.
 
     Raises:
         TypeError: if scheme or prefix is no str.
@@ -45,11 +62,14 @@ def choose(names: Iterable[str], scheme: str = "auto", prefix: str | None = None
     scheme = checks.choice(said.name("scheme"), scheme, known)
     if not isinstance(prefix, str | None):
         raise TypeError(f"{said.name('prefix')} is a {type(prefix).__name__}, expected a str or None")
-    found = recognise(names)
+    if scheme != "auto" and (own := SCHEMES[scheme].format):
+        found = recognise(names, lambda name: own)
+    else:
+        found = recognise(names, formats)
     fitting = [
         layer
         for layer in found
-        if scheme in ("auto", layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
+        if is_meant(scheme, layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
     ]
     if len(fitting) == 1:
         return fitting[0]

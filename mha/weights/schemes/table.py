@@ -47,7 +47,8 @@ class Scheme:
     biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
     beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
     buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
-    instead: a scheme with the same names, but without biases: it is this one if W_q has a bias.
+    instead: a scheme with the same names: it is this one if the file says its format, or without one if W_q has a bias.
+    format: the format that a file says in its metadata if its arrays lie as here, not as in the scheme `instead`.
     grouped: True if several heads of queries may share one head of keys and values.
     asks: options that some of its models have and others do not, while the names are the same.
     implied: options that its models have unless others are given; an option of norms only if there are norms.
@@ -65,6 +66,7 @@ class Scheme:
     beside: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     instead: SchemeName | None = None
+    format: str = ""
     grouped: bool = False
     asks: tuple[str, ...] = ()
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -75,7 +77,7 @@ class Scheme:
     def kernels(self) -> dict[str, None]:
         """The names of the arrays that a layer has in any case, each once, that of the kernel of W_q first."""
         needed = {f"{name}.kernel" for name in PROJECTIONS if name not in self.tied}
-        needed |= {"W_q.bias"} if self.instead else set()
+        needed |= {"W_q.bias"} if self.instead and not self.format else set()
         return {place.name: None for weight, place in self.places.items() if weight in needed}
 
     @property
@@ -171,6 +173,10 @@ SCHEMES: dict[SchemeName, Scheme] = {
         grouped=True,
         implied={"qk_norm": Norm("layer")},
     ),
+    "mlx": Scheme(
+        "mlx.nn.MultiHeadAttention",
+        _each(("query_proj", "key_proj", "value_proj", "out_proj"), "weight", "oi"),
+    ),
     "bert": Scheme(
         "BERT, RoBERTa, ELECTRA",
         _each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
@@ -209,6 +215,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
         "GPT-2",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
         buffers=("bias", "masked_bias"),  # the causal order, written down
+        config=HUGGING_FACE,
+    ),
+    "gpt2-mlx": Scheme(
+        "GPT-2 as mlx-lm stores it",
+        _packed("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
+        instead="gpt2",
+        format="mlx",
         config=HUGGING_FACE,
     ),
     "llama": Scheme(

@@ -1,0 +1,157 @@
+"""Arrays that lie quantised in a file, each read as the floats that it stands for: who packed it unpacks it.
+
+A quantised `layer.weight` holds integers of few bits, packed into uint32; beside it lie `layer.scales` and, in mode
+"affine", `layer.biases`. How many bits, and how many numbers share a scale, stands in `config.json`.
+
+Source: `mlx.core.quantize` of MLX 0.32, and `mlx_lm.utils` of mlx-lm 0.32, which writes such files.
+"""
+
+import dataclasses
+import functools
+import importlib
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha import checks, dispatch
+from mha.weights import models
+from mha.weights.readers.source import ALL, FLOATS, Entry, Source
+
+FORMATS = {form: name for name, framework in dispatch.FRAMEWORKS.items() for form in framework.formats}
+BESIDE = "scales", "biases", "global_scale"
+PACKED = "uint32"
+# Of each mode: the numbers that share a scale, and their bits, unless something else is said.
+MODES = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)}
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How an array is quantised: the numbers of a group that shares a scale, the bits of each, and the mode."""
+
+    group_size: int
+    bits: int
+    mode: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantised(Source):
+    """An open file with arrays that are quantised; source: the file as it is."""
+
+    entries: "_Entries"
+    source: Source
+
+    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+        """Read the array of this name, unpacked; see `Source.read`."""
+        if not self.entries.is_packed(name):
+            return self.source.read(name, known)
+        entry = self.entries[name]
+        dtype, how, backend = entry.numpy_dtype(name, known), self.entries.how(name), FORMATS[self.format_of(name)]
+        try:
+            dispatch.load(backend)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"has {name} quantised to {how.bits} bits, which {dispatch.FRAMEWORKS[backend].title} unpacks: "
+                f"{dispatch.install(backend)}"
+            ) from error
+        module = importlib.import_module(f"mha.backends.{backend}.commands.quantised")
+        stem = name.removesuffix("weight")
+        names = [stem + beside for beside in BESIDE if stem + beside in self.source.entries]
+        parts = {one.removeprefix(stem): self.source.read(one, (*ALL, "uint8")) for one in names}
+        try:
+            found = module.unpacked(self.source.read(name, (PACKED,)), parts, dtype, **dataclasses.asdict(how))
+        except (RuntimeError, ValueError) as error:  # as the framework refuses sizes or modes
+            raise ValueError(f"has {name} quantised in a way that cannot be unpacked: {error}") from error
+        if found.shape != entry.shape:
+            raise ValueError(f"has {name} of shape {found.shape} once it is unpacked, expected {entry.shape}")
+        return found
+
+    def format_of(self, name: str) -> str:
+        """The format that the file of this array says; see `Source.format_of`."""
+        return self.source.format_of(name)
+
+    @property
+    def paths(self) -> Any:
+        """The files that it lies in."""
+        return self.source.paths
+
+
+class _Entries(Mapping[str, Entry]):
+    """The arrays of a file; those that are quantised as they are once they are unpacked, without their scales."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.inner = source, source.entries
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self.inner[name]
+        if not self.is_packed(name):
+            return entry
+        how, scales = self.how(name), self.inner[f"{name.removesuffix('weight')}scales"]
+        *rows, words = entry.shape
+        width = words * 32 // how.bits
+        if words * 32 % how.bits or scales.shape != (*rows, width // how.group_size) or width % how.group_size:
+            raise ValueError(
+                f"has {name} of shape {entry.shape} with scales of shape {scales.shape}, which does not fit {how.bits} "
+                f"bits in groups of {how.group_size}, as the configuration beside it says"
+            )
+        return Entry(scales.dtype if how.mode == "affine" else self.dtype, (*rows, width))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.inner and not self._is_beside(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.inner if not self._is_beside(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def is_packed(self, name: str) -> bool:
+        """Whether an array is a quantised one."""
+        named = name.endswith(".weight") and f"{name.removesuffix('weight')}scales" in self.inner
+        return named and self.inner[name].dtype == PACKED and self.source.format_of(name) in FORMATS
+
+    def how(self, name: str) -> How:
+        """How an array is quantised; ValueError if the configuration does not say it, or says what is not known."""
+        said = self.said.get(name.removesuffix(".weight"))
+        said = said if isinstance(said, dict) else self.said
+        mode = said.get("mode", "affine")
+        if mode not in MODES:
+            raise ValueError(f"has {name} quantised in mode {reprlib.repr(mode)}, expected one of {', '.join(MODES)}")
+        group_size, bits = MODES[mode]
+        try:
+            group_size = checks.size("group_size", said.get("group_size") or group_size)
+            return How(group_size, checks.size("bits", said.get("bits") or bits), mode)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"has config.json beside it, which does not say how {name} lies: {error}") from error
+
+    @functools.cached_property
+    def said(self) -> dict[str, Any]:
+        """What the configuration beside the file says of its quantised arrays."""
+        path = self.source.path.with_name("config.json")
+        model = {} if (data := models.data_of(path)) is None else models.parsed(data)
+        said = model.get("quantization") or model.get("quantization_config")
+        if not isinstance(said, dict):
+            raise ValueError(
+                f"has quantised arrays, and no {path.name} beside it whose quantization says how: expected group_size, "
+                "bits and mode"
+            )
+        return said
+
+    @functools.cached_property
+    def dtype(self) -> str:
+        """The dtype of the arrays whose scales are no floats: that of the first array that is not quantised."""
+        dtypes = (entry.dtype for entry in self.inner.values())
+        return next((dtype for dtype in dtypes if dtype in FLOATS), "bfloat16")
+
+    def _is_beside(self, name: object) -> bool:
+        """Whether an array, by its name, is the scales or the like of a quantised one."""
+        stem, _, last = str(name).rpartition(".")
+        return last in BESIDE and f"{stem}.scales" in self.inner and f"{stem}.weight" in self.inner
+
+
+def shown(source: Source) -> Source:
+    """The same file, its quantised arrays as the floats that they stand for."""
+    if any(name.endswith(".scales") for name in source.entries):
+        return Quantised(source.path, _Entries(source), source.metadata, source)
+    return source
