@@ -38,7 +38,7 @@ KindName = Literal[
 KindStart = Literal["torch", "torch.nn", "keras", "keras.layers", "tensorflow", "flax.nnx", "mlx", "mlx.nn"]
 
 # The kinds of caches that `Cache.to_native` makes.
-CacheKind = Literal["transformers.DynamicCache", "transformers.StaticCache", "flax.linen", "flax.nnx"]
+CacheKind = Literal["transformers.DynamicCache", "transformers.StaticCache", "flax.linen", "flax.nnx", "mlx_lm.KVCache"]
 
 
 class TorchDtype(Protocol):

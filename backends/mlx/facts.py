@@ -5,6 +5,7 @@ NEEDS = ("mlx",)
 ARRAYS = ("mlx",)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("mlx.nn.MultiHeadAttention",)
+CACHES = ("mlx_lm.KVCache",)
 FORMATS = ("mlx",)
 METHOD = "__call__"
 PACKAGES = ("mlx[cpu]>=0.32.2",)

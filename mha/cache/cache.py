@@ -217,7 +217,8 @@ class Cache:
         Args:
             native: what is known by its names or shape, of any framework: Flax' cached_key and cached_value
                 (B, S, G, d) with cache_index, in a mapping, in the state of a layer of nnx, or in the layer itself; a
-                cache of transformers (DynamicCache, StaticCache), or one of its layers; keras-hub's array
+                cache of transformers (DynamicCache, StaticCache), or one of its layers; a cache of mlx-lm (KVCache,
+                RotatingKVCache, ChunkedKVCache, BatchKVCache), or the list of those of a model; keras-hub's array
                 (B, 2, S, G, d), or (B, layers, 2, S, G, d); the pair (past keys, past values) of ONNX, (B, G, S, d).
             attention: the `mha.MultiHeadAttention` that the cache is for.
             layer: which, where there are several layers.
@@ -241,7 +242,8 @@ class Cache:
         Args:
             kind: "flax.linen", the variables of a layer: {"params": ..., "cache": it}; "flax.nnx", a state for
                 `nnx.update(layer, it)` after the layer's `init_cache`; "transformers.DynamicCache" or
-                "transformers.StaticCache", of one layer, whose `layers[0]` can take its place among those of a model.
+                "transformers.StaticCache", of one layer, whose `layers[0]` can take its place among those of a model;
+                "mlx_lm.KVCache", of one layer, which can take its place in the list of a model.
 
         Raises:
             ValueError: if the kind is unknown, or if a token is not in the slot of its position, or samples have not

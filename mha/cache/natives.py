@@ -1,4 +1,4 @@
-"""The caches of other libraries, in and out: Flax', those of transformers, and the arrays of keras-hub and ONNX.
+"""The caches of other libraries, in and out: Flax', those of transformers and mlx-lm, the arrays of keras-hub and ONNX.
 
 They are known by what they have, so that nothing is imported for one that comes. Those that are made are made by
 `commands/native.py` in the folder of the backend whose arrays they have.
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha import checks, dispatch
+from mha.cache import mlx_lm
 from mha.cache.slots import ARRAYS, LOST, empty, integers, left_of
 from mha.config import Config
 
@@ -21,7 +22,7 @@ from mha.config import Config
 KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.caches}
 FLAX = "cached_key", "cached_value", "cache_index"
 EXPECTED = (
-    "expected Flax' cached_key, cached_value and cache_index, a cache of transformers, keras-hub's array "
+    "expected Flax' cached_key, cached_value and cache_index, a cache of transformers or mlx-lm, keras-hub's array "
     "(B, 2, S, H, d), or the pair (past keys, past values) of ONNX"
 )
 
@@ -29,12 +30,14 @@ EXPECTED = (
 class Found(NamedTuple):
     """The cache of another library: keys (B, G, T, d), values (B, G, T, dv); tokens: in each sample, None = not said.
 
-    More tokens than T: of a window that has moved on, which has the last ones, the oldest first.
+    More tokens than T: of a window that has moved on, which has the last ones, the oldest first. positions: (B, T), of
+    the tokens in its slots, -1 = empty; None = one after the other.
     """
 
     keys: np.ndarray
     values: np.ndarray
     tokens: int | None
+    positions: np.ndarray | None = None
 
 
 def taken(
@@ -87,6 +90,8 @@ def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Foun
         return _of_flax(native, config, layer)
     if hasattr(native, "get_seq_length"):
         return _of_transformers(native, config, layer)
+    if mlx_lm.name_of(native[0] if isinstance(native, list | tuple) and native else native):
+        return _of_mlx_lm(native, config, layer)
     if isinstance(native, list | tuple) and len(native) == 2:
         _one("native is a pair of arrays", layer)
         k, v = _heads(config, "BGSd", **{"native[0]": native[0], "native[1]": native[1]})
@@ -141,6 +146,15 @@ def _of_transformers(native: Any, config: Config, layer: int | None) -> Found:
     return Found(k, v, tokens)
 
 
+def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> Found:
+    """A cache of mlx-lm, or the list of those of a model."""
+    layers = native if isinstance(native, list | tuple) else [native]
+    one = layers[_number(layer, len(layers))]
+    laid = mlx_lm.laid(one)
+    k, v = _heads(config, "BGSd", keys=one.keys, values=one.values)
+    return Found(k[:, :, laid.slots], v[:, :, laid.slots], laid.tokens, laid.positions)
+
+
 def _of_keras_hub(native: Any, config: Config, layer: int | None) -> Found:
     """An array of keras-hub: (B, 2, S, H, d) of a layer, or (B, layers, 2, S, H, d) of a model."""
     both = _numpy("native", native)
@@ -187,6 +201,10 @@ def _places(found: Found, lengths: Any, positions: Any) -> np.ndarray:
                 f"{checks.FURTHEST}"
             )
         return np.broadcast_to(np.maximum(given, -1), (B, T)).astype(np.int64)  # (B, T)
+    if found.positions is not None:
+        if lengths is not None:
+            raise ValueError("lengths is given, expected None: native says itself which slots are filled")
+        return np.broadcast_to(found.positions, (B, T))  # (B, T)
     if found.tokens is not None:
         if lengths is not None:
             raise ValueError(

@@ -1,8 +1,9 @@
-"""MLX's own layer, in and out.
+"""MLX's own layer, in and out; and the caches of mlx-lm, out.
 
 mlx.nn.MultiHeadAttention has kernels (out, in), and one `bias` for all. A module of MLX is a dict of what it holds.
 """
 
+import importlib.util
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mha import dispatch
 from mha.config import Config
 from mha.names import SchemeName
 from mha.weights import native, schemes
@@ -38,6 +40,19 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     arrays = schemes.from_canonical(config, weights, SCHEME)
     layer.load_weights([(name, tensor(np.ascontiguousarray(X))) for name, X in arrays.items()])
     return layer
+
+
+def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
+    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    if importlib.util.find_spec("mlx_lm") is None:
+        raise ModuleNotFoundError(f"kind {kind!r} needs mlx_lm: {dispatch.pip(('mlx-lm>=0.28',))}", name="mlx_lm")
+    from mlx_lm.models.cache import KVCache
+
+    cache = KVCache()
+    if tokens:
+        cache.update_and_fetch(keys[:, :, :tokens], values[:, :, :tokens])
+        evaluated([cache.keys, cache.values])
+    return cache
 
 
 def attend(
