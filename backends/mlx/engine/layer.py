@@ -144,9 +144,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
         pooling = self.attention
-        plain = call.sinks is None and isinstance(pooling, DotProductAttention)
-        if plain and pooling.has_kernel(k.shape[0] * self.config.num_heads, q[:, 0, :1], k[:, 0], call):
-            return pooling.pool_heads(q, k, v, None, call)  # (B, G, H/G, dv)
+        if call.sinks is None and isinstance(pooling, DotProductAttention) and pooling.is_plain(call):
+            return pooling.pool_token(q, k, v)  # (B, G, H/G, dv)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
         return pooling.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
 

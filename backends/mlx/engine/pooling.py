@@ -89,15 +89,25 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         pooled = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)  # (B, H, Q, dv)
         return pooled if visible is None else where(sees, pooled, 0)
 
+    def pool_token(self, q, k, v):
+        """The pooled heads (B, G, H/G, dv) of one query of each head, q (B, G, H/G, d), which sees all of its keys."""
+        scale = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
+        scores = widen(q) * scale @ widen(k).swapaxes(2, 3)  # (B, G, H/G, K)
+        powers = mx.power(mx.array(math.e, scores.dtype), scores - scores.max(3, keepdims=True))  # (B, G, H/G, K)
+        return (powers @ widen(v) / powers.sum(3, keepdims=True)).astype(v.dtype)  # (B, G, H/G, dv)
+
+    def is_plain(self, call):
+        """Whether the scores become weights by a softmax alone: there is no cap, and no weight is dropped."""
+        training = self.training if call.training is None else call.training
+        return type(self) is DotProductAttention and self.softcap is None and not (training and self.dropout)
+
     def has_kernel(self, num_heads, queries, keys, call):
         """Whether the framework's own kernel computes the same, and is fast, for so many heads of all samples.
 
-        It has no cap, drops no weights, is in float32, and is slow on a CPU, since `exp` is.
+        It is in float32, and slow on a CPU, since `exp` is.
         """
-        training = self.training if call.training is None else call.training
-        differs = self.softcap is not None or (training and self.dropout) or queries.dtype != mx.float32
         few = num_heads * queries.shape[1] * keys.shape[1] <= FEW or mx.default_device() != mx.cpu
-        return type(self) is DotProductAttention and not differs and few
+        return self.is_plain(call) and queries.dtype == mx.float32 and few
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
