@@ -170,7 +170,7 @@ def test_pieces_of_heads_and_of_samples(backend, small, heads):
     assert max(far.values()) <= 1, far
 
 
-@pytest.mark.backends("numpy", "torch", "tensorflow")
+@pytest.mark.backends("numpy", "torch", "tensorflow", "mlx")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_in_small_pieces(backend, small, dtype):
     far = ratios(backend, CASES["lengths per sample"], dtype, small)

@@ -420,7 +420,7 @@ def test_the_layer_itself_takes_a_cache(backend):
     assert numbers(cache)[1] == [3] * B
 
 
-@pytest.mark.backends("torch", "mxnet")  # the others take arrays of NumPy
+@pytest.mark.backends("torch", "mxnet", "mlx")  # the others take arrays of NumPy
 def test_the_layer_itself_refuses_the_cache_of_another_backend(backend):
     attention, X = layer(backend), tokens(23, 1)
     own = mha.tensor(X, backend=backend)

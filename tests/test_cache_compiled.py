@@ -275,3 +275,23 @@ def test_the_slot_of_one_token_is_that_of_any_number(rng, window, masked):
         assert [X.dtype for X in found] == [torch.int32] * 3
         cache = cache.after(cache.keys, cache.values, *found)
     assert (cache.lost >= 0).any()
+
+
+@pytest.mark.backends("mlx")
+def test_mlx_compiles_a_step_once(backend):
+    """The arrays of a cache go in and come out: a step is compiled once, as where a token is is an array, too."""
+    import mlx.core as mx
+
+    attention, traced = mha.MultiHeadAttention(D, H, window=(2, 0), backend=backend, **OPTIONS), []
+
+    @mx.compile
+    def step(x, arrays):
+        traced.append(x.shape)
+        output, cache = attention.layer(x, x, x, causal=True, cache=mha.Cache(attention.config, arrays))
+        return output, cache.arrays()
+
+    expected, arrays = attention(X, X, X, causal=True), attention.cache(B, 3).arrays()
+    for t in range(T):
+        output, arrays = step(mx.array(X[:, t : t + 1]), arrays)
+        np.testing.assert_allclose(mha.to_numpy(output)[:, 0], expected[:, t], rtol=0, atol=1e-5)
+    assert traced == [(B, 1, X.shape[2])]

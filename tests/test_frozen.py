@@ -24,7 +24,12 @@ def freeze_mxnet(layer):
     return lambda: [parameter.grad_req for parameter in layer.collect_params().values()]
 
 
-FREEZE = {"torch": freeze_torch, "tensorflow": freeze_tensorflow, "mxnet": freeze_mxnet}
+def freeze_mlx(layer):
+    layer.W_q.freeze()
+    return lambda: [part.weight.size * ("weight" in part.trainable_parameters()) for part in (layer.W_q, layer.W_k)]
+
+
+FREEZE = {"torch": freeze_torch, "tensorflow": freeze_tensorflow, "mxnet": freeze_mxnet, "mlx": freeze_mlx}
 on_what_freezes = pytest.mark.backends(*FREEZE)
 
 

@@ -119,6 +119,6 @@ print(most() - before)
 
 
 @pytest.mark.long("tensorflow")
-@pytest.mark.backends("tensorflow", "mxnet")
+@pytest.mark.backends("tensorflow", "mxnet", "mlx")
 def test_gradients_of_a_process_keep_no_scores(backend, python):
     assert int(python(PEAK, backend)) < 2 * 4096 * 4096 * 4 / 2

@@ -70,7 +70,25 @@ def in_gluon(attention):
     return len(list(model.collect_params().values()))
 
 
-MODELS = {"torch": in_torch, "tensorflow": in_keras, "jax": in_flax, "mxnet": in_gluon}
+def in_mlx(attention):
+    import mlx.core as mx
+    from mlx import nn
+    from mlx.utils import tree_flatten
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = attention
+
+        def __call__(self, X):
+            return self.attention(X, X, X)
+
+    model = Model()
+    model(mx.array(X))
+    return len(tree_flatten(model.parameters()))
+
+
+MODELS = {"torch": in_torch, "tensorflow": in_keras, "jax": in_flax, "mxnet": in_gluon, "mlx": in_mlx}
 
 
 @pytest.mark.backends(*MODELS)

@@ -43,11 +43,16 @@ def check_own_scores(attention, hiding, rng):
 HIDING = {"nothing": {}, "lengths": {"valid_lens": [3, 5]}, "mask": {"mask": np.tri(7, 5, dtype=bool)}}
 
 
+# Gluon takes in place of a part nothing but its subclasses.
+TAKES_ANY = pytest.mark.backends(*(name for name in dispatch.FRAMEWORKS if name != "mxnet"))
+
+
 @pytest.mark.needs("layers that change")
 @pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize("value_dim", [4, 5], ids=["one width", "two widths"])
 @pytest.mark.parametrize(
-    "file", [pytest.param("pooling", marks=pytest.mark.backends("numpy", "torch", "tensorflow")), "engine.pooling"]
+    "file",
+    [pytest.param("pooling", marks=pytest.mark.backends("numpy", "torch", "tensorflow", "mlx")), "engine.pooling"],
 )  # Gluon takes in place of a part nothing but its subclasses
 def test_a_replaced_pooling_is_used(backend, rng, file, value_dim, hiding):
     attention = mha.MultiHeadAttention(12, 3, value_dim=value_dim, dtype="float64", backend=backend)

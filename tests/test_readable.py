@@ -73,7 +73,7 @@ def test_another_backend_is_readable_too(backend):
 
 # JAX compiles every operation; `mha parity --suite full` tries all.
 LONG = pytest.mark.long("jax")
-OTHERS = pytest.mark.backends("numpy", "torch", "tensorflow", "mxnet")
+OTHERS = pytest.mark.backends(*(name for name in dispatch.FRAMEWORKS if name != "jax"))
 
 
 @pytest.mark.parametrize(

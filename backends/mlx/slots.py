@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mha.cache import LOST, left_of
 
+from .arrays import evaluated
 from .heads import repeat_groups
 
 
@@ -44,12 +45,12 @@ def taken(X, columns, axis):
     sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
     sizes[axis] = X.shape[axis]
     shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
-    return mx.take_along_axis(mx.broadcast_to(X, sizes), mx.broadcast_to(columns, shape), axis)
+    return evaluated(mx.take_along_axis(mx.broadcast_to(X, sizes), mx.broadcast_to(columns, shape), axis))
 
 
 def samples(X, rows):
     """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
-    return X[rows]
+    return evaluated(X[rows])
 
 
 def by_slots(steps, cache):
