@@ -50,10 +50,7 @@ TAKES_ANY = pytest.mark.backends(*(name for name in dispatch.FRAMEWORKS if name 
 @pytest.mark.needs("layers that change")
 @pytest.mark.parametrize("hiding", HIDING)
 @pytest.mark.parametrize("value_dim", [4, 5], ids=["one width", "two widths"])
-@pytest.mark.parametrize(
-    "file",
-    [pytest.param("pooling", marks=pytest.mark.backends("numpy", "torch", "tensorflow", "mlx")), "engine.pooling"],
-)  # Gluon takes in place of a part nothing but its subclasses
+@pytest.mark.parametrize("file", [pytest.param("pooling", marks=TAKES_ANY), "engine.pooling"])
 def test_a_replaced_pooling_is_used(backend, rng, file, value_dim, hiding):
     attention = mha.MultiHeadAttention(12, 3, value_dim=value_dim, dtype="float64", backend=backend)
     attention.layer.attention = own_pooling(backend, file)(0.0)
