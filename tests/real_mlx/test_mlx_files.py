@@ -22,7 +22,7 @@ KINDS = [
     "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
     "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
 ]  # fmt: skip
-QUANTISED = ("llama", "qwen3", "mistral", "gpt2", "gpt_neox", "phi3", "gemma3_text", "olmo2")
+QUANTISED = ("llama", "qwen3", "mistral", "gpt2", "gpt_neox", "phi3", "gemma3_text", "cohere")
 HOW = {
     "4 bits": {"group_size": 32, "bits": 4},
     "3 bits": {"group_size": 32, "bits": 3},
