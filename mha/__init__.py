@@ -1,4 +1,4 @@
-"""One multi-head attention on five backends, with the same numbers on each.
+"""One multi-head attention on several backends, with the same numbers on each.
 
 The backend is chosen by the argument `backend`, else by the environment variable MHA_BACKEND, else it is "numpy". Read
 `help(mha.MultiHeadAttention)` next, or `mha --help` on the command line.

@@ -1,4 +1,4 @@
-"""The layer that users hold: one interface over the five backend modules."""
+"""The layer that users hold: one interface over all backend modules."""
 
 import os
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class MultiHeadAttention:
     For head i, h_i = f(W_q^i q, W_k^i k, W_v^i v), with f an attention pooling; the heads side by side, times W_o,
     are the output. A query that may see no key gets weights 0 and pooled value 0. Padding never matters.
 
-    In a model of your own, write `self.attention = mha.MultiHeadAttention(...).layer`. Without `.layer`, PyTorch, Keras
-    and Gluon register none of its weights, so that they are neither trained nor saved, and Flax raises.
+    In a model of your own, write `self.attention = mha.MultiHeadAttention(...).layer`. Without `.layer`, Flax
+    raises; the other frameworks register none of its weights, so that they are neither trained nor saved.
 
     Args:
         num_hiddens, num_heads: width D of the output; number of heads H.
@@ -48,7 +48,7 @@ class MultiHeadAttention:
             for each layer, the same in every run: see `mha.manual_seed`.
         readable: whether the lesson itself runs, the chapters of the backend's folder, step by step and slower, so that
             breakpoints, prints and edits in it take effect; None = as MHA_READABLE says, 1 or 0, else False.
-        backend: "numpy", "torch", "tensorflow", "jax" or "mxnet"; None = MHA_BACKEND, else "numpy".
+        backend: the name of one of `mha.backends()`, such as "torch"; None = MHA_BACKEND, else "numpy".
 
     Attributes:
         backend: the backend's name.

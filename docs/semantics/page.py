@@ -22,7 +22,7 @@ On the CPU with {versions}.
 
 ## How to read the tables
 
-The column **mha** holds the outcome on all five backends, which must be the same. The other columns:
+The column **mha** holds the outcome on all backends, which must be the same. The other columns:
 
 - **the book**: the rule that it prints for each framework, written again in PyTorch: hidden scores become -1e6, lengths
   are repeated over the heads, and nothing is checked.
@@ -52,7 +52,7 @@ returns those by the weights. Lengths, mask and causal order combine by "and": e
 
 PROMISED = """## Besides
 
-These promises have no counterpart in the frameworks. **kept** means on all five backends.
+These promises have no counterpart in the frameworks. **kept** means on all backends.
 
 | promise | mha |
 |---|---|

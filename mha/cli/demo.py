@@ -117,4 +117,4 @@ def _next(backend: BackendName) -> list[str]:
     if missing:
         lines.append(f"mha backends: how to install {', '.join(missing)}")
     lines.append("mha parity: do the installed backends compute the same numbers?")
-    return [*lines, f"{dispatch.FOLDER / backend}: the code in eight chapters; compare it with the other four"]
+    return [*lines, f"{dispatch.FOLDER / backend}: the code in eight chapters; compare it with the others"]

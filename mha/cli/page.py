@@ -20,7 +20,7 @@ def write(
         typer.Option("--parity", metavar="FILE", help="Show the report that `mha parity --json` wrote; run no suite."),
     ] = None,
 ) -> None:
-    """Write the comparison page, an HTML file that shows the five frameworks side by side.
+    """Write the comparison page, an HTML file that shows the frameworks side by side.
 
     The file needs no network. It shows the code with its differences marked, a player of the steps, a table of
     differences as measured on this machine, and the results of mha parity. Without --parity, the quick suite is run,

@@ -64,7 +64,7 @@ def compare(
 ) -> None:
     """Check that the backends compute the same numbers.
 
-    The quick suite takes about a minute for all five, the full suite about ten. It compares outputs, attention
+    The quick suite takes about a minute for all backends, the full suite about ten. It compares outputs, attention
     weights, every step and every gradient with NumPy in float64, for compiled calls and for calls of the lesson
     itself: with both poolings, all options, lengths, masks, causal order, large and small inputs, and all dtypes. Each
     bound is computed from what rounding explains; it is no fixed tolerance. Hidden keys, padding, transposes, sync,

@@ -98,6 +98,10 @@ class Adapter:
         """The function of one sample's arrays, mapped over the first axis of all arrays by the framework."""
         raise NotImplementedError
 
+    def weights_of_model(self, attention, X):
+        """How many weights a model of the framework has, which has `attention` alone and is called with X."""
+        raise NotImplementedError
+
     # Gradients and training
 
     def pull_back(self, function, X, cotangent=None):

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 import optax
-from flax import serialization
+from flax import linen, serialization
 from jax.experimental import sparse
 
 import adapters
@@ -68,6 +68,15 @@ class Adapter(adapters.Adapter):
     def map(self, function, *arrays):
         with jax.enable_x64(arrays[0].dtype == "float64"):
             return jax.vmap(function)(*arrays)
+
+    def weights_of_model(self, attention, X):
+        class Model(linen.Module):
+            attention: linen.Module
+
+            def __call__(self, X):
+                return self.attention(X, X, X)
+
+        return len(jax.tree.leaves(Model(attention).init(jax.random.key(0), X)))
 
     def pull_back(self, function, X, cotangent=None):
         with jax.enable_x64(X.dtype == "float64"):

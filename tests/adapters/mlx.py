@@ -18,7 +18,7 @@ class Adapter(adapters.Adapter):
     beside = ("nn.MultiHeadAttention", "fast.scaled_dot_product_attention")
     beside_groups = ("fast.scaled_dot_product_attention",)
     by_kernel = True
-    measures = (("kernel", "(out, in)"), ("training", "keeps"), ("heads", "error"), ("lazy", "eager"))
+    measures = (("kernel", "(out, in)"), ("training", "drops"), ("heads", "error"), ("lazy", "eager"))
 
     def convert(self, X):
         return mx.array(X, mx.bool_ if X.dtype == bool else getattr(mx, X.dtype.name))
@@ -39,6 +39,19 @@ class Adapter(adapters.Adapter):
 
     def map(self, function, *arrays):
         return mx.vmap(function)(*arrays)
+
+    def weights_of_model(self, attention, X):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def __call__(self, X):
+                return self.attention(X, X, X)
+
+        model = Model()
+        model(mx.array(X))
+        return len(self.named_arrays(model))
 
     def pull_back(self, function, X, cotangent=None):
         (output,), (gradient,) = mx.vjp(function, [X], [function(X) if cotangent is None else cotangent])

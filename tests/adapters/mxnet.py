@@ -51,6 +51,19 @@ class Adapter(adapters.Adapter):
 
         return both
 
+    def weights_of_model(self, attention, X):
+        class Model(gluon.nn.Block):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def forward(self, X):
+                return self.attention(X, X, X)
+
+        model = Model()
+        model(mxnet.np.array(X))
+        return len(model.collect_params().values())
+
     def pull_back(self, function, X, cotangent=None):
         X.attach_grad()
         with autograd.record(train_mode=False):

@@ -65,6 +65,19 @@ class Adapter(adapters.Adapter):
     def map(self, function, *arrays):
         return tf.vectorized_map(lambda samples: function(*samples), arrays)
 
+    def weights_of_model(self, attention, X):
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def call(self, X):
+                return self.attention(X, X, X)
+
+        model = Model()
+        model(X)
+        return len(model.weights)
+
     def pull_back(self, function, X, cotangent=None):
         with tf.GradientTape() as tape:
             tape.watch(X)

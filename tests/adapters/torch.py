@@ -57,6 +57,19 @@ class Adapter(adapters.Adapter):
     def map(self, function, *arrays):
         return torch.func.vmap(function)(*arrays)
 
+    def weights_of_model(self, attention, X):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def forward(self, X):
+                return self.attention(X, X, X)
+
+        model = Model()
+        model(torch.tensor(X))
+        return len(list(model.parameters()))
+
     def pull_back(self, function, X, cotangent=None):
         output = function(X.requires_grad_())
         (gradient,) = torch.autograd.grad(output, X, output if cotangent is None else cotangent)
