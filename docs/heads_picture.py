@@ -30,7 +30,7 @@ def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:
     stacked = np.stack(list(weights.values()))  # (backends, H, Q, K)
     difference = math.ceil(np.ptp(stacked, axis=0).max() * 1e7) / 1e7
     number, hidden = len(words), stacked.shape[-1] - len(words)
-    figure = Figure(figsize=(10.5, 5.9), layout="constrained")
+    figure = Figure(figsize=(1 + 1.9 * len(weights), 5.9), layout="constrained")
     one = f"One trained layer, one sentence, {len(weights)} frameworks"
     figure.suptitle(f"{one}: no attention weight differs by more than {difference:.7f}", fontsize=13)
     panels = figure.subplots(len(HEADS), len(weights), sharex=True, sharey=True)

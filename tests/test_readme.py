@@ -111,6 +111,15 @@ def test_todays_models(backend, monkeypatch, capsys):
     assert agree(names["ragged"][:1], some, np.zeros((1, 6, 64), "float32"))
 
 
+@pytest.mark.backends("mlx")
+def test_a_compiled_step_in_mlx(backend, capsys):
+    (block,) = pages.code("docs/mlx.md")
+    names = {}
+    exec(block, names)
+    losses = [names["compiled"](names["mx"].ones((2, 3, 8))).item() for _ in range(20)]
+    assert losses[-1] < float(capsys.readouterr().out)  # the step has the weights that it changes
+
+
 @pytest.mark.backends("torch")
 def test_a_model_of_ones_own(backend):
     *_, block, _ = pages.code("docs/layer.md")
