@@ -33,6 +33,7 @@ class Framework:
     ranks: whether each of several devices takes a process of its own; devices: else the environment variable that
     gives a process several, and the option in it before their number.
     lacks: what it cannot do, of `LACKING`, and why.
+    alone: what its folder has and others do not, and why: files, or names in them, "hiding.py: softmax".
     """
 
     needs: tuple[str, ...]
@@ -52,6 +53,7 @@ class Framework:
     ranks: bool = False
     devices: tuple[str, ...] = ()
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 # The chapters of every lesson, in the order of the book.

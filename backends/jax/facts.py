@@ -21,3 +21,16 @@ LACKS = {
 }
 PARALLEL = ("plan", "attend", "gather", "save", "load")
 DEVICES = ("XLA_FLAGS", "--xla_force_host_platform_device_count=")
+ALONE = {
+    "engine/calls.py": "the framework compiles a call as a whole",
+    "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
+    "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",
+    "commands/linen_models.py": "only a call shows the parts of a model, and its arrays are among the arguments",
+    "commands/watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
+    "arrays.py: refuse_to_narrow": "arrays of 64 bits become narrower by themselves",
+    "commands/book.py: get_key": "random numbers take a key",
+    "commands/book.py: DotProductAttention.__init__": "Flax makes a module from its fields",
+    "commands/book.py: AdditiveAttention.__init__": "Flax makes a module from its fields",
+    "commands/book.py: MultiHeadAttention.__init__": "Flax makes a module from its fields",
+    "commands/book.py: MultiHeadAttention.__call__": "weights are returned",
+}

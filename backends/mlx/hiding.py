@@ -140,6 +140,31 @@ def widen(X):
     return X.astype(mx.float32) if X.dtype in (mx.float16, mx.bfloat16) else X
 
 
+def where(condition, X, Y):
+    """X where the condition holds, else Y, a number or array without gradients, which both broadcast to X's shape.
+
+    The gradient of `mx.where` is one of 0 times the cotangent, which is no number where the cotangent is none.
+    """
+    return _chosen(condition, X, Y if isinstance(Y, mx.array) else mx.array(Y, X.dtype))
+
+
+@mx.custom_function
+def _chosen(condition, X, Y):
+    return mx.where(condition, X, Y.astype(X.dtype))
+
+
+@_chosen.vjp
+def _pull(primals, cotangent, output):
+    condition, _, Y = primals
+    zero = mx.zeros_like(cotangent)
+    return mx.zeros_like(condition), mx.where(condition, cotangent, zero), mx.zeros_like(Y)
+
+
+@_chosen.jvp
+def _push(primals, tangents):
+    return mx.where(primals[0], tangents[1], mx.zeros_like(tangents[1]))
+
+
 @mx.custom_function
 def softmax(scores):
     """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and has the `exp` of float32 in float64."""
@@ -162,29 +187,3 @@ def total(X):
     whole = K // size * size
     parts = X[:, :, :whole].reshape(B, Q, K // size, size).sum(3)  # (B, Q, parts)
     return parts.sum(2, keepdims=True) + X[:, :, whole:].sum(2, keepdims=True)  # (B, Q, 1)
-
-
-def where(condition, X, Y):
-    """X where the condition holds, else Y, a number or array without gradients, which both broadcast to X's shape.
-
-    The gradient of `mx.where` is one of 0 times the cotangent, which is no number where the cotangent is none.
-    """
-    return chosen(condition, X, Y if isinstance(Y, mx.array) else mx.array(Y, X.dtype))
-
-
-@mx.custom_function
-def chosen(condition, X, Y):
-    """What `where` gives, of arrays."""
-    return mx.where(condition, X, Y.astype(X.dtype))
-
-
-@chosen.vjp
-def _chosen_vjp(primals, cotangent, output):
-    condition, _, Y = primals
-    zero = mx.zeros_like(cotangent)
-    return mx.zeros_like(condition), mx.where(condition, cotangent, zero), mx.zeros_like(Y)
-
-
-@chosen.jvp
-def _chosen_jvp(primals, tangents):
-    return mx.where(primals[0], tangents[1], mx.zeros_like(tangents[1]))

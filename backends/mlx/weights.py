@@ -38,10 +38,9 @@ def parameters(layer):
     return {name: functools.reduce(getattr, path, layer) for name, path in own.items()}
 
 
-def put(layer, name, X):
-    """Let a parameter of this canonical name be X: an array that is assigned to a module is its parameter."""
-    *path, own = name.replace("kernel", "weight").split(".")
-    setattr(functools.reduce(getattr, path, layer), own, X)
+def canonical(X):
+    """A parameter, or its gradient, of this framework as a view in the canonical layout: kernels (in, out)."""
+    return X.T if X.ndim == 2 else X
 
 
 class Dense(nn.Linear):
@@ -85,6 +84,7 @@ def twin(module):
     return made
 
 
-def canonical(X):
-    """A parameter, or its gradient, of this framework as a view in the canonical layout: kernels (in, out)."""
-    return X.T if X.ndim == 2 else X
+def put(layer, name, X):
+    """Let a parameter of this canonical name be X: an array that is assigned to a module is its parameter."""
+    *path, own = name.replace("kernel", "weight").split(".")
+    setattr(functools.reduce(getattr, path, layer), own, X)

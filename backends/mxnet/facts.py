@@ -14,3 +14,16 @@ LACKS = {
     "a compiler of calls": "its compiler takes the dense layers of a layer alone",
     "a state of precision": "nothing outside of a call changes its dtypes",
 }
+ALONE = {
+    "engine/recomputing.py": "the framework has no function that computes a block again",
+    "hiding.py: where": "a number in the place of an array sends no gradient",
+    "hiding.py: over_axes": "a gradient over an empty axis is whatever the memory held",
+    "gradients.py: thawed": "a frozen or compiled layer cannot be copied",
+    "gradients.py: adopt": "a frozen or compiled layer cannot be copied",
+    "weights.py: canonical": "a kernel is stored as (out, in)",
+    "weights.py: Dense": "it takes no empty array",
+    "weights.py: data": "parameters are read under a lock",
+    "weights.py: filled": "parameters are made in two steps",
+    "commands/book.py: masked_softmax": "`np.array([3, 2])` holds floats",
+    "commands/book.py: MultiHeadAttention.forward": "`np.array([3, 2])` holds floats",
+}

@@ -17,3 +17,22 @@ LACKS = {
     "commands/book.py": "the book has no section for it",
     "commands/taps.py": "it has no models",
 }
+ALONE = {
+    "hiding.py: softmax": "no softmax of its own",
+    "pooling.py: AdditiveAttention.features": "shared by the forward and the backward pass",
+    "heads.py: HeadNorm.normalize": "shared by the forward and the backward pass",
+    "heads.py: sigmoid": "no sigmoid of its own",
+    "gradients.py: through_steps": "no automatic differentiation",
+    "gradients.py: through_pooling": "no automatic differentiation",
+    "gradients.py: through_weights": "no automatic differentiation",
+    "gradients.py: through_products": "no automatic differentiation",
+    "gradients.py: through_features": "no automatic differentiation",
+    "gradients.py: through_gate": "no automatic differentiation",
+    "gradients.py: through_dense": "no automatic differentiation",
+    "gradients.py: through_norm": "no automatic differentiation",
+    "gradients.py: summed": "no automatic differentiation",
+    "gradients.py: added": "no automatic differentiation",
+    "gradients.py: copied": "no automatic differentiation",
+    "weights.py: Dense": "no layers of its own",
+    "weights.py: matmul": "no layers of its own",
+}

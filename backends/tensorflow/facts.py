@@ -15,3 +15,18 @@ LACKS = {
     "a state of training": "a call says whether it trains",
     "kept gradients": "a tape returns its gradients",
 }
+ALONE = {
+    "engine/calls.py": "the framework compiles a call as a whole",
+    "engine/compiled.py": "the framework compiles a call as a whole",
+    "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
+    "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",
+    "layer.py: MultiHeadAttention.__call__": "Keras wraps what `call` raises in words of its own",
+    "layer.py: MultiHeadAttention.compute_mask": "Keras passes masks on by itself",
+    "layer.py: MultiHeadAttention.get_config": "Keras' saver makes layers from their options",
+    "arrays.py: refuse_masks": "Keras hangs masks of its own on arrays",
+    "arrays.py: shape_of": "a size may be learnt only in a call",
+    "arrays.py: must_fit": "a size may be learnt only in a call",
+    "engine/pooling.py: AttentionPooling.pool_block": "heads keep an axis of their own",
+    "commands/book.py: MultiHeadAttention.pooling": "a file of Keras' saver may tell of another",
+    "commands/book.py: MultiHeadAttention.__init__": "Keras' saver makes layers from their options",
+}

@@ -12,3 +12,6 @@ PACKAGES = ("torch>=2.4",)
 SECONDS = 9
 PARALLEL = ("plan", "parallelize", "gather", "save", "load")
 RANKS = True
+ALONE = {
+    "weights.py: canonical": "a kernel is stored as (out, in)",
+}

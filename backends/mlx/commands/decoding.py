@@ -27,8 +27,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
         def step() -> Results:
             t = shape.T + next(place)
-            projected = (W(x).reshape(shape.B, 1, -1, shape.D // shape.H) for W in (layer.W_q, layer.W_k, layer.W_v))
-            q, keys[:, :, t : t + 1], values[:, :, t : t + 1] = (X.transpose(0, 2, 1, 3) for X in projected)
+            split = shape.B, 1, -1, shape.D // shape.H
+            projected = (W(x).reshape(split) for W in (layer.W_q, layer.W_k, layer.W_v))  # (B, 1, H or G, d)
+            q, k, v = (X.transpose(0, 2, 1, 3) for X in projected)  # (B, H or G, 1, d)
+            keys[:, :, t : t + 1], values[:, :, t : t + 1] = k, v
             seen = keys[:, :, : t + 1], values[:, :, : t + 1]  # (B, G, t + 1, d)
             pooled = mx.fast.scaled_dot_product_attention(q, *seen, scale=scale)  # (B, H, 1, d)
             return Results(layer.W_o(pooled.transpose(0, 2, 1, 3).reshape(shape.B, 1, shape.D)))  # (B, 1, D)

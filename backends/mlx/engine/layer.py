@@ -59,15 +59,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if type(call.offset) is not int or call.offset != 0:
             return call._replace(plan=Plan())
         parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
-        return call._replace(plan=Plan(whole_used(call, Q, K), parts, self.takes_views(queries, keys, call)))
+        return call._replace(plan=Plan(whole_used(call, Q, K), parts, self.may_view(queries, keys, call)))
 
-    def takes_views(self, queries, keys, call):
+    def may_view(self, queries, keys, call):
         """Whether the framework's kernel pools views of the heads, at once and as they are projected."""
         config, pooling = self.config, self.attention
         turned = config.qk_norm or config.rotary or config.value_norm or config.temperature or config.output_gate
         if turned or call.head_gates is not None or not isinstance(pooling, DotProductAttention):
             return False
-        return pooling.has_kernel(len(queries) * config.num_heads, queries, keys, call)
+        return pooling.is_quick(len(queries) * config.num_heads, queries, keys, call)
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""

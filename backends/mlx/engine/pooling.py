@@ -65,7 +65,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     def pool_block(self, queries, keys, values, num_heads, call):
         """Pool one block by the framework's own kernel, where that computes the same and is fast."""
         (BH, Q, _), BG = queries.shape, keys.shape[0]
-        if not self.has_kernel(BH, queries, keys, call):
+        if not self.is_quick(BH, queries, keys, call):
             return super().pool_block(queries, keys, values, num_heads, call)
         B = BH // num_heads
         each = zip((queries, keys, values), (num_heads, BG // B, BG // B), strict=True)
@@ -101,7 +101,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         training = self.training if call.training is None else call.training
         return type(self) is DotProductAttention and self.softcap is None and not (training and self.dropout)
 
-    def has_kernel(self, num_heads, queries, keys, call):
+    def is_quick(self, num_heads, queries, keys, call):
         """Whether the framework's own kernel computes the same, and is fast, for so many heads of all samples.
 
         It is in float32, and slow on a CPU, since `exp` is.
