@@ -170,3 +170,25 @@ def test_gradients_flow_through_the_tokens_of_the_call(backend):
     )
     expected = sum(gradients[name] for name in ("queries", "keys", "values"))[:, 4:]
     np.testing.assert_allclose(mha.to_numpy(found), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.needs("automatic differentiation")
+@pytest.mark.parametrize("tokens", [1, 3], ids=["one token", "several"])
+def test_slots_of_earlier_calls_are_constants_for_gradients(backend, tokens):
+    """Inside of one function that is differentiated, too."""
+    attention, rng = layer(backend, "float64"), np.random.default_rng(4)
+    X, cotangent = rng.normal(size=(2, B, tokens, D))
+
+    def call(x, cache):
+        return attention.layer(x, x, x, *Call(causal=True, cache=cache)[GIVEN])
+
+    def both(x):
+        return call(2 * x, call(x, attention.cache(B, 8))[1])[0]
+
+    module, framework = dispatch.load(backend), adapters.of(backend)
+    with module.context("float64"):
+        x, weights = (module.tensor(one) for one in (X, cotangent))
+        filled = call(x, attention.cache(B, 8))[1]
+        _, found = framework.pull_back(both, x, weights)
+        _, expected = framework.pull_back(lambda x: call(2 * x, filled)[0], x, weights)
+    np.testing.assert_allclose(mha.to_numpy(found), mha.to_numpy(expected), rtol=0, atol=1e-11)

@@ -75,8 +75,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             if not in_place(queries, call):
                 return super().attend(queries, keys, values, call._replace(lesson=True))
             if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
-                output, cache = attend_token(OPERATIONS, self, queries, keys, values, call)
-                return evaluated([output, *cache.arrays()])[0], cache
+                return left_of(*attend_token(OPERATIONS, self, queries, keys, values, call))
             return super().attend(queries, keys, values, call._replace(plan=Plan()))
         if call.plan is None or call.traced:
             call = self.planned(queries, keys, call)
@@ -129,7 +128,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.lesson:
             return super().recall(output, weights, call, cache)
         call.cache.use_up()
-        return evaluated([output, *cache.arrays()])[0], cache
+        return left_of(output, cache)
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
@@ -155,6 +154,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().merge(pooled)
         B, H, Q, dv = pooled.shape
         return pooled.transpose(0, 2, 1, 3).reshape(B, Q, H * dv)  # (B, Q, H*dv)
+
+
+def left_of(output, cache):
+    """The output of a call and the cache that is left, evaluated; what is in its slots is a constant for later calls."""
+    keys, values, *integers = cache.arrays()
+    output, *arrays = evaluated([output, *map(mx.stop_gradient, (keys, values)), *integers])
+    return output, cache.after(*arrays).booked(cache.book())
 
 
 def split(X, num_heads):
