@@ -80,6 +80,10 @@ GROUPS = {
             "next(iter(()), "),
         "what unpacks is not named": ("except ModuleNotFoundError as error:", "except KeyError as error:"),
     }),
+    "lists of layers": ("mha/weights/native", "schemes_named", {
+        "layers are in no list": (r"isinstance\(value, list \| tuple\) and value", "False"),
+        "any list is one of layers": (r"value and all\(isinstance\(one, Mapping\) for one in value\)", "value"),
+    }),
     "unpacking": ("backends/mlx/commands", "formats native_layers native_layers_refused native_layers_inside", {
         "biases of packed numbers are left out": (r"in parts\.items\(\)\}\n    how",
             'in parts.items() if name != "biases"}\n    how'),

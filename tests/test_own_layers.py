@@ -20,7 +20,7 @@ OWN = {
 }
 
 
-@pytest.mark.backends(*OWN)  # NumPy and MXNet bring no such layer, MLX none of float64
+@pytest.mark.backends(*OWN)  # NumPy and MXNet bring no such layer, and MLX none that is of float64, MLX none of float64
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("equal", [True, False], ids=["equal-widths", "unequal-widths"])
 def test_own_layer_of_the_framework_agrees(backend, rng, dtype, equal):

@@ -9,13 +9,15 @@ from stored import SCHEMES, asked, heads, layer, stored
 
 import mha
 from mha import dispatch
+from mha.weights import schemes
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_named_arrays_become_a_layer(scheme):
     config, arrays = stored(scheme, "model.attn.")
     others = {"model.norm.weight": np.array(["not", "looked", "at"])}
-    attention = mha.from_native(arrays | others, num_heads=heads(scheme), **asked(scheme))
+    said = {"scheme": scheme} if schemes.SCHEMES[scheme].format else {}  # arrays alone say no format
+    attention = mha.from_native(arrays | others, num_heads=heads(scheme), **asked(scheme), **said)
     assert attention.config == config
     assert attention.backend == "numpy"
     assert_same_weights(attention.weights, layer(scheme)[1])
@@ -37,6 +39,23 @@ def test_flat_and_nested_names(separator):
         attention = mha.from_native(source, scheme="flax")
         assert attention.config == config
         assert_same_weights(attention.weights, layer("flax")[1])
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_layers_may_be_in_a_list(kind):
+    """As `model.parameters()` of MLX has them; a list of anything else is no array."""
+    config, arrays = stored("flax")
+    nested = {}
+    for name, X in arrays.items():
+        part, last = name.split(".")
+        nested.setdefault(part, {})[last] = X
+    model = {"model": {"layers": kind([{"norm": {"weight": np.ones(3)}}, {"attn": nested}]), "others": kind([])}}
+    attention = mha.from_native(model, prefix="model.layers.1.attn")
+    assert attention.config == config
+    assert_same_weights(attention.weights, layer("flax")[1])
+    model["model"]["layers"][1]["attn"]["query"]["kernel"] = kind([arrays["query.kernel"], {}])
+    with pytest.raises(TypeError, match=r"model.layers.1.attn.query.kernel is a (list|tuple), expected a dense array"):
+        mha.from_native(model, prefix="model.layers.1.attn")
 
 
 def test_a_layer_does_not_share_the_arrays_of_its_source():

@@ -58,7 +58,7 @@ def _of_stack(
 
 
 def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """The leaves of nested mappings by their path, joined by dots; a lone outer "params" is left out of the path."""
+    """The leaves of nested mappings and lists of them, by their path, joined by dots; without a lone outer "params"."""
     if set(tree) == {"params"} and isinstance(tree["params"], Mapping):
         tree = tree["params"]
     arrays: dict[str, Any] = {}
@@ -81,6 +81,8 @@ def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
 def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in tree.items():
         here = (*path, *(map(str, name) if isinstance(name, tuple) else [str(name)]))
+        if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping):
             yield from _leaves(value, here)
         else:
