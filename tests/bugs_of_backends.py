@@ -3,6 +3,11 @@
 A group: the tests that must notice its bugs, and patterns with their replacements, by the name of the bug and the
 backend; "all" = the same in each. Every file of the backend is searched, and `mha/call` and `mha/engine`."""
 
+from mha import dispatch
+
+# The backends whose arrays a call with a cache writes to, and whose calls are not compiled as a whole.
+IN_PLACE = tuple(name for name, known in dispatch.FRAMEWORKS.items() if "engine/decoding.py" not in known.alone)
+
 # fmt: off
 GROUPS = {
     "cache": ("cache cache_compiled cache_long cache_trace", {
@@ -19,40 +24,40 @@ GROUPS = {
         "a trace has the slots as they were, not as they are": {"all": (
             r"steps\[name\] = taken\(X, columns, 2\)", "steps[name] = X[:, :, : columns.shape[2]]")},
         "a trace beside a frozen cache has a new key": {"all": (r"new = 0 if cache\.frozen else", "new =")},
-        "lengths beside a frozen cache are forgotten": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "lengths beside a frozen cache are forgotten": dict.fromkeys(IN_PLACE, (
             r"lengths = call\.valid_lens if frozen else None", "lengths = None")),
-        "a portion in place begins at the first slot": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a portion in place begins at the first slot": dict.fromkeys(IN_PLACE, (
             r"step\.first - step\.used\.start", "step.first")),
-        "tokens in place are turned as the first": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "tokens in place are turned as the first": dict.fromkeys(IN_PLACE, (
             r"(of\.arange\(queries\.shape\[1\], queries\)\[None\]) \+ step\.first", r"\1")),
-        "positions in place are one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "positions in place are one too far": dict.fromkeys(IN_PLACE, (
             r"(positions\[:, there\] = .*)", r"\1 + 1")),
-        "a lone token in place is turned as the first": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a lone token in place is turned as the first": dict.fromkeys(IN_PLACE, (
             r"np\.full\(\(1, 1\), step\.first\)", "np.zeros((1, 1), int)")),
-        "heads of a lone token see other keys": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "heads of a lone token see other keys": dict.fromkeys(IN_PLACE, (
             r"of\.reshape\(q, \(B, G, H // G, d\)\)", "of.reshape(q, (B, H // G, G, d)).swapaxes(1, 2)")),
-        "what a lone token is given is not looked at": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "what a lone token is given is not looked at": dict.fromkeys(IN_PLACE, (
             r"call\.mask is call\.score_bias is call\.head_gates is None", "True")),
-        "several tokens count as a lone one": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "several tokens count as a lone one": dict.fromkeys(IN_PLACE, (
             r"queries\.shape\[1\] == 1 and step is not", "step is not")),
         "a lone token sees all slots": {
             "numpy": (r"\(q, k\[:, :, call\.step\.used\], v\[.*?\]\)", "(q, k, v)"),
             "torch": (r"k, v = k\[:, :, call\.step\.used\], v\[.*\]", "pass"),
             "mxnet": (r"k, v = k\[:, :, used\], v\[:, :, used\]", "pass")},
         "a lone token is pooled without a cap": {"torch": (r"call\.plan\.plain and is_token", "is_token")},
-        "a lone token drops nothing": dict.fromkeys(("numpy", "mxnet"), (
+        "a lone token drops nothing": dict.fromkeys(("numpy", "mxnet", "mlx"), (
             r"weigh\(q, k, v, training=call\.training", "weigh(q, k, v, training=False")),
-        "lengths in place stay": dict.fromkeys(("numpy", "torch", "mxnet"), (r"lengths\[:\] = book\.tokens", "pass")),
-        "what a ring in place has lost is one too far": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "lengths in place stay": dict.fromkeys(IN_PLACE, (r"lengths\[:\] = book\.tokens", "pass")),
+        "what a ring in place has lost is one too far": dict.fromkeys(IN_PLACE, (
             r"lost\[:\] = book\.tokens - S - 1", "lost[:] = book.tokens - S")),
         "padding in place is projected": {"torch": (r"if \(step\.positions < 0\)\.any\(\):", "if False:")},
-        "a mask in place hides alone": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a mask in place hides alone": dict.fromkeys(IN_PLACE, (
             r'of\.four_axes\(pairs\["mask"\]\) \* seen', 'of.four_axes(pairs["mask"])')),
-        "pairs in place may hide what is no number": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "pairs in place may hide what is no number": dict.fromkeys(IN_PLACE, (
             "if pairs or step\\.hidden:", "if step.hidden:")),
-        "a window in place may hide what is no number": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a window in place may hide what is no number": dict.fromkeys(IN_PLACE, (
             "if pairs or step\\.hidden:", "if pairs:")),
-        "the book of a cache is that of before": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "the book of a cache is that of before": dict.fromkeys(IN_PLACE, (
             r"\.booked\(book\)", ".booked(call.cache.book())")),
         "what gradients need is written over": {"torch": (r"return not any\((X is not None and .*)\)", "return True"),
             "mxnet": (r"autograd\.is_recording\(\) or not in_place", "not in_place")},
@@ -214,7 +219,7 @@ GROUPS = {
         "the shortest length for the longest": {"torch": (r"min\(longest, keys\.shape\[1\]\)",
             "min(shortest, keys.shape[1])")},
         "keys that nobody sees count, where every query sees one": {
-            "torch mxnet": (r"whole_used\(call, Q, K\)", "all_used(call, Q, K)"),
+            "torch mxnet mlx": (r"whole_used\(call, Q, K\)", "all_used(call, Q, K)"),
         },
         "queries without keys keep what they hold": {
             "mxnet": (r"return zeroed\(queries, sees\)", "return queries"),
@@ -222,7 +227,7 @@ GROUPS = {
                 "return queries"),
         },
         "unseen values keep what they hold": {"mxnet": (r"zeroed\(values, seen\), call", "values, call")},
-        "a query before the first key counts as seeing": {"numpy torch mxnet": (r"call\.offset \+ right < 0",
+        "a query before the first key counts as seeing": {" ".join(IN_PLACE): (r"call\.offset \+ right < 0",
             "call.offset + right < -1")},
         "heads that are to be turned keep four axes": {"tensorflow": (
             r"turned = config\.qk_norm or config\.value_norm or config\.rotary or", "turned =")},
@@ -240,22 +245,22 @@ GROUPS = {
             r" and len\(call\.valid_lens\.shape\) == 1\n", "\n")},
     }),
     "bounds": ("bounds", {
-        "a query beyond the last key counts as seeing": {"numpy torch mxnet": (r"- 1 - left < num_keys",
+        "a query beyond the last key counts as seeing": {" ".join(IN_PLACE): (r"- 1 - left < num_keys",
             "- 2 - left < num_keys")},
         "the first key of a late window is one beyond all": {"torch": (r"smaller\(lowest - left, num_keys - 1\)",
             "smaller(lowest - left, num_keys)")},
-        "the highest offset counts where the lowest does": {"numpy torch mxnet": (r"larger\(0, smaller\(lowest - left",
+        "the highest offset counts where the lowest does": {" ".join(IN_PLACE): (r"larger\(0, smaller\(lowest - left",
             "larger(0, smaller(highest - left")},
-        "the lowest offset counts where the highest does": {"numpy torch mxnet": (r"smaller\(highest \+ num_queries",
+        "the lowest offset counts where the highest does": {" ".join(IN_PLACE): (r"smaller\(highest \+ num_queries",
             "smaller(lowest + num_queries")},
-        "a window to the right ends one key early": {"numpy torch mxnet": (
+        "a window to the right ends one key early": {" ".join(IN_PLACE): (
             r"num_keys - right\) \+ right\n", "num_keys - right) + right - 1\n")},
-        "keys between those that are seen are blank": {"numpy torch mxnet": (
+        "keys between those that are seen are blank": {" ".join(IN_PLACE): (
             r"if call\.pairs\(\) or call\.by_tokens\(\) or \(per_query and left is not None\)", "if call.pairs()",
             r"lengths\.ndim == 2 and reach\(call\)\[0\] is not None", "False")},
-        "a length of the last query for all of its sample": {"numpy torch mxnet": (
+        "a length of the last query for all of its sample": {" ".join(IN_PLACE): (
             r"of\.maximum\(each_query, left\) - left", "of.maximum(each_query, left) - left + 1")},
-        "where queries see no key by a window, the first does": {"numpy torch mxnet": (r"sees = first < last  #",
+        "where queries see no key by a window, the first does": {" ".join(IN_PLACE): (r"sees = first < last  #",
             "sees = first <= last  #")},
         "queries past all keys count as seeing in a compiler": {"torch": (
             r"known = all\(isinstance\(size, int\) for size in \(num_queries, num_keys\)\)\n", "known = True\n",
@@ -267,7 +272,7 @@ GROUPS = {
         "a window of the whole starts a key late in blocks": {"torch numpy mxnet": (
             r"yield queries, span\(call\.part\(queries=queries\)",
             "yield queries, span(call.part(queries=slice(first + 1, queries.stop))")},
-        "samples in one part have the offset of the first": {"numpy torch mxnet": (
+        "samples in one part have the offset of the first": {" ".join(IN_PLACE): (
             r"checks\.extremes\(offset\)", "checks.extremes(offset[:1])")},
         "an offset has the axes of samples, wherever keys were cut off": {"tensorflow": (
             r"tuple\(call\.offset\.shape\) in \(\(\), \(1, 1\)\)", "call.offset.shape[0] == 1")},
@@ -340,7 +345,7 @@ GROUPS = {
             "by_output.sum(axes)")},
     }),
     "checks": ("checks", {
-        "as many samples as keys hide none": {"torch mxnet": (r"bounds\[0\] == keys\.shape\[1\]",
+        "as many samples as keys hide none": {"torch mxnet mlx": (r"bounds\[0\] == keys\.shape\[1\]",
             "bounds[0] == keys.shape[0]")},
     }),
     "what pulls gradients back": ("vjp", {

@@ -2,6 +2,8 @@
 
 A group is as in `bugs_of_backends.py`. Those of other options are there, and in `bugs_by_seam.py`."""
 
+from bugs_of_backends import IN_PLACE
+
 # fmt: off
 GROUPS = {
     "temperatures": ("positions", {
@@ -46,7 +48,7 @@ GROUPS = {
             "numpy tensorflow jax": (r"sees \| ~[\w.]+\(gates\)", "sees | True"),
             "torch": (r"sees \| ~gates\.isnan\(\)", "sees | True"),
             "mxnet": (r"sees \+ \(gates == gates\) > 0", "sees > -1")},
-        "a lone token is not gated": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a lone token is not gated": dict.fromkeys(IN_PLACE, (
             r"if config\.output_gate:\n(        gates = layer)", r"if False:\n\1")),
         "gated heads are views": {"torch": (r"config\.temperature or config\.output_gate", "config.temperature"),
             "tensorflow": (r"head_gates is not None or config\.output_gate", "head_gates is not None")},
@@ -66,8 +68,8 @@ GROUPS = {
         "chunks are one longer": {"all": (r"% call\.chunk == each_key - each_key % call\.chunk",
             "% (call.chunk + 1) == each_key - each_key % (call.chunk + 1)")},
         "an engine knows no chunks": {"all": (r"in \(\*PLACES, \*PACKED, \"chunk\"\)", "in (*PLACES, *PACKED)")},
-        "a plan forgets chunks": {"torch mxnet": (r"None if layer\.config\.chunk else getattr", "getattr")},
-        "a portion in place knows no chunks": dict.fromkeys(("numpy", "torch", "mxnet"), (
+        "a plan forgets chunks": {"torch mxnet mlx": (r"None if layer\.config\.chunk else getattr", "getattr")},
+        "a portion in place knows no chunks": dict.fromkeys(IN_PLACE, (
             r"call = by_mask\(.*\) if call\.chunk else call", "pass")),
         "a prompt knows no chunks": {"jax": (r"own = by_mask\(OPERATIONS, q, k\[1\], (.*)\)\n", r"own = \1\n")},
     }),

@@ -8,6 +8,8 @@ test notices is an error. So is one that finds no place: all are looked for firs
 import ast
 import concurrent.futures
 import dataclasses
+import importlib
+import importlib.util
 import multiprocessing
 import re
 import sys
@@ -107,11 +109,19 @@ def bugs_of(backend: str) -> list[Bug]:
     for mistakes, tests in bugs_by_seam.GROUPS:
         seams = [(name, seam) for name, (seam, _) in mistakes.items() if name not in elsewhere]
         found += [Bug(backend, name, rooms, (), paths(tests), seam) for name, seam in seams]
-    for tests, group in (bugs_of_backends.GROUPS | bugs_of_options.GROUPS).values():
+    for tests, group in (bugs_of_backends.GROUPS | bugs_of_options.GROUPS | alone(backend)).values():
         for name, by_backend in group.items():
             own = [flat for names, flat in by_backend.items() if names == "all" or backend in names.split()]
             found += [Bug(backend, name, rooms, pairs(flat), paths(tests)) for flat in own]
     return found
+
+
+def alone(backend: str) -> dict:
+    """The groups of a file of bugs that a backend has alone, if there is one, as those of all backends are."""
+    if not importlib.util.find_spec(f"bugs_of_{backend}"):
+        return {}
+    groups = importlib.import_module(f"bugs_of_{backend}").GROUPS.items()
+    return {key: (tests, {name: {backend: flat} for name, flat in bugs.items()}) for key, (tests, bugs) in groups}
 
 
 def package_bugs() -> list[Bug]:

@@ -183,3 +183,5 @@ def test_what_is_not_a_number_stays_where_it_is(backend):
     condition, X, weights = mx.array([True, False]), mx.array([2.0, 3.0]), mx.array([5.0, math.nan])
     assert np.isnan(np.array(mx.grad(lambda X: (mx.where(condition, X, 0.0) * weights).sum())(X))[1])
     assert np.array(mx.grad(lambda X: (where(condition, X, 0) * weights).sum())(X)).tolist() == [5, 0]
+    _, (pushed,) = mx.jvp(lambda X: where(condition, X, 0), [X], [weights])
+    assert np.array(pushed).tolist() == [5, 0]
