@@ -67,6 +67,8 @@ GROUPS = {
         "norms of Qwen3-Next are folded twice": (r"in UNFOLDED\.get\(form, \(\)\)", "in ()"),
         "norms of Gemma are not folded in files of mlx-lm": (r'UNFOLDED = \{"mlx": GATED\}',
             'UNFOLDED = {"mlx": FOLDING}'),
+        "nothing is quantised, in words": (r"if not self\.entries\.is_packed\(name\):\n            return \"\"",
+            'if True:\n            return ""'),
         "the format counts for arrays of any file": (r" and self\.source\.format_of\(name\) in FORMATS", ""),
         "scales are arrays of their own": (r"if not self\._is_beside\(name\)\)", "if True)"),
         "scales may be asked for": (r"return name in self\.inner and not .*", "return name in self.inner"),

@@ -197,7 +197,11 @@ def test_a_quantised_file_is_compared_with_its_source(rng, tmp_path):
     place = "model.layers.0.self_attn."
     turned = {f"{place}{name[2]}_proj.weight": np.ascontiguousarray(X.T) for name, X in kernels.items()}
     source = write(tmp_path / "source", turned, "pt", LLAMA)
-    assert parity.compare_files(source, folder)
+    report = parity.compare_files(source, folder)
+    assert report
+    note = "B is quantised (4 bits in groups of 32, mode affine): kernels that it was made of differ by that"
+    assert report.notes == (note,)
+    assert note[2:] in parity.compare_files(folder, source).notes[0]
     turned[f"{place}v_proj.weight"] *= 1.5
     other = write(tmp_path / "other", turned, "pt", LLAMA)
     assert not parity.compare_files(other, folder)
@@ -244,6 +248,8 @@ def test_arrays_may_be_packed_each_in_its_own_way(tmp_path, monkeypatch):
     write(tmp_path, arrays, "mlx", {"quantization": said | {"lm_head": False}})
     with readers.opened(tmp_path) as source:
         found = {name: source.entries[f"{place}{name}_proj.weight"] for name in "qkv"}
+        assert source.packing_of(f"{place}v_proj.weight") == "8 bits in groups of 32, mode mxfp8"
+        assert source.packing_of("model.norm.weight") == ""
     assert found == {name: readers.Entry("float16", (3, width)) for name, width in (("q", 512), ("k", 256), ("v", 256))}
 
 

@@ -53,6 +53,14 @@ class File:
             config = models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())
 
+    def packings(self, layers: Iterable[Layer]) -> list[str]:
+        """List how arrays of these layers are quantised, in words; [] = none is."""
+        with readers.opened(self.path) as source:
+            if weights.is_own(source):
+                return []
+            names = [name for layer in layers for name in schemes.wanted(source.entries, *layer)]
+            return list(filter(None, dict.fromkeys(map(source.packing_of, names))))
+
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
         """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
         with readers.opened(self.path) as source:

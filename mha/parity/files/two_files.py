@@ -79,11 +79,16 @@ def compare_files(
         if all(name != lacking for _, lacking in unsaid):
             unneeded = said.setting(**{name: given[name]})
             raise ValueError(f"{unneeded} is not needed: both files say it themselves; leave it out")
-    notes = (
+    notes = [
+        f"{file.side.upper()} is quantised ({'; '.join(packings)}): kernels that it was made of differ by that"
+        for at, file in enumerate(files)
+        if (packings := file.packings(pair[at] for pair in pairing.pairs))
+    ]
+    notes += [
         f"{file} does not say {name}: {shown(value)} is taken from {'AB'[file == 'A']}"
         for (file, name), value in unsaid.items()
         if name not in given
-    )
+    ]
     others = (
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
         files[1].others((second for _, second in pairing.pairs), (name for _, name in seen)),

@@ -71,6 +71,13 @@ class Quantised(Source):
         """The format that the file of this array says; see `Source.format_of`."""
         return self.source.format_of(name)
 
+    def packing_of(self, name: str) -> str:
+        """How an array is quantised, in words; see `Source.packing_of`."""
+        if not self.entries.is_packed(name):
+            return ""
+        how = self.entries.how(name)
+        return f"{how.bits} bits in groups of {how.group_size}, mode {how.mode}"
+
     @property
     def paths(self) -> Any:
         """The files that it lies in."""

@@ -72,6 +72,10 @@ class Source(abc.ABC):
         """The format that the file of this array says in its metadata, such as "pt" or "mlx"; "" = none."""
         return self.metadata.get("format", "")
 
+    def packing_of(self, name: str) -> str:
+        """How an array is quantised, in words; "" = it is not."""
+        return ""
+
     def format_at(self, prefix: str) -> str:
         """The format of the first array whose name begins so; "" = none."""
         name = next((name for name in self.entries if name.startswith(prefix)), None)
