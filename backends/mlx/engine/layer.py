@@ -17,6 +17,7 @@ from ..arrays import evaluated, tensor
 from ..hiding import blank, visible_keys, where
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, pooling
+from .recomputing import behind
 
 
 class Plan(NamedTuple):
@@ -86,9 +87,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if len(parts) == 1:
             return super().attend(queries, keys, values, call)
         each = zip(parts, *([X[some] for some in parts] for X in (queries, keys, values)), strict=True)
-        outputs = [
-            evaluated(super(MultiHeadAttention, self).attend(*inputs, call.part(some))) for some, *inputs in each
-        ]
+        outputs = []
+        for some, queries, *others in each:
+            inputs = behind(outputs[-1:], queries), *others
+            outputs.append(super().attend(*inputs, call.part(some)))
         return mx.concatenate(outputs)  # (B, Q, D)
 
     def project(self, queries, keys, values, call):
