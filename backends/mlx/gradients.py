@@ -64,5 +64,5 @@ def function_of(layer, queries, keys, values, call):
 def gradients_of(output_of, arrays, cotangent):
     """The gradients of a function by its arrays, by their names, those of weights in the canonical layout."""
     _, by_all = mx.vjp(output_of, list(arrays.values()), [cotangent])
-    found = zip(arrays, evaluated(by_all), strict=True)
-    return {name: canonical(X) if "." in name else X for name, X in found}
+    found = zip(arrays, by_all, strict=True)
+    return evaluated({name: canonical(X) if "." in name else X for name, X in found})
