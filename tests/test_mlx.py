@@ -194,3 +194,27 @@ def test_what_is_not_a_number_stays_where_it_is(backend):
     assert np.array(mx.grad(lambda X: (where(condition, X, 0) * weights).sum())(X)).tolist() == [5, 0]
     _, (pushed,) = mx.jvp(lambda X: where(condition, X, 0), [X], [weights])
     assert np.array(pushed).tolist() == [5, 0]
+
+
+def test_numpy_and_mlx_share_no_memory(backend):
+    X = mha.tensor([[1.0, 2.0]], backend=backend)
+    mha.to_numpy(X)[:] = 9
+    assert mha.to_numpy(X).tolist() == [[1, 2]]
+
+
+def test_arrays_that_change_after_a_call_do_not_count(backend):
+    """`X += 1` changes what everybody has who has X."""
+    attention, X = mha.MultiHeadAttention(D, H, seed=1, backend=backend), drawn(2, 3, D).astype("float32")
+    own, ones = mha.tensor(X, backend=backend), np.ones((2, 3, D), "float32")
+    _, pull_back = attention.vjp(own, own, own)
+    own += 1
+    expected = attention.gradients(X, X, X)
+    found = pull_back(mha.tensor(ones, backend=backend))
+    assert all(np.array_equal(mha.to_numpy(found[name]), expected[name]) for name in expected)
+
+
+def test_samples_that_are_computed_apart_drop_other_weights(backend, monkeypatch):
+    attention, X = mha.MultiHeadAttention(D, H, dropout=0.5, backend=backend), np.ones((2, 7, D), "float32")
+    monkeypatch.setattr(cutting, "SCORES", H * 7 * 7)
+    for output in (attention(X, X, X, training=True), attention.vjp(X, X, X, training=True)[0]):
+        assert not np.array_equal(output[0], output[1])
