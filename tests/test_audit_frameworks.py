@@ -225,3 +225,152 @@ def test_blocks_of_gluon_that_know_no_sizes_yet_are_called_once():
     model.add(nn.Dense(D, flatten=False), ByHand(""))
     model.initialize()
     assert verdicts(parity.audit(model, np.array(audited.inputs()), layers={"1": audited.TAUGHT})) == {"1": "same"}
+
+
+@pytest.mark.backends("mlx")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_masks_of_mlx_arrive_however_they_are_given(dtype):
+    import mlx.core as mx
+    from audited.of_mlx import drawn
+    from mlx import nn
+
+    class Forgets(nn.MultiHeadAttention):
+        def __call__(self, queries, keys, values, mask):
+            return super().__call__(queries, keys, values)
+
+    layer, rng = drawn(nn.MultiHeadAttention(D, H, bias=True)), np.random.default_rng(1)
+    layer.set_dtype(getattr(mx, dtype))
+
+    def given(X):
+        return mx.array(X).astype(getattr(mx, dtype))
+
+    X, Y = (given(rng.normal(size=(B, size, D))) for size in (T, T + 2))
+    bias = rng.normal(size=(1, H, T, T + 2))
+    hidden = np.where(rng.random((B, 1, T, T + 2)) < 0.3, -np.inf, 0)
+    pairs = np.arange(T + 2) < LENGTHS[:, None, None, None]  # (B, 1, 1, K)
+    for mask in (None, "causal", mx.array(pairs), mx.tri(T, T + 2, dtype=mx.bool_), given(bias), given(bias + hidden)):
+        report = parity.audit(layer, X, Y, Y, mask)
+        assert report, report
+        if mask is not None:
+            layer.__class__ = Forgets
+            assert not parity.audit(layer, X, Y, Y, mask=mask)
+            layer.__class__ = nn.MultiHeadAttention
+
+
+@pytest.mark.backends("mlx")
+def test_models_of_mlx_are_watched_in_a_training_step_of_their_own_and_compilers_set_back():
+    import mlx.core as mx
+    from audited.of_mlx import compiles
+    from mlx import nn, optimizers
+
+    one = audited.make("mlx.encoder")
+    one.model.checkpoint = True
+    optimizer = optimizers.SGD(1e-3)
+    state = [one.model.state, optimizer.state]
+    loss_of = nn.value_and_grad(one.model, lambda *args: (one.model(*args) ** 2).mean())
+
+    def step(*args):
+        loss, gradients = loss_of(*args)
+        optimizer.update(one.model, gradients)
+        return loss
+
+    compiled = mx.compile(step, inputs=state, outputs=state)
+    with parity.watch(one.model) as report:
+        mx.eval(compiled(*one.args), state)
+        assert not compiles()
+    assert report, report
+    assert compiles()
+    mx.disable_compile()
+    try:
+        assert parity.audit(one.model, *one.args)
+        assert not compiles()
+    finally:
+        mx.enable_compile()
+
+
+@pytest.mark.backends("mlx")
+def test_numbers_inside_a_transformation_of_mlx_are_not_known():
+    import mlx.core as mx
+
+    one = audited.make("mlx.taught")
+    (X,) = one.args
+    with parity.watch(one.model, layers=one.layers) as report:
+        mx.eval(mx.vmap(one.model)(X[None]))
+    assert verdicts(report) == dict.fromkeys(one.paths, "not known")
+    assert "transformation of MLX" in report.layers[0].note
+    with parity.watch(one.model, layers={"layers.0": audited.TAUGHT}) as report:
+        mx.eval(mx.vmap(one.model.layers[1])(X[None]), one.model(X))
+    assert verdicts(report) == {"layers.0": "same", "layers.1": "not known"}
+    last = one.model.layers[1].to_out
+    kept = last.parameters()
+
+    def call(arrays):
+        last.update(arrays)
+        return one.model(X)
+
+    with parity.watch(one.model, layers=one.layers) as report:  # of the last one, what enters is known
+        mx.eval(mx.vmap(call)({name: X[None] for name, X in kept.items()}))
+    last.update(kept)
+    assert verdicts(report) == {"layers.0": "same", "layers.1": "not known"}
+    assert "transformation of MLX" in report.layers[1].note
+
+
+@pytest.mark.backends("mlx")
+def test_a_softmax_that_was_imported_by_its_name_is_told(monkeypatch):
+    import mlx.core as mx
+    from audited import of_mlx
+
+    monkeypatch.setattr(of_mlx, "imported", mx.softmax, raising=False)
+    monkeypatch.setattr(of_mlx.nn, "softmax", lambda X: of_mlx.imported(X, axis=-1))
+    before = mx.softmax
+    one = audited.make("mlx.taught")
+    report = parity.audit(one.model, *one.args, layers={"layers.0": audited.TAUGHT})
+    assert verdicts(report) == {"layers.0": "same", "layers.1": "not known"}
+    assert of_mlx.imported is mx.softmax is before
+
+
+@pytest.mark.backends("mlx")
+def test_a_fused_kernel_of_mlx_outside_of_known_layers_is_told():
+    import mlx.core as mx
+    from recorded import of_mlx, tokens
+
+    with pytest.raises(ValueError, match=r"no attention layer of the model is known.*scaled_dot_product_attention"):
+        parity.audit(of_mlx.Decoder(), mx.array(tokens()))
+
+
+@pytest.mark.backends("mlx")
+def test_projections_of_mlx_that_are_no_plain_arrays_are_not_known():
+    import mlx.core as mx
+    from mlx import nn
+
+    from mha.backends.mlx.commands import taps
+
+    class LoRALinear(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear, self.lora_a, self.lora_b = linear, mx.zeros((D, 2)), mx.zeros((2, D))
+
+        def __call__(self, X):
+            return self.linear(X) + X @ self.lora_a @ self.lora_b
+
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(D, D)
+            self.factor = mx.ones(D)
+
+    one = nn.Linear(D, D)
+    reasons = {
+        "": one, "adapted": LoRALinear(one), "without weights": nn.Identity(),
+        "sharded over devices": nn.AllToShardedLinear(D, D),
+        "quantised": nn.QuantizedLinear(64, D), "adapted: it has factor, too": Scaled(),
+    }  # fmt: skip
+    assert {reason: taps.odd(module) for reason, module in reasons.items()} == {reason: reason for reason in reasons}
+
+
+@pytest.mark.backends("mlx")
+def test_a_module_of_mlx_that_is_there_twice_is_judged_once_and_one_may_be_told_by_another():
+    one = audited.make("mlx.taught")
+    one.model.layers = [one.model.layers[0]] * 2
+    report = parity.audit(one.model, *one.args, layers={"layers.0": audited.TAUGHT})
+    assert report, report
+    assert [row.calls for row in report.layers] == [2]

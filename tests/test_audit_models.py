@@ -6,13 +6,8 @@ import pytest
 
 from mha import dispatch, parity
 
-KINDS = {
-    "torch": ("torch.encoder", "torch.tokens_first", "torch.taught"),
-    "tensorflow": ("keras.own", "keras.grouped", "keras.taught"),
-    "jax": ("linen.own", "linen.scanned", "linen.taught", "nnx.own", "nnx.taught"),
-    "mxnet": ("gluon.own", "gluon.taught"),
-}
-OF_ALL = [pytest.param(kind, marks=pytest.mark.backends(name)) for name, kinds in KINDS.items() for kind in kinds]
+KINDS = {f"{name}.{kind}": one["BACKEND"] for name, one in audited.SAID.items() for kind in one["KINDS"]}
+OF_ALL = [pytest.param(kind, marks=pytest.mark.backends(backend)) for kind, backend in KINDS.items()]
 # What a reason may say: a mask that is forgotten hides the order, or what lengths hide.
 WORDS = {
     "mask": ("order is ignored", "nothing hides keys"),
@@ -20,14 +15,16 @@ WORDS = {
     "heads": ("heads are interleaved",),
 }
 PLANTED = [
-    pytest.param(kind, mistake, marks=pytest.mark.backends(name))
-    for name, kinds in KINDS.items()
-    for kind in kinds
+    pytest.param(kind, mistake, marks=pytest.mark.backends(backend))
+    for kind, backend in KINDS.items()
     for mistake in WORDS
     if mistake != "heads" or kind.endswith(".taught")
 ]
-LIKE = [pytest.param(kind, marks=pytest.mark.backends(name)) for name, kind in {
-    "torch": "torch.encoder", "tensorflow": "keras.own", "jax": "nnx.own", "mxnet": "gluon.own"}.items()]  # fmt: skip
+LIKE = [
+    pytest.param(f"{name}.{one['LIKE']}", marks=pytest.mark.backends(one["BACKEND"]))
+    for name, one in audited.SAID.items()
+    if one["LIKE"]
+]
 
 
 @pytest.fixture

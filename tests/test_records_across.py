@@ -1,12 +1,12 @@
 """Records of models of two frameworks, with other names and other orders of calls: the place of a mistake is named."""
 
 import pytest
-from recorded import FRAMEWORKS, PATHS, recorded
+from recorded import PATHS, recorded
 
 from mha import parity
 
 pytestmark = pytest.mark.all_backends
-OTHERS = [name for name in FRAMEWORKS if name != "torch"]
+OTHERS = [name for name in PATHS if name != "torch"]
 PLACES = {"scale": ("blocks.1.attention.o_proj", "input"), "eps": ("blocks.1.after", "output")}
 
 

@@ -1,5 +1,8 @@
 """Small models of each framework whose attention is audited, right, or with a mistake in their last layer.
 
+`of_NAME.py` has those of a framework: its BACKEND, the KINDS of its models, each the name of a function, and the one of
+them that is compared with another model, LIKE, "" = none.
+
 Letters: B batch, T tokens, H heads, D features, d width of a head.
 """
 
@@ -8,11 +11,11 @@ import importlib
 from typing import Any
 
 import numpy as np
+import of_frameworks
 
 B, T, H, D, d = 2, 7, 3, 15, 5
 LENGTHS = np.array([T, 4])
-BACKENDS = {"torch": "torch", "keras": "tensorflow", "linen": "jax", "nnx": "jax", "gluon": "mxnet"}
-FOLDER = {"torch": "of_torch", "keras": "of_keras", "linen": "of_linen", "nnx": "of_nnx", "gluon": "of_gluon"}
+SAID = of_frameworks.said(__file__)
 TAUGHT = {"W_q": "to_q", "W_k": "to_k", "W_v": "to_v", "W_o": "to_out", "num_heads": H, "causal": True}
 
 
@@ -40,7 +43,7 @@ def inputs():
 def make(name, mistake=""):
     """Make a model by its framework and kind, "keras.own", with a mistake in its last layer."""
     framework, _, kind = name.partition(".")
-    return getattr(importlib.import_module(f"audited.{FOLDER[framework]}"), kind)(mistake)
+    return getattr(importlib.import_module(f"audited.of_{framework}"), kind)(mistake)
 
 
 def attend(np, softmax, q, k, v, mistake):

@@ -9,6 +9,10 @@ from audited import D, H, Model, attend, d
 from mha.backends.mxnet.commands.taps import modules
 from mha.d2l import mxnet as d2l
 
+BACKEND = "mxnet"
+KINDS = "own", "taught"
+LIKE = "own"
+
 
 def state(model):
     """What an audit has to leave as it was."""

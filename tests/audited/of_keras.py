@@ -7,6 +7,10 @@ import tensorflow as tf
 import audited
 from audited import D, H, Model, attend, d
 
+BACKEND = "tensorflow"
+KINDS = "own", "grouped", "taught"
+LIKE = "own"
+
 
 def state(model):
     """What an audit has to leave as it was."""

@@ -8,6 +8,10 @@ from jax import numpy as jnp
 import audited
 from audited import D, H, Model, attend, d
 
+BACKEND = "jax"
+KINDS = "own", "taught"
+LIKE = "own"
+
 
 def state(model):
     """What an audit has to leave as it was."""

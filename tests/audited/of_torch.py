@@ -7,6 +7,10 @@ from torch.nn import functional
 import audited
 from audited import B, D, H, Model, T, attend
 
+BACKEND = "torch"
+KINDS = "encoder", "tokens_first", "taught"
+LIKE = "encoder"
+
 
 def state(model):
     """What an audit has to leave as it was."""

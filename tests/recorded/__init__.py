@@ -1,20 +1,19 @@
 """A small decoder in each framework, by hand, with the same weights and other names, right or with a mistake.
 
+`of_NAME.py` has that of a framework, its BACKEND, and its PATHS.
+
 Letters: B batch, T tokens, V vocabulary, D features, H heads, d width of a head, M features within the MLP.
 """
 
 import importlib
 
 import numpy as np
+import of_frameworks
 
 B, T, V, D, H, d, M, LAYERS = 2, 11, 37, 15, 3, 5, 23, 2
 EPS = 1e-5
-FRAMEWORKS = {"torch": "torch", "keras": "tensorflow", "linen": "jax", "nnx": "jax", "gluon": "mxnet"}
-# The paths of a layer's attention, and of the norm after the last layer.
-PATHS = {
-    "torch": ("blocks.{}.attention", "norm"), "keras": ("layers_.{}.attend", "last"), "linen": ("h_{}.attn", "last"),
-    "nnx": ("h.{}.attn", "last"), "gluon": ("body.{}.mixer", "last"),
-}  # fmt: skip
+# Of each framework, the paths of a layer's attention, and of the norm after the last layer.
+PATHS = {name: one["PATHS"] for name, one in of_frameworks.said(__file__).items()}
 
 
 def weights():

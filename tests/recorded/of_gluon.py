@@ -6,6 +6,9 @@ from mxnet.gluon import nn
 from mha import parity
 from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
 
+BACKEND = "mxnet"
+PATHS = "body.{}.mixer", "last"
+
 npx.set_np()
 
 

@@ -6,6 +6,9 @@ from keras import ops
 from mha import parity
 from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
 
+BACKEND = "tensorflow"
+PATHS = "layers_.{}.attend", "last"
+
 
 class Attention(keras.layers.Layer):
     scale = d**-0.5

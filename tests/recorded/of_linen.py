@@ -7,6 +7,9 @@ from jax import numpy as jnp
 from mha import parity
 from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
 
+BACKEND = "jax"
+PATHS = "h_{}.attn", "last"
+
 
 class Attention(nn.Module):
     scale: float = d**-0.5

@@ -7,6 +7,9 @@ from jax import numpy as jnp
 from mha import parity
 from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
 
+BACKEND = "jax"
+PATHS = "h.{}.attn", "last"
+
 
 class Attention(nnx.Module):
     def __init__(self, rngs):

@@ -8,6 +8,9 @@ from torch.nn import functional
 from mha import parity
 from recorded import EPS, LAYERS, B, D, M, V, d, tokens, weights
 
+BACKEND = "torch"
+PATHS = "blocks.{}.attention", "norm"
+
 
 class Attention(nn.Module):
     scale = d**-0.5

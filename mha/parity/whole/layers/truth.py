@@ -122,7 +122,7 @@ def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
             beside = config_beside(source.path)
             said = config if beside is None else beside
             yield Truth(Read(source), said, os.fspath(like), inside=inside if beside is None else "")
-    elif isinstance(like, Mapping):
+    elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         yield Truth(named(like), config, "the arrays of like", inside=inside)
     elif backend := dispatch.backend_of(like):
         other = taps_of(backend)
