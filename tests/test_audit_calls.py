@@ -11,7 +11,8 @@ import pytest
 import mha
 from mha.config import Config
 from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
-from mha.parity.whole.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in, length_of
+from mha.parity.whole.calls.caches import kept_of
+from mha.parity.whole.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.judging import asked_of, mended
 from mha.parity.whole.layers.known import Known
@@ -255,7 +256,7 @@ def test_what_changes_a_cache_changes_its_history():
 
 def test_the_length_of_a_cache_is_what_it_says():
     keys = np.zeros((2, 3, 7, 4))  # (B, G, T, d)
-    lengths = [length_of(cache) for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
+    lengths = [kept_of(cache).length for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
     assert lengths == [3, 0, 0, 7, None, None]
 
 

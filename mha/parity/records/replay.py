@@ -10,6 +10,7 @@ import numpy as np
 from mha.parity.records.contents import WEIGHTS, Record
 from mha.parity.records.reading import opened
 from mha.parity.whole.audit_report import AuditReport
+from mha.parity.whole.calls.caches import Kept
 from mha.parity.whole.calls.model_calls import CHANGES
 from mha.parity.whole.layers.known import Recorded
 from mha.parity.whole.watching import Watch
@@ -80,19 +81,15 @@ class Weights(Mapping[str, Any]):
 
 
 class Cache:
-    """A cache of a recorded call, of which only its length is known."""
+    """A cache of a recorded call, of which only what it says of itself is known."""
 
     def __init__(self) -> None:
-        self.length: int | None = None
+        self.kept = Kept()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name in CHANGES:
             return lambda *args: None  # what follows the changes of a cache replaces it
         raise AttributeError(name)
-
-    def get_seq_length(self) -> int:
-        """How many tokens it has; below 0 if it did not say it."""
-        return -1 if self.length is None else self.length
 
 
 class RecordTaps:
@@ -218,6 +215,10 @@ class RecordTaps:
             return {name: self.resolved(X) for name, X in said["several"].items()}
         if "cache" in said:
             cache = self.cache(said["cache"])
-            cache.length = said["length"]
+            padding = said.get("padding")
+            cache.kept = Kept(
+                said.get("length"), None if padding is None else np.asarray(padding), said.get("most"),
+                said.get("rounded", False),
+            )  # fmt: skip
             return cache
         return said.get("value")

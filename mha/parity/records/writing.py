@@ -14,7 +14,8 @@ from mha import arrays, checks, dispatch
 from mha.names import BackendName
 from mha.parity.records.contents import WEIGHTS, Record
 from mha.parity.records.storing import CODES, InFile, InMemory
-from mha.parity.whole.calls.model_calls import CHANGES, Histories, History, cache_in, length_of
+from mha.parity.whole.calls.caches import kept_of, owner_of
+from mha.parity.whole.calls.model_calls import Histories, History, cache_in
 from mha.parity.whole.calls.session import entered
 from mha.parity.whole.layers.truth import configured, taps_of, wholes
 from mha.weights import native, own_format, readers
@@ -173,7 +174,7 @@ class Recorder:
             for cache in (used, made):
                 if cache is not None and not isinstance(cache, bool):
                     self.histories.keep(cache, History())
-                    self.caches[id(cache)] = self.number(used)  # what a call makes of a cache goes on with it
+                    self.caches[id(owner_of(cache))] = self.number(used)  # what a call makes of a cache goes on with it
             self.record.events.append(["over" if self.stack else "ended", self.number(used)])
 
     def native(self, path: str, output: Any) -> None:
@@ -202,7 +203,10 @@ class Recorder:
         if is_array(X):
             return {"array": self.array(X, "", name)}
         if self.cache is not None and X is self.cache:
-            return {"cache": self.number(X), "length": length_of(X)}
+            kept = kept_of(X)
+            padding = {} if kept.padding is None else {"padding": kept.padding.tolist()}
+            said = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
+            return {"cache": self.number(X), **padding} | {name: one for name, one in said.items() if one is not None}
         if isinstance(X, Mapping):
             return {"several": {str(key): self.argument(f"{name}.{key}", Y) for key, Y in X.items()}}
         if isinstance(X, (list, tuple)):
@@ -216,7 +220,7 @@ class Recorder:
         """The number of a cache in the record; None for none."""
         if cache is None or isinstance(cache, bool):
             return None
-        return self.caches.setdefault(id(cache), len(self.caches))
+        return self.caches.setdefault(id(owner_of(cache)), len(self.caches))
 
     def array(self, X: Any, path: str, what: str) -> int | None:
         """The number of an array, which is stored if no equal one is yet; None if it cannot be."""
@@ -241,9 +245,7 @@ class _Followed(Histories):
         super().__init__()
         self.recorder = recorder
 
-    def followed(self, own: Any, change: Any, cache: Any) -> Any:
-        name = next(name for name, one in CHANGES.items() if one is change and getattr(cache, name, None) == own)
-
+    def followed(self, own: Any, name: str, cache: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = [self.recorder.argument(name, X) for X in (*args, *kwargs.values())]
             self.recorder.record.events.append(["cache", self.recorder.number(cache), name, given])

@@ -29,7 +29,13 @@ def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, pa
             raise UnknownError(f"{name} is given: how texts are called beside it is not known")
     B, Q, K = sizes
     kind = "sliding_attention" if config.window else "full_attention"
+    if call.kept.rounded:
+        raise UnknownError("its cache is quantised")
+    if call.kept.most is not None and K > call.kept.most and (config.window or (K,))[0] >= call.kept.most:
+        raise UnknownError(f"its cache keeps {call.kept.most} of {K} tokens")
     own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)
+    if own is None and of_keys is None and not attends.cross:
+        own = of_keys = call.kept.hidden(K)
     given: dict[str, Any] = {}
     rows = np.ones((B, Q), bool)
     if own is not None and own.ndim == 2 and own.shape[1] >= Q:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, dispatch
+from mha.parity.whole.calls.caches import Kept, kept_of, owner_of
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "kv_cache", "past")
 POSITIONS = ("position_ids", "positions")
@@ -66,13 +67,18 @@ class History:
                 one.keys, one.values = one.keys[:, :tokens], one.values[:, :tokens]
         self.positions = None if self.positions is None else self.positions[:, :tokens]
 
+    def trim(self, tokens: int) -> None:
+        """Leave so many tokens out, at most all."""
+        self.crop(max(self.tokens - tokens, 0))
 
-# Methods of the caches of transformers that change which tokens are in them.
+
+# Methods of the caches of transformers, and of mlx-lm, that change which tokens are in them.
 CHANGES = {
     "reorder_cache": History.select,
     "batch_select_indices": History.select,
     "batch_repeat_interleave": History.repeat,
     "crop": History.crop,
+    "trim": History.trim,
 }
 
 
@@ -80,12 +86,14 @@ CHANGES = {
 class ModelCall:
     """A call of the model.
 
-    number: of the call, from 1 on; arguments: by name; history: of its cache, which the call adds to.
+    number: of the call, from 1 on; arguments: by name; history: of its cache, which the call adds to; kept: what the
+    cache says of itself.
     """
 
     number: int
     arguments: Mapping[str, Any]
     history: History
+    kept: Kept = Kept()  # noqa: RUF009 - it does not change
 
     def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
         """An argument as an array of NumPy; None if it was not given, or if it is no array.
@@ -112,6 +120,10 @@ class ModelCall:
                 X = X[0]
             if X is not None and X.shape[-1] == Q and X.ndim in (1, 2) and X.dtype.kind in "iu":
                 own = X.reshape(-1, Q).astype(np.int64)  # (B or 1, Q)
+        if own is None and self.kept.padding is not None:
+            own = self.history.tokens + np.arange(Q) - self.kept.padding[:, None]
+            if earlier is not None and (len(earlier) != len(own) or (earlier[:, -1] + 1 != own[:, 0]).any()):
+                raise UnknownError("the padding in its cache is not what it was")
         if earlier is None and own is None:
             return None
         earlier = np.arange(self.history.tokens)[None] if earlier is None else earlier
@@ -131,28 +143,29 @@ class Histories:
         cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
         if cache is None or isinstance(cache, bool):
             return None, History()
-        length = length_of(cache)
+        length = kept_of(cache).length
         if length == 0:
             self.keep(cache, history := History())
             return cache, history
-        history = self.known.get(id(cache), (None, History(known=False)))[1]
+        history = self.known.get(id(owner_of(cache)), (None, History(known=False)))[1]
         if length is not None and history.tokens != length:
             history = History(known=False)
         return cache, history
 
     def keep(self, cache: Any, history: History) -> None:
         """Remember the history of a cache, and the cache, so that its id stays its own; follow what changes it."""
+        cache = owner_of(cache)
         self.known[id(cache)] = cache, history
-        for name, change in CHANGES.items():
+        for name in CHANGES:
             if callable(getattr(cache, name, None)) and hasattr(cache, "__dict__") and name not in vars(cache):
-                vars(cache)[name] = self.followed(getattr(cache, name), change, cache)
+                vars(cache)[name] = self.followed(getattr(cache, name), name, cache)
 
-    def followed(self, own: Any, change: Any, cache: Any) -> Any:
-        """A method of a cache that changes its history, too."""
+    def followed(self, own: Any, name: str, cache: Any) -> Any:
+        """A method of a cache, of this name, that changes its history, too."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
-            change(self.known[id(cache)][1], *args, **kwargs)
+            CHANGES[name](self.known[id(cache)][1], *args, **kwargs)
             return result
 
         return call
@@ -164,18 +177,6 @@ class Histories:
                 if hasattr(cache, "__dict__"):
                     vars(cache).pop(name, None)
         self.known.clear()
-
-
-def length_of(cache: Any) -> int | None:
-    """How many tokens a cache has; None if it does not say it."""
-    if hasattr(cache, "get_seq_length"):
-        return int(cache.get_seq_length())
-    if isinstance(cache, (tuple, list)):
-        if not cache or cache[0] is None:
-            return 0
-        first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
-        return int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None
-    return None
 
 
 def cache_in(output: Any) -> Any:

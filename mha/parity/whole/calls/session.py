@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha import arrays, dispatch
+from mha.parity.whole.calls.caches import kept_of
 from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.layers.known import Known
 from mha.parity.whole.layers.truth import at
@@ -78,7 +79,7 @@ class Session:
             self.began, self.number = len(self.stack), self.number + 1
             arguments = self.taps.arguments(module, args, kwargs)
             self.cache, history = self.histories.of(arguments)
-            self.call, self.tokens = ModelCall(self.number, arguments, history), 0
+            self.call, self.tokens = ModelCall(self.number, arguments, history, kept_of(self.cache)), 0
             self.open.clear()
         self.stack.append(path)
         if self.began < 0:  # a part alone, as where it is computed again for gradients
@@ -187,7 +188,7 @@ class Session:
                 return None
             inputs["keys"], inputs["values"] = earlier.keys, earlier.values
             tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
-        elif not cross and (not history.known or (history.tokens and earlier is None)):
+        elif not cross and (not history.known or (history.tokens and not follows(earlier, inputs))):
             self.fail(layer.path, FRESH)
             return None
         elif not cross and history.tokens:
@@ -215,6 +216,11 @@ class Session:
         if self.same is None or self.same[0] is not X:
             self.same = X, np.array(arrays.to_numpy(X))
         return self.same[1]
+
+
+def follows(earlier: Earlier | None, inputs: dict[str, np.ndarray]) -> bool:
+    """Whether what entered earlier is known, and is of the same samples."""
+    return earlier is not None and len(earlier.keys) == len(inputs["keys"])
 
 
 def in_part(ran: Iterable[str]) -> str:

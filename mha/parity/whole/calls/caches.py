@@ -1,0 +1,62 @@
+"""What a cache of a model says of itself: how many tokens it has, and what it does to them.
+
+Source: the caches of transformers 5.23, pairs of arrays as older models have them, and the caches of mlx-lm 0.32, of
+which a model has a list, one for each layer.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """What a cache says of itself before a call.
+
+    length: how many tokens it has, None if it does not say it; padding: how many of them are before each text, (B,),
+    None = none; most: it keeps the last ones alone, so many, None = all; rounded: whether it keeps them quantised.
+    """
+
+    length: int | None = None
+    padding: np.ndarray | None = None
+    most: int | None = None
+    rounded: bool = False
+
+    def hidden(self, tokens: int) -> np.ndarray | None:
+        """Where the first tokens are no padding, booleans (B, tokens); None = all are none."""
+        return None if self.padding is None else np.arange(tokens) >= self.padding[:, None]
+
+
+def kept_of(cache: Any) -> Kept:
+    """What a cache says of itself."""
+    if isinstance(own := getattr(cache, "kept", None), Kept):  # as a record has it
+        return own
+    if hasattr(cache, "get_seq_length"):
+        return Kept(int(cache.get_seq_length()))
+    if isinstance(cache, (tuple, list)) and (not cache or cache[0] is None):
+        return Kept(0)
+    if counted := counted_in(cache):
+        padding = getattr(counted[0], "left_padding", None)  # which its offset leaves out
+        shift = np.zeros(1, int) if padding is None else np.asarray(arrays.to_numpy(padding))
+        offset = counted[0].offset
+        length = int((np.asarray(offset if isinstance(offset, int) else arrays.to_numpy(offset)) + shift).max())
+        most = [getattr(one, "max_size", None) for one in counted]
+        rounded = any(hasattr(one, "bits") for one in counted)
+        return Kept(length, shift if shift.any() else None, None if None in most else max(most), rounded)
+    if isinstance(cache, (tuple, list)):
+        first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
+        return Kept(int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None)
+    return Kept()
+
+
+def counted_in(cache: Any) -> list[Any]:
+    """The caches of layers in a cache that say how many tokens they have."""
+    return [one for one in (cache if isinstance(cache, (tuple, list)) else (cache,)) if hasattr(one, "offset")]
+
+
+def owner_of(cache: Any) -> Any:
+    """What stays the same of a cache while it is used, and has its methods: of a list the first cache of a layer."""
+    return next(iter(counted_in(cache)), cache)
