@@ -14,7 +14,7 @@ from mha.parity.records.stepping import Stepper, StepRow
 from mha.parity.records.tokens import Text, texts_of
 from mha.parity.records.units import units_of
 from mha.parity.whole.audit_report import AuditReport
-from mha.parity.whole.layers.truth import Truth
+from mha.parity.whole.layers.truth import Truth, formats_of
 
 Progress = Callable[[list[Any]], Iterable[Any]]
 
@@ -81,7 +81,9 @@ def judged(source: Record, other: Record | None, track: Progress) -> AuditReport
     if source.weights is None:
         if other is None or other.weights is None:
             return None
-        like = Truth(Weights(other), other.facts["config"], "the weights of A", inside=other.facts["inside"])
+        facts = other.facts
+        formats = formats_of(facts["framework"])
+        like = Truth(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
     with contextlib.suppress(TypeError, ValueError):
         return replayed(source, like, None, track)
     return None

@@ -119,7 +119,7 @@ def _opened(like: Any) -> Iterator[Truth]:
     if like is None:
         yield Truth({}, None, "the layers of layers=")
         return
-    with opened(like, None, None) as truth:
+    with opened(like, None, None, None) as truth:
         yield truth
 
 

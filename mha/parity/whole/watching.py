@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from mha import dispatch
+from mha.names import BackendName
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.model_calls import UnknownError
 from mha.parity.whole.calls.session import Session, Tap, in_part
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.layers.finding import Finder, some
 from mha.parity.whole.layers.known import Known
-from mha.parity.whole.layers.truth import Truth, at, opened, taps_of, wholes
+from mha.parity.whole.layers.truth import Truth, at, formats_of, opened, taps_of, wholes
 from mha.tables import few
 
 
@@ -33,7 +34,7 @@ class Watch:
     """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
 
     once: the arguments of its one call, by position and by name, None = it may be called often; taps: for what is no
-    model, what tells of its calls.
+    model, what tells of its calls, and backend: whose it was.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Watch:
         mend: frozenset[str] = frozenset(),
         once: Any = None,
         taps: Any = None,
+        backend: BackendName | None = None,
     ) -> None:
         if taps is None:
             backend = dispatch.backend_of(model)
@@ -51,7 +53,7 @@ class Watch:
                 raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
             taps = taps_of(backend)
         self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
-        self.taps = taps
+        self.taps, self.backend = taps, backend
         self.shown = taps.shown(model, *(once or ((), {})))
         self.known: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
@@ -62,8 +64,9 @@ class Watch:
     def open(self) -> Iterator[AuditReport]:
         """Watch until the context ends; its report is complete then."""
         report = AuditReport(type(self.model).__name__)
-        with opened(self.like, self.shown, self.taps) as truth:
-            finder = Finder(self.taps.modules(self.shown), self.taps.arrays(self.shown), self.taps.odd, truth)
+        with opened(self.like, self.shown, self.taps, self.backend) as truth:
+            modules, arrays = self.taps.modules(self.shown), self.taps.arrays(self.shown)
+            finder = Finder(modules, arrays, self.taps.odd, truth, formats_of(self.backend))
             self.known, self.truth = finder.layers(self.taught), truth
             whole, once = wholes(finder.modules), self.once is not None
             session = Session(self.known, self.taps, self.judge, self.fail, once, whole)

@@ -31,6 +31,7 @@ from mha.weights.models.kinds import (
     NORMED,
     NOT_ROTATING,
     OF_ALL,
+    OF_FORMAT,
     ROTATING,
     UNFOLDED,
     UNSAID,
@@ -63,7 +64,8 @@ _PASSED = {
 _NEUTRAL = {
     "position_embedding_type": "absolute", "scale_attn_weights": True, "partial_rotary_factor": 1, "rotary_pct": 1,
 }  # fmt: skip
-_ROTATION = {"rope_theta", "rope_scaling", "rope_parameters"}  # what every kind reads whose positions rotate
+# What every kind reads whose positions rotate.
+_ROTATION = {"rope_theta", "rope_scaling", "rope_parameters", "rope_traditional"}
 # The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
 FOLDED = "fold_one"  # an option of a file: True if a norm with weight w multiplies by 1 + w
@@ -114,13 +116,13 @@ def described(
     """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong."""
     if length is not None:
         checks.size("length", length)
-    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length)
+    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, form)
     if parts.part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
         found.pop(FOLDED, None)
     return found
 
 
-def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None) -> dict[str, Any]:
+def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None, form: str) -> dict[str, Any]:
     model = parts.part(model, prefix)
     kinds = KINDS.get(scheme, {})
     silent = not kinds or (scheme in PLAIN and "model_type" not in model)
@@ -128,7 +130,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
     if kind == "mllama_text_model" and "cross_attn" in prefix.split("."):
         raise ValueError(f"prefix is {prefix!r}, whose keys are of pictures: how it hides some of them is not known")
     rotates = kinds and (kind in ROTATING or (scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING))
-    defaults = kinds.get(kind, {})
+    defaults = kinds.get(kind, {}) | OF_FORMAT.get(form, {}).get(kind, {})
     _refuse_unknown(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
     if not rotates and scheme != "t5":
         heads = _heads(model, defaults, prefix)

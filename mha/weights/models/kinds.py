@@ -177,6 +177,14 @@ QWEN_VLS = "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_
 FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
 # In files of a format, the norms of these have the 1 in their weights.
 UNFOLDED = {"mlx": GATED}
+# What models read whose arrays are of a format, beside the above: in mlx-lm, LLaMA is Mistral, too.
+OF_FORMAT: dict[str, dict[str, dict[str, Any]]] = {
+    "mlx": {
+        **{kind: {"sliding_window": None, "layer_types": None} for kind in ("llama", "mistral", "ministral3")},
+        "gemma2": {"sliding_window": None},
+        **{kind: {"rope_parameters": None} for kind in ("apertus", "gpt_oss")},
+    }
+}
 EXAONE = "exaone4", "exaone_moe"  # if they have windows, layers without one rotate no positions
 HUNYUAN = "hunyuan_v1_dense", "hunyuan_v1_moe"  # their rotation may have an alpha
 LFM2 = "lfm2", "lfm2_moe"

@@ -129,4 +129,5 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
     turned = made(model, where, recorded, width, theta, length)
     if kind in BACKWARDS:
         turned = dataclasses.replace(turned, frequencies=tuple(-angle for angle in turned.angles()))
-    return dataclasses.replace(turned, interleaved=kind in INTERLEAVED)
+    traditional = checks.flag("rope_traditional", model.get("rope_traditional", False))  # as MLX calls it
+    return dataclasses.replace(turned, interleaved=traditional or kind in INTERLEAVED)

@@ -31,8 +31,9 @@ def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, pa
     kind = "sliding_attention" if config.window else "full_attention"
     if call.kept.rounded:
         raise UnknownError("its cache is quantised")
-    if call.kept.most is not None and K > call.kept.most and (config.window or (K,))[0] >= call.kept.most:
-        raise UnknownError(f"its cache keeps {call.kept.most} of {K} tokens")
+    most, left = call.kept.most, config.window and config.window[0]
+    if most is not None and most < K and (left is None or left >= most):
+        raise UnknownError(f"its cache keeps {most} of {K} tokens")
     own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)
     if own is None and of_keys is None and not attends.cross:
         own = of_keys = call.kept.hidden(K)

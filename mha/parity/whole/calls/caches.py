@@ -39,17 +39,26 @@ def kept_of(cache: Any) -> Kept:
     if isinstance(cache, (tuple, list)) and (not cache or cache[0] is None):
         return Kept(0)
     if counted := counted_in(cache):
-        padding = getattr(counted[0], "left_padding", None)  # which its offset leaves out
-        shift = np.zeros(1, int) if padding is None else np.asarray(arrays.to_numpy(padding))
-        offset = counted[0].offset
-        length = int((np.asarray(offset if isinstance(offset, int) else arrays.to_numpy(offset)) + shift).max())
+        length, padding = told_by(counted[0])
         most = [getattr(one, "max_size", None) for one in counted]
         rounded = any(hasattr(one, "bits") for one in counted)
-        return Kept(length, shift if shift.any() else None, None if None in most else max(most), rounded)
+        return Kept(length, padding, None if None in most else max(most), rounded)
     if isinstance(cache, (tuple, list)):
         first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
         return Kept(int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None)
     return Kept()
+
+
+def told_by(one: Any) -> tuple[int | None, np.ndarray | None]:
+    """How many tokens the cache of a layer of mlx-lm has, and how many of them are padding.
+
+    Its offset leaves the padding out; where it forgets tokens, `left_padding` is only what is left of that.
+    """
+    if not hasattr(one, "left_padding"):
+        return (one.offset if isinstance(one.offset, int) else None), None
+    offset, padding = (np.asarray(arrays.to_numpy(X)) for X in (one.offset, one.left_padding))
+    length = int(getattr(one, "_offset", (offset + padding).max()))
+    return length, length - offset if (offset < length).any() else None
 
 
 def counted_in(cache: Any) -> list[Any]:

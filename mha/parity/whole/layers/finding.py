@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
@@ -23,13 +23,14 @@ class Finder:
     """Finds the layers of a model.
 
     modules: those of the model, by their paths; arrays: its arrays by their names; odd: as of `commands/taps.py`;
-    truth: what the layers should be.
+    truth: what the layers should be; formats: those of the model's arrays, see `schemes.recognise`.
     """
 
     modules: Mapping[str, Any]
     arrays: Mapping[str, Any]
     odd: Any
     truth: Truth
+    formats: Callable[[str], str]
 
     def layers(self, taught: Any) -> list[Known]:
         """List the layers, in the order of their paths; taught: as layers= of `audit`.
@@ -43,7 +44,7 @@ class Finder:
         taken = (*by_hand, *natives)
         found = {
             prefix.rstrip("."): (scheme, prefix)
-            for scheme, prefix in schemes.recognise(self.shown())
+            for scheme, prefix in schemes.recognise(self.shown(), self.formats)
             if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in taken)
         }
         found = {path: found[path] for path in self.once(found)}

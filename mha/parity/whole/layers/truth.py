@@ -1,11 +1,13 @@
 """What is true of a model: the weights and the configuration that its layers should have."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ class Truth:
     """Arrays by name, which are read when they are used, and what the model's configuration says, None = nothing.
 
     said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
-    of the model that the configuration is of, "" = all of it.
+    of the model that the configuration is of, "" = all of it; formats: the format of an array, by its name, see
+    `schemes.recognise`.
     """
 
     def __init__(
@@ -38,13 +41,15 @@ class Truth:
         said: str,
         own: bool = False,
         inside: str = "",
+        formats: Callable[[str], str] = schemes.unsaid,
     ) -> None:
         self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
+        self.formats = formats
         self.kept: dict[Any, Found] = {}
 
     def layers(self) -> list[Layer]:
         """List the layers that the names show, in the order of their numbers."""
-        found = schemes.recognise(self.arrays)
+        found = schemes.recognise(self.arrays, self.formats)
         at = {prefix for _, prefix in found}
         found += [layer for layer in schemes.recognise(also_called(self.arrays)) if layer[1] not in at]
         return sorted(found, key=lambda layer: natural(layer[1]))
@@ -80,7 +85,9 @@ class Truth:
         if self.config is None:
             return {}
         length = tokens if self.grows else None
-        return models.described(dict(self.config), *self.within(chosen), length)
+        first = next((name for name in self.arrays if name.startswith(chosen[1])), None)
+        form = "" if first is None else self.formats(first)
+        return models.described(dict(self.config), *self.within(chosen), length, form)
 
     def within(self, chosen: Layer) -> Layer:
         """The same layer, its prefix as the part of the model has it that the configuration is of."""
@@ -93,7 +100,7 @@ class Truth:
             if chosen is not None:
                 self.options(chosen, 1)
         except (TypeError, ValueError, OverflowError):
-            return Truth(self.arrays, None, self.said)
+            return Truth(self.arrays, None, self.said, formats=self.formats)
         return self
 
     @functools.cached_property
@@ -107,8 +114,8 @@ class Truth:
 
 
 @contextlib.contextmanager
-def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
-    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of its backend, None = no model.
+def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Iterator[Truth]:
+    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of its backend; None = no model.
 
     Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
     """
@@ -116,19 +123,23 @@ def opened(like: Any, model: Any, taps: Any) -> Iterator[Truth]:
     if isinstance(like, Truth):
         yield like
     elif like is None:
-        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside)
+        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside, formats_of(backend))
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:
             beside = config_beside(source.path)
             said = config if beside is None else beside
-            yield Truth(Read(source), said, os.fspath(like), inside=inside if beside is None else "")
+            inside = inside if beside is None else ""
+            yield Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of)
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
-        yield Truth(named(like), config, "the arrays of like", inside=inside)
-    elif backend := dispatch.backend_of(like):
-        other = taps_of(backend)
+        arrays = named(like)
+        formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
+        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats)
+    elif own_backend := dispatch.backend_of(like):
+        other = taps_of(own_backend)
         there, own = configured(other.modules(like))
         there, own = (inside, config) if own is None else (there, own)
-        yield Truth(other.arrays(like), own, f"the {type(like).__name__} of like", inside=there)
+        said, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
+        yield Truth(other.arrays(like), own, said, inside=there, formats=formats)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
@@ -159,9 +170,23 @@ def config_beside(path: Path) -> dict[str, Any] | None:
 
 
 def config_of(model: Any) -> dict[str, Any] | None:
-    """What a model of transformers says of itself, as it would be written beside its weights; None if nothing."""
+    """What a model says of itself, as it would be written beside its weights; None if nothing.
+
+    A model of transformers has a `config`, which makes JSON; one of mlx-lm has `args`, a dataclass.
+    """
     config: Any = getattr(model, "config", None)
-    return json_text.parse(config.to_json_string()) if hasattr(config, "to_json_string") else None
+    if hasattr(config, "to_json_string"):
+        return json_text.parse(config.to_json_string())
+    args: Any = getattr(model, "args", None)
+    if dataclasses.is_dataclass(args) and hasattr(args, "model_type"):
+        return json_text.parse(json.dumps(dataclasses.asdict(args)))  # type: ignore[arg-type]
+    return None
+
+
+def formats_of(backend: BackendName | None) -> Callable[[str], str]:
+    """The format of the arrays of a backend, by their names: that of the files that its framework writes."""
+    forms = dispatch.FRAMEWORKS[backend].formats if backend else ()
+    return lambda name: forms[0] if forms else ""
 
 
 def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
