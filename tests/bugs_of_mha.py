@@ -95,8 +95,8 @@ GROUPS = {
         "norms without weights are refused": (
             r"if not options\.pop\(BARE, False\):", "options.pop(BARE, False)\n    if True:"),
         "every layer of Cohere2 rotates": (r"return slides\n", "return True\n"),
-        "Cohere2 rotates halves": (r"interleaved=kind in INTERLEAVED", "interleaved=False"),
-        "every layer of Ministral has the window": (r"kind in SLIDING and not types\)", "kind in SLIDING)"),
+        "Cohere2 rotates halves": (r"traditional or kind in INTERLEAVED", "traditional"),
+        "every layer of Ministral has the window": (r"\*BY_TYPES\) and not types\)", "*BY_TYPES))"),
         "gpt-oss may have no sinks": (r'found\["sinks"\] = True', "pass"),
         "sinks that are not there are zeros": ("!= has_sinks:", "!= has_sinks and False:"),
         "Phi-3's YaRN is YaRN": (r'if kind == "phi3" and .*:', "if False:"),

@@ -1,6 +1,8 @@
 """Bugs of what watches whole models, framework by framework, and of audits of arrays; groups as in `bugs_of_mha.py`."""
 
 # fmt: off
+# Groups outside of `backends/` that the tests with this backend notice.
+MLX = ("models of mlx-lm",)
 GROUPS = {
     "models of JAX": ("backends/jax/commands", "audit_models audit_frameworks", {
         "attention of Flax drops weights": (r'object\.__setattr__\(module, "dropout_rate", 0\.0\)', "pass"),
@@ -45,7 +47,7 @@ GROUPS = {
         "a block without weights is not called": (r"if any\(min\(", "if False and any(min("),
         "a softmax is not told": (r"\{\*SOFTMAX, \*DROPOUT\}", "{*DROPOUT}"),
     }),
-    "models of MLX": ("backends/mlx/commands/taps.py", "audit_models audit_frameworks", {
+    "models of MLX": ("backends/mlx/commands/taps.py", "audit_models audit_mlx", {
         "layers drop": (r"_through if issubclass\(kind, DROPOUT\) else ", ""),
         "functions stay compiled": (r"mx\.disable_compile\(\)", "pass"),
         "compilers stay off": (r"stack\.callback\(mx\.enable_compile\)", "pass"),
@@ -70,6 +72,37 @@ GROUPS = {
         "adapted projections are plain": (r'if any\("lora" in', 'if False and any("lora" in'),
         "sharded projections are plain": (r"if isinstance\(module, SHARDED\):", "if False:"),
         "an output is never mended": (r"return output if instead is None else instead", "return output"),
+    }),
+    "lists of caches": ("mha/parity/whole", "audit_calls", {
+        "padding in a cache is not seen": (r"own = of_keys = call\.kept\.hidden\(K\)", "pass"),
+        "padding in a cache moves no positions": (r"if own is None and self\.kept\.padding is not None:", "if False:"),
+        "padding may change": (r"if self\.history\.tokens and \(before is None or", "if False and (before is None or"),
+        "a cache may forget": (r"if most is not None and most < K and ", "if False and "),
+        "a window is larger than its cache": (r"left is None or left >= most\)", "left is None)"),
+        "a cache may round": (r"    if call\.kept\.rounded:", "    if False:"),
+        "what is forgotten was no padding": (r'getattr\(one, "_offset", \(offset \+ padding\)\.max\(\)\)',
+            "(offset + padding).max()"),
+        "a layer with fewer slots counts": (
+            r"None if None in most else max\(most\)", "None if None in most else min(most)"),
+    }),
+    "models of mlx-lm": ("mha/parity/whole mha/parity/records", "audit_mlx", {
+        "another list is another cache": (r"\(id\(owner_of\(cache\)\), \(None, History", "(id(cache), (None, History"),
+        "tokens that are left out stay": (r'    "trim": History\.trim,\n', ""),
+        "other samples follow": (r"is not None and len\(earlier\.keys\) == len\(inputs\[\"keys\"\]\)", "is not None"),
+        "arguments say nothing": (r'dataclasses\.is_dataclass\(args\) and hasattr\(args, "model_type"\)', "False"),
+        "models have no format": (r"return lambda name: forms\[0\] if forms else \"\"", 'return lambda name: ""'),
+        "arrays of MLX lie as others": (
+            r"formats_of\(dispatch\.backend_of\(next\(iter\(arrays\.values\(\)\), None\)\)\)", "formats_of(None)"),
+        "a record has no format": (r'formats = formats_of\(facts\["framework"\]\)', "formats = formats_of(None)"),
+        "a module is a dict of arrays": (
+            r"isinstance\(like, Mapping\) and not callable\(like\)", "isinstance(like, Mapping)"),
+    }),
+    "what models of MLX say": ("mha/weights/models", "model_layers", {
+        "windows are for all or none": (r'\{"sliding_window": None, "layer_types": None\}', '{"sliding_window": None}'),
+        "a window that is said is used": (r"kind in \(\*SLIDING, \*BY_TYPES\)", "kind in SLIDING"),
+        "halves turn": (r"interleaved=traditional or ", "interleaved="),
+        "a default of others counts": (r'"gemma2": \{"sliding_window": None\},', ""),
+        "a rotation of others counts": (r'for kind in \("apertus", "gpt_oss"\)', "for kind in ()"),
     }),
     "models of PyTorch": ("backends/torch/commands/taps.py", "audit_models", {
         "functions drop": (r"if func in DROPOUT:", "if False:"),

@@ -48,13 +48,17 @@ MARKERS = (
 )
 
 
-# Tests of models of PyTorch, which import it; without it they are not collected.
-OF_TORCH = ("audit", "audit_taught", "cli_records", "plot_ratios", "records", "records_files")
+# Tests of models of one framework, which import it; without it they are not collected.
+OF_MODELS = {
+    "torch": ("audit", "audit_taught", "cli_records", "plot_ratios", "records", "records_files"),
+    "mlx": ("audit_mlx",),
+}
 
 
 def pytest_ignore_collect(collection_path, config):
-    own = collection_path.name in [f"test_{name}.py" for name in OF_TORCH]
-    return True if own and "torch" not in config.backends else None
+    name = collection_path.stem.removeprefix("test_")
+    needed = {backend for backend, names in OF_MODELS.items() if name in names}
+    return True if needed.difference(config.backends) else None
 
 
 def pytest_configure(config):

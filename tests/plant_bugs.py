@@ -85,7 +85,7 @@ class Bug:
     def backend(self, changed: Iterable[str]) -> str:
         """The backend whose tests must notice the bug, by the files that it changes."""
         found = [name.split("/")[1] for name in changed if name.startswith("backends/")]
-        found += ["torch"] * (self.of in bugs_of_audits.TORCH)
+        found += ["torch"] * (self.of in bugs_of_audits.TORCH) + ["mlx"] * (self.of in bugs_of_taps.MLX)
         return self.of if self.of in dispatch.FRAMEWORKS else [*found, "numpy"][0]
 
     def _found(self, pattern: str, sources: dict[str, str]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import mha
 from mha.config import Config
 from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
-from mha.parity.whole.calls.caches import kept_of
+from mha.parity.whole.calls.caches import Kept, kept_of
 from mha.parity.whole.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.judging import asked_of, mended
@@ -252,6 +252,68 @@ def test_what_changes_a_cache_changes_its_history():
     assert history.positions.shape == (6, 2)
     histories.forget()
     assert "reorder_cache" not in vars(cache)
+
+
+def of_layer(offset, **said):
+    """The cache of a layer, as mlx-lm has them."""
+    return types.SimpleNamespace(offset=offset, **said)
+
+
+def test_a_list_of_caches_says_what_its_layers_have():
+    kept = kept_of([types.SimpleNamespace(), of_layer(5, max_size=4), of_layer(5, max_size=7)])
+    assert (kept.length, kept.most, kept.rounded, kept.padding) == (5, 7, False, None)
+    kept = kept_of([of_layer(3, max_size=4), of_layer(3, bits=8)])
+    assert (kept.length, kept.most, kept.rounded) == (3, None, True)
+    assert kept_of(of_layer(0)).length == 0
+    assert kept_of([of_layer(np.array([1, 2]))]).length is None
+    for padding, more in (([3, 1], {}), ([1, 0], {"_offset": 5})):  # of the second, two tokens are forgotten
+        kept = kept_of([of_layer(np.array([2, 4]), left_padding=np.array(padding), **more)])
+        assert (kept.length, kept.padding.tolist()) == (5, [3, 1])
+        assert kept.hidden(4).tolist() == [[False, False, False, True], [False, True, True, True]]
+    assert kept_of([of_layer(np.array([5, 5]), left_padding=np.array([0, 0]))]).padding is None
+
+
+def test_padding_in_a_cache_hides_keys_and_moves_positions():
+    earlier = History(3, positions=np.array([[-2, -1, 0], [0, 1, 2]]))
+    call = ModelCall(1, {}, earlier, Kept(3, np.array([2, 0])))
+    given, rows = told(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
+    assert given["key_positions"].tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
+    assert given["positions"].tolist() == [[1, 2], [3, 4]]
+    assert rows.all()
+    _, rows = told(ModelCall(1, {}, History(), Kept(0, np.array([2, 0]))), DECODER, TURNING, NOTHING, "", (2, 3, 3))
+    assert rows.tolist() == [[False, False, True], [True] * 3]
+    for positions in (np.array([[0, 1, 2], [0, 1, 2]]), np.array([[0, 1, 2]]), None):
+        call = ModelCall(1, {}, History(3, positions=positions), Kept(3, np.array([2, 0])))
+        with pytest.raises(UnknownError, match="padding in its cache is not what it was"):
+            told(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("kept", "config", "message"),
+    [
+        (Kept(3, most=4), TURNING, "its cache keeps 4 of 5 tokens"),
+        (Kept(3, most=2), WINDOWED, "its cache keeps 2 of 5 tokens"),
+        (Kept(3, most=3), WINDOWED, ""),
+        (Kept(3, most=5), TURNING, ""),
+        (Kept(3, rounded=True), TURNING, "its cache is quantised"),
+    ],
+)
+def test_a_cache_that_forgets_or_rounds_is_not_known(kept, config, message):
+    call = ModelCall(1, {}, History(3), kept)
+    if message:
+        with pytest.raises(UnknownError, match=message):
+            told(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
+    else:
+        assert told(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
+
+
+def test_tokens_are_left_out_at_the_end():
+    numbers = np.arange(4.0).reshape(1, 4, 1)
+    history = History(4, {"own": Earlier(numbers, numbers, False)}, np.arange(4)[None])
+    history.trim(1)
+    assert (history.tokens, history.layers["own"].keys.size, history.positions.tolist()) == (3, 3, [[0, 1, 2]])
+    history.trim(7)
+    assert history.tokens == 0
 
 
 def test_the_length_of_a_cache_is_what_it_says():

@@ -1,5 +1,6 @@
 """Models whose layers differ: which of them rotate positions, and which have a window, as `config.json` says."""
 
+import dataclasses
 import json
 import re
 
@@ -190,6 +191,50 @@ def test_a_layer_without_keys_of_its_own_is_refused(number, owner):
     with pytest.raises(ValueError, match=re.escape(words)):
         models.described(model, "llama", f"model.layers.{number}.self_attn.")
     assert models.described(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
+
+
+TYPES = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+PLAIN = {"rope_theta": 5e3, "sliding_window": None}
+# What models say whose arrays lie as MLX' do, and the options of layer 1.
+OF_MLX = {
+    "llama, windows": (LLAMA | TYPES, {"window": (7, 0)}),
+    "llama, a window that no layer has": (LLAMA | {"sliding_window": 8, "layer_types": None}, {"window": None}),
+    "llama, neighbours": (LLAMA | PLAIN | {"rope_traditional": True},
+        {"rotary": mha.Rotary(base=5e3, interleaved=True)}),
+    "llama, halves": (LLAMA | PLAIN | {"rope_traditional": False}, {"rotary": mha.Rotary(base=5e3)}),
+    "mistral, windows": (PLAIN | TYPES | {"model_type": "mistral"}, {"window": (7, 0)}),
+    "mistral": (PLAIN | {"model_type": "mistral"}, {"window": None}),
+    "ministral3": (TYPES | {"model_type": "ministral3", "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "rope_theta": 5e3, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 8}}, {"window": (7, 0)}),
+    "gemma2": ({"model_type": "gemma2", "layer_types": None}, {"window": None}),
+    "gpt_oss": ({"model_type": "gpt_oss", "rope_theta": 5e3, "rope_scaling": None, "layer_types": TYPES["layer_types"]},
+        {"rotary": mha.Rotary(base=5e3)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_MLX)
+def test_models_of_mlx_read_what_others_do_not(name):
+    said, options = OF_MLX[name]
+    found = models.described(MODEL | said, "llama", PREFIX, form="mlx")
+    if found.get("rotary") is not None:
+        found["rotary"] = dataclasses.replace(found["rotary"], dim=None)
+    assert {key: found[key] for key in options} == options
+
+
+@pytest.mark.parametrize("said", [LLAMA | {"sliding_window": 8, "layer_types": None}, {"model_type": "gemma2"}])
+def test_windows_that_mlx_gives_no_layer(said):
+    found = [models.described(MODEL | said, "llama", f"layers.{at}.", form="mlx")["window"] for at in range(2)]
+    assert found == [None, None]
+
+
+def test_others_do_not_read_it():
+    with pytest.raises(ValueError, match=r"layer_types is .*, which may change the attention"):
+        models.described(MODEL | LLAMA | TYPES, "llama", PREFIX)
+    with pytest.raises(ValueError, match="sliding_window is 8, which may change the attention"):
+        models.described(MODEL | LLAMA | {"sliding_window": 8}, "llama", PREFIX)
+    with pytest.raises(ValueError, match="layer_types is"):
+        models.described(MODEL | PLAIN | TYPES | {"model_type": "mistral"}, "llama", PREFIX)
 
 
 def test_commands_read_it_too(write, tmp_path):

@@ -1,5 +1,6 @@
 """Records of models of two frameworks, with other names and other orders of calls: the place of a mistake is named."""
 
+import numpy as np
 import pytest
 from recorded import PATHS, recorded
 
@@ -61,3 +62,25 @@ def test_a_module_of_linen_wants_a_call():
     message = r"whose parts only a call shows; .* call=\(variables, x\)"
     with pytest.raises(TypeError, match=message), parity.record(of_linen.Decoder()):
         pass
+
+
+def test_a_reference_of_another_framework_is_not_called():
+    import audited
+    import torch
+    from mlx.utils import tree_flatten
+
+    one = audited.make("mlx.described", "scale")
+    arrays = {name: torch.tensor(np.array(X)) for name, X in tree_flatten(one.model.parameters())}
+    like = torch.nn.Module()  # it raises if it is called
+    like.layers = torch.nn.ModuleList(torch.nn.ModuleDict({"self_attn": torch.nn.ModuleDict()}) for _ in range(2))
+    for name, X in arrays.items():
+        part, _, kernel = name.rpartition(".")
+        place, _, last = part.rpartition(".")
+        linear = torch.nn.Linear(X.shape[1], X.shape[0], bias=False)
+        linear.load_state_dict({kernel: X})
+        like.get_submodule(place)[last] = linear
+    report = parity.audit(one.model, *one.args, like=like)
+    assert [row.verdict for row in report.layers] == ["same", "differs"]
+    assert report.truth == "the Module of like"
+    assert report.mended.moved
+    assert report.mended.explains == ""

@@ -202,7 +202,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="b is a int, expected the path of a record, or a record"):
         parity.compare_records(record, 3)
     with (
-        pytest.raises(TypeError, match="model is a int, expected a model of PyTorch, Keras, Flax or MXNet"),
+        pytest.raises(TypeError, match=r"model is a int, expected a model of PyTorch, .* or \w+"),
         parity.record(3),
     ):
         pass

@@ -1,5 +1,7 @@
 """Models of MLX."""
 
+import dataclasses
+
 import mlx.core as mx
 import numpy as np
 from mlx import nn
@@ -10,7 +12,7 @@ from audited import B, D, H, Model, T, attend
 from mha.backends.mlx.commands.taps import modules
 
 BACKEND = "mlx"
-KINDS = "encoder", "masked", "taught"
+KINDS = "encoder", "masked", "described", "taught"
 LIKE = "encoder"
 
 
@@ -99,6 +101,84 @@ def masked(mistake):
             return X + self.others[0](X, X, X, mask)
 
     return Model(drawn(Masked()), (mx.array(audited.inputs()), hidden()), ["first", "others.0"], state)
+
+
+@dataclasses.dataclass
+class Arguments:
+    """What a model of mlx-lm says of itself."""
+
+    model_type: str = "llama"
+    hidden_size: int = D
+    num_attention_heads: int = H
+    num_key_value_heads: int = H
+    head_dim: int = 4
+    rope_theta: float = 500.0
+    rope_traditional: bool = True
+    sliding_window: int = 3
+    layer_types: tuple[str, ...] = ("full_attention", "sliding_attention")
+
+
+class Cache:
+    """The cache of a layer, as mlx-lm has it."""
+
+    def __init__(self):
+        self.offset, self.kept = 0, []
+
+    def update(self, *arrays):
+        """The keys and values of all tokens, (B, H, K, d)."""
+        self.kept = [
+            mx.concatenate(pair, 2) for pair in zip(self.kept or [X[:, :, :0] for X in arrays], arrays, strict=True)
+        ]
+        self.offset += arrays[0].shape[2]
+        return self.kept
+
+    def trim(self, tokens):
+        """Leave so many tokens out."""
+        self.offset -= tokens
+        self.kept = [X[:, :, : self.offset] for X in self.kept]
+
+
+class Turning(nn.Module):
+    """A layer as mlx-lm has it."""
+
+    def __init__(self, args, at, mistake):
+        super().__init__()
+        width = args.num_attention_heads * args.head_dim
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(D, width, bias=False) for _ in range(3))
+        self.o_proj = nn.Linear(width, D, bias=False)
+        self.rope = nn.RoPE(args.head_dim, args.rope_traditional, args.rope_theta)
+        self.window = args.sliding_window if args.layer_types[at] == "sliding_attention" else T
+        self.scale, self.mistake = 1.0 if mistake == "scale" else args.head_dim**-0.5, mistake
+
+    def __call__(self, X, cache):
+        q, k, v = (part(X).reshape(*X.shape[:2], H, -1) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (part.swapaxes(1, 2) for part in (q, k, v))  # (B, H, T, d)
+        offset, (Q, K) = cache.offset, (X.shape[1], cache.offset + X.shape[1])
+        k, v = cache.update(self.rope(k, offset=offset), v)
+        seen = mx.tri(Q, K, K - Q) - mx.tri(Q, K, K - Q - self.window) > 0
+        mask = None if self.mistake == "mask" else seen
+        pooled = mx.fast.scaled_dot_product_attention(self.rope(q, offset=offset), k, v, scale=self.scale, mask=mask)
+        return self.o_proj(pooled.swapaxes(1, 2).reshape(*X.shape[:2], -1))  # (B, T, D)
+
+
+class Stack(nn.Module):
+    """Two layers, and what the model says of itself."""
+
+    def __init__(self, mistake):
+        super().__init__()
+        self.args = Arguments()
+        self.layers = [{"self_attn": Turning(self.args, at, mistake * (at == 1))} for at in range(2)]
+
+    def __call__(self, X, cache=None):
+        for layer, own in zip(self.layers, cache or [Cache(), Cache()], strict=True):
+            X = X + layer["self_attn"](X, own)
+        return X
+
+
+def described(mistake):
+    """Layers with the names of LLaMA, of a model that says what it is as mlx-lm's do."""
+    paths = [f"layers.{at}.self_attn" for at in range(2)]
+    return Model(drawn(Stack(mistake)), (mx.array(audited.inputs()),), paths, state)
 
 
 def taught(mistake):

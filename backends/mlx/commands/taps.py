@@ -40,7 +40,8 @@ def modules(model: Any) -> dict[str, Any]:
     """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
     found, left = {"": model}, [("", model)]
     for path, parent in left:  # the loop appends to it
-        for name, part in tree_flatten(parent.children(), is_leaf=nn.Module.is_module):
+        parts: Any = tree_flatten(parent.children(), is_leaf=nn.Module.is_module)
+        for name, part in parts:
             if isinstance(part, nn.Module):
                 own = f"{path}.{name}".removeprefix(".")
                 found[own] = part

@@ -23,7 +23,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
     """Judge each attention layer of a model in one call of it: is one wrong, which is the first, and why?
 
     Args:
-        model: a model of PyTorch, Keras, Flax or MXNet.
+        model: a model of one of the frameworks.
         args, kwargs: the arguments of the call, as its users make it.
         like: where the weights and the configuration are that the model should have: a directory or file of a
             checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
@@ -48,10 +48,11 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
         second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
-        with second.open() as other, recorded(model, args, callable(like)) as mine:
+        right = like if callable(like) and dispatch.backend_of(like) == watching.backend else None
+        with second.open() as other, recorded(model, args, right is not None) as mine:
             after = second.taps.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        explains = explained(watching.taps, like, args, kwargs, before, after, mine, wrong)
+        explains = explained(watching.taps, right, args, kwargs, before, after, mine, wrong)
         report.mended = Mended(wrong, moved(before, after), left, explains)
     return report
 
@@ -90,11 +91,12 @@ def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float
 def explained(
     taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any, mine: Record | None, wrong: tuple[str, ...]
 ) -> str:
-    """Say whether the model gives what the reference does, once its layers are mended; "" if that is no model.
+    """Say whether the model gives what the reference does, once its layers are mended; "" if there is none.
 
-    mine: the record of the call in which they were; wrong: their paths.
+    like: a model that takes the same arguments, None = there is none; mine: the record of the call in which they were;
+    wrong: their paths.
     """
-    if not callable(like):
+    if like is None:
         return ""
     with recorded(like, args, True) as theirs:  # which has no dropout, either
         right = taps.call(like, *args, **kwargs)

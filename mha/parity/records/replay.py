@@ -47,8 +47,8 @@ def replayed(source: Record, like: Any, layers: Any, track: Progress = iter) -> 
     """Judge the attention layers of an open record; see `audit_record`."""
     taps = RecordTaps(source)
     calls = sum(event[0] == "call" for event in source.events)
-    once, backend = ((), {}) if calls == 1 else None, source.facts["framework"]
-    watching = Watch(taps.model, like, layers, once=once, taps=taps, backend=backend)
+    once: Any = ((), {}) if calls == 1 else None
+    watching = Watch(taps.model, like, layers, once=once, taps=taps, backend=source.facts["framework"])
     with watching.open() as report:
         taps.play(track)
     return report

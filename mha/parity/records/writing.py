@@ -17,7 +17,7 @@ from mha.parity.records.storing import CODES, InFile, InMemory
 from mha.parity.whole.calls.caches import kept_of, owner_of
 from mha.parity.whole.calls.model_calls import Histories, History, cache_in
 from mha.parity.whole.calls.session import entered
-from mha.parity.whole.layers.truth import configured, taps_of, wholes
+from mha.parity.whole.layers.truth import backend_of, configured, taps_of, wholes
 from mha.weights import native, own_format, readers
 
 MOST = 8  # arrays of a call of a module
@@ -31,7 +31,7 @@ def record(
     """Record what enters and leaves every module of a model in the calls inside, to compare it with another model.
 
     Args:
-        model: a model of PyTorch, Keras, Flax or MXNet.
+        model: a model of one of the frameworks.
         path: file to write, array by array; it is at its place when the context ends without an error. None = in
             memory, from where `record.save(path)` writes it.
         weights: whether the arrays of the model are recorded, too, so that its attention can be judged elsewhere.
@@ -47,9 +47,7 @@ def record(
         TypeError: if model is of no known framework.
         FileError (an OSError and a ValueError), OSError: if the file cannot be written.
     """
-    backend = dispatch.backend_of(model)
-    if backend is None:
-        raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
+    backend = backend_of(model)
     checks.flag("weights", weights)
     taps = taps_of(backend)
     store = InMemory() if path is None else InFile(path)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
 from mha.names import BackendName
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.model_calls import UnknownError
@@ -15,7 +14,7 @@ from mha.parity.whole.calls.session import Session, Tap, in_part
 from mha.parity.whole.judging import Judged, asked_of, judged, mended
 from mha.parity.whole.layers.finding import Finder, some
 from mha.parity.whole.layers.known import Known
-from mha.parity.whole.layers.truth import Truth, at, formats_of, opened, taps_of, wholes
+from mha.parity.whole.layers.truth import Truth, at, backend_of, formats_of, opened, taps_of, wholes
 from mha.tables import few
 
 
@@ -48,9 +47,7 @@ class Watch:
         backend: BackendName | None = None,
     ) -> None:
         if taps is None:
-            backend = dispatch.backend_of(model)
-            if backend is None:
-                raise TypeError(f"model is a {type(model).__name__}, expected a model of PyTorch, Keras, Flax or MXNet")
+            backend = backend_of(model)
             taps = taps_of(backend)
         self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
         self.taps, self.backend = taps, backend

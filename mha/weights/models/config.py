@@ -111,12 +111,21 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def described(
-    model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None = None, form: str = ""
+    model: dict[str, Any],
+    scheme: SchemeName,
+    prefix: str,
+    length: int | None = None,
+    form: str = "",
+    said_by: str | None = None,
 ) -> dict[str, Any]:
-    """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong."""
+    """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong.
+
+    said_by: the format of the arrays of the model that says it, where these are others; None = form.
+    """
     if length is not None:
         checks.size("length", length)
-    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, form)
+    said_by = form if said_by is None else said_by
+    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, said_by)
     if parts.part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
         found.pop(FOLDED, None)
     return found

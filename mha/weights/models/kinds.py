@@ -198,6 +198,7 @@ BARE_NORMED = ("nanochat",)  # their norms have no weights
 BACKWARDS = ("nanochat",)  # pairs turn the other way
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
+BY_TYPES = ("llama",)  # only layer_types gives them windows, where they read it
 ROTATING_IN_WINDOWS = "cohere2", "cohere2_moe", "afmoe"  # layers without a window rotate no positions
 # Their rotation depends on whether a layer has a window.
 BY_WINDOW = "gemma3_text", "gemma4_text", "olmo3", *ROTATING_IN_WINDOWS

@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import Any
 
 from mha import checks
-from mha.weights.models.kinds import BY_NAME, BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
+from mha.weights.models.kinds import BY_NAME, BY_TYPES, BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
@@ -22,7 +22,7 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
     size, types = model.get("sliding_window"), model.get("layer_types")
     if not model.get("use_sliding_window", True):
         size = None
-    if "layer_types" not in reads or (kind in SLIDING and not types):
+    if "layer_types" not in reads or (kind in (*SLIDING, *BY_TYPES) and not types):
         return size is not None and kind in SLIDING
     if types and isinstance(types, list) and all(one == "full_attention" for one in types):
         return False

@@ -40,7 +40,7 @@ def kept_of(cache: Any) -> Kept:
         return Kept(0)
     if counted := counted_in(cache):
         length, padding = told_by(counted[0])
-        most = [getattr(one, "max_size", None) for one in counted]
+        most: list[Any] = [getattr(one, "max_size", None) for one in counted]
         rounded = any(hasattr(one, "bits") for one in counted)
         return Kept(length, padding, None if None in most else max(most), rounded)
     if isinstance(cache, (tuple, list)):

@@ -122,7 +122,8 @@ class ModelCall:
                 own = X.reshape(-1, Q).astype(np.int64)  # (B or 1, Q)
         if own is None and self.kept.padding is not None:
             own = self.history.tokens + np.arange(Q) - self.kept.padding[:, None]
-            if earlier is not None and (len(earlier) != len(own) or (earlier[:, -1] + 1 != own[:, 0]).any()):
+            before = None if earlier is None or len(earlier) != len(own) else earlier[:, -1] + 1
+            if self.history.tokens and (before is None or (before != own[:, 0]).any()):
                 raise UnknownError("the padding in its cache is not what it was")
         if earlier is None and own is None:
             return None

@@ -30,7 +30,7 @@ class Finder:
     arrays: Mapping[str, Any]
     odd: Any
     truth: Truth
-    formats: Callable[[str], str]
+    formats: Callable[[str], str] = schemes.unsaid
 
     def layers(self, taught: Any) -> list[Known]:
         """List the layers, in the order of their paths; taught: as layers= of `audit`.

@@ -31,7 +31,7 @@ class Truth:
 
     said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
     of the model that the configuration is of, "" = all of it; formats: the format of an array, by its name, see
-    `schemes.recognise`.
+    `schemes.recognise`; said_by: that of the arrays of the model that has the configuration, None = the same.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Truth:
         own: bool = False,
         inside: str = "",
         formats: Callable[[str], str] = schemes.unsaid,
+        said_by: str | None = None,
     ) -> None:
         self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
-        self.formats = formats
+        self.formats, self.said_by = formats, said_by
         self.kept: dict[Any, Found] = {}
 
     def layers(self) -> list[Layer]:
@@ -87,7 +88,7 @@ class Truth:
         length = tokens if self.grows else None
         first = next((name for name in self.arrays if name.startswith(chosen[1])), None)
         form = "" if first is None else self.formats(first)
-        return models.described(dict(self.config), *self.within(chosen), length, form)
+        return models.described(dict(self.config), *self.within(chosen), length, form, self.said_by)
 
     def within(self, chosen: Layer) -> Layer:
         """The same layer, its prefix as the part of the model has it that the configuration is of."""
@@ -120,26 +121,28 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
     Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
     """
     inside, config = configured({} if taps is None else taps.modules(model))
+    own_formats = formats_of(backend)
+    said_by: str | None = own_formats("")
     if isinstance(like, Truth):
         yield like
     elif like is None:
-        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside, formats_of(backend))
+        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside, own_formats)
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:
             beside = config_beside(source.path)
             said = config if beside is None else beside
-            inside = inside if beside is None else ""
-            yield Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of)
+            inside, said_by = (inside, said_by) if beside is None else ("", None)
+            yield Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by)
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = named(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
-        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats)
+        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, said_by=said_by)
     elif own_backend := dispatch.backend_of(like):
         other = taps_of(own_backend)
         there, own = configured(other.modules(like))
-        there, own = (inside, config) if own is None else (there, own)
-        said, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
-        yield Truth(other.arrays(like), own, said, inside=there, formats=formats)
+        there, own, said_by = (inside, config, said_by) if own is None else (there, own, None)
+        name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
+        yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
@@ -202,6 +205,14 @@ def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(
         path for path, module in modules.items() if hasattr(module, "save_pretrained") and config_of(module)
     )
+
+
+def backend_of(model: Any) -> BackendName:
+    """The backend whose framework a model is of; TypeError if it is of none."""
+    if (backend := dispatch.backend_of(model)) is None:
+        *names, last = (dispatch.FRAMEWORKS[name].title for name in dispatch.having("commands/taps.py"))
+        raise TypeError(f"model is a {type(model).__name__}, expected a model of {', '.join(names)} or {last}")
+    return backend
 
 
 def taps_of(backend: BackendName) -> Any:
