@@ -82,13 +82,14 @@ PEERS = {
     "flax": peer("Flax `MultiHeadDotProductAttention`", f"causal {WIDTHS}", "linen", "jax"),
     "mxnet": peer("MXNet `npx.softmax(length)`", "mask causal training pooling", "mxnet", "mxnet"),
     "mxnet_mask": peer("MXNet `npx.sequence_mask`", "mask causal training pooling", "mxnet", "mxnet", "run_masked"),
+    "mlx": peer("MLX `MultiHeadAttention`", "training pooling", "mlx", "mlx"),
     "torch.compile": Peer("`torch.compile`", functools.partial(ask_compiled, "torch")),
     "tf.function": Peer("`tf.function`", functools.partial(ask_compiled, "tensorflow")),
     "jax.jit": Peer("`jax.jit`", functools.partial(ask_compiled, "jax")),
 }
 # The columns of a table.
-ALL = ("book", "torch", "sdpa", "keras", "flax", "mxnet")
-LAYERS = ("book", "torch", "keras", "flax")
-MASKED = ("torch", "sdpa", "keras", "flax")
+ALL = ("book", "torch", "sdpa", "keras", "flax", "mxnet", "mlx")
+LAYERS = ("book", "torch", "keras", "flax", "mlx")
+MASKED = ("torch", "sdpa", "keras", "flax", "mlx")
 WITH_LENGTHS = ("book", "mxnet_mask", "mxnet")
 OPERATORS = ("sdpa", "mxnet")  # no layers: wrong inputs would only reach our projections

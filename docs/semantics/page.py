@@ -26,8 +26,9 @@ The column **mha** holds the outcome on all backends, which must be the same. Th
 
 - **the book**: the rule that it prints for each framework, written again in PyTorch: hidden scores become -1e6, lengths
   are repeated over the heads, and nothing is checked.
-- **PyTorch, Keras, Flax**: their own layers, with the same weights. They get masks, made from the lengths in each
-  framework's own convention. PyTorch's function is used with our projections; it returns no attention weights.
+- **PyTorch, Keras, Flax, MLX**: their own layers, with the same weights. They get masks, made from the lengths in each
+  framework's own convention. PyTorch's function is used with our projections. It returns no attention weights, nor does
+  MLX' layer, which has no dropout.
 - **MXNet**: it has no attention layer, only operators. Here our projections are used with `npx.softmax` and lengths, or
   with `npx.sequence_mask`, -1e6 and a softmax. (Its `contrib` products for interleaved heads mask nothing.)
 
@@ -89,5 +90,5 @@ def row(cells: list[str]) -> str:
 def versions() -> str:
     """The frameworks and their versions."""
     packages = {"NumPy": "numpy", "PyTorch": "torch", "TensorFlow": "tensorflow-cpu", "Keras": "keras", "JAX": "jax"}
-    packages |= {"Flax": "flax", "MXNet": "mxnet"}
+    packages |= {"Flax": "flax", "MXNet": "mxnet", "MLX": "mlx"}
     return ", ".join(f"{name} {metadata.version(package).partition('+')[0]}" for name, package in packages.items())
