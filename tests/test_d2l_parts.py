@@ -208,6 +208,14 @@ def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
         importlib.import_module(f"mha.d2l.{name}")
 
 
+@pytest.mark.parametrize("name", [name for name in dispatch.FRAMEWORKS if name not in WITH_BOOK])
+def test_a_framework_that_the_book_has_not_is_refused_with_the_reason(name):
+    with pytest.raises(ImportError, match=f"mha.d2l has no {name}: the book has no section for it; it has torch, "):
+        exec(f"from mha.d2l import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'paddle'"):
+        exec("from mha.d2l import paddle")
+
+
 @pytest.mark.parametrize("name", WITH_BOOK)
 def test_each_framework_has_the_same_names_of_the_book(name):
     expected = public("torch")
