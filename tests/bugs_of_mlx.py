@@ -111,7 +111,7 @@ GROUPS = {
         },
     ),
     "kernels and views in MLX": (
-        "options sinks blocks calls parity output_gate norms rotations cache",
+        "mlx options sinks blocks bounds calls poolings cache cache_long",
         {
             "the kernel forgets the scale of the layer": (
                 r"scale = 1 / math\.sqrt\(q\.shape\[3\]\) if self\.scale is None else self\.scale",
@@ -166,7 +166,7 @@ GROUPS = {
         },
     ),
     "options in MLX": (
-        "positions rotations sinks options output_gate",
+        "positions rotations sinks options output_gate blocks",
         {
             "positions below 0 are warm in MLX": (r"mx\.maximum\(places, 0\) \+ temperature", "places + temperature"),
             "sines are not magnified in MLX": (r"part \* \(2 \* tan\)", "2 * tan / (1 + tan * tan)"),
@@ -178,7 +178,7 @@ GROUPS = {
         },
     ),
     "layers of MLX that change": (
-        "frozen native threads own_model",
+        "mlx frozen native threads own_model",
         {
             "plans are parameters": (r'object\.__setattr__\(self, "plans", Plans\(\)\)', "self.plans = Plans()"),
             "a layer draws numbers when it is made": (

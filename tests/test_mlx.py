@@ -206,9 +206,10 @@ def test_arrays_that_change_after_a_call_do_not_count(backend):
     """`X += 1` changes what everybody has who has X."""
     attention, X = mha.MultiHeadAttention(D, H, seed=1, backend=backend), drawn(2, 3, D).astype("float32")
     own, ones = mha.tensor(X, backend=backend), np.ones((2, 3, D), "float32")
+    expected = attention.gradients(X, X, X)
     _, pull_back = attention.vjp(own, own, own)
     own += 1
-    expected = attention.gradients(X, X, X)
+    attention.layer.W_q.weight += 1
     found = pull_back(mha.tensor(ones, backend=backend))
     assert all(np.array_equal(mha.to_numpy(found[name]), expected[name]) for name in expected)
 
@@ -218,3 +219,54 @@ def test_samples_that_are_computed_apart_drop_other_weights(backend, monkeypatch
     monkeypatch.setattr(cutting, "SCORES", H * 7 * 7)
     for output in (attention(X, X, X, training=True), attention.vjp(X, X, X, training=True)[0]):
         assert not np.array_equal(output[0], output[1])
+
+
+def test_a_call_leaves_the_arrays_of_a_layer(backend):
+    """In a function that is transformed, they are others."""
+    attention, X = mha.MultiHeadAttention(D, H, backend=backend), np.ones((2, 3, D), "float32")
+    before = attention.layer.W_q.weight
+    attention.gradients(X, X, X)
+    assert attention.layer.W_q.weight is before
+
+
+def test_to_make_a_layer_draws_no_numbers(backend):
+    """A process whose threads drew numbers may abort at its end."""
+    import mlx.core as mx
+
+    drawn = []
+    for make in (lambda: None, lambda: mha.MultiHeadAttention(D, H, bias=True, backend=backend)):
+        mx.random.seed(5)
+        make()
+        drawn.append(mx.random.uniform().item())
+    assert drawn[0] == drawn[1]
+
+
+OF_VIEWS = {
+    "no option": ({}, {}),
+    "norms of all heads": ({"qk_norm": mha.Norm("rms", over="all")}, {}),
+    "a norm of values": ({"value_norm": mha.Norm("layer", over="all")}, {}),
+    "a rotation": ({"rotary": mha.Rotary()}, {}),
+    "a temperature": ({"temperature": mha.Temperature(0.5, 2)}, {}),
+    "an output gate": ({"output_gate": "head"}, {}),
+    "groups": ({"num_key_value_heads": 1}, {}),
+    "gates of heads": ({}, {"head_gates": np.array([0.5, 2, -1], "float32")}),
+    "a window and sinks": ({"window": (1, 0), "sinks": True}, {"valid_lens": [3, 5]}),
+    "a bias that hides all": ({}, {"score_bias": np.where(np.eye(5) == 1, -np.inf, np.tri(5) - 1e9).astype("float32")}),
+}
+
+
+@pytest.mark.parametrize("name", OF_VIEWS)
+def test_small_calls_in_float32(backend, name):
+    """They take MLX' own kernel and views of heads, which those in float64 do not."""
+    options, call = OF_VIEWS[name]
+    attention = mha.MultiHeadAttention(D, H, seed=3, backend=backend, **options)
+    inputs, cotangent = drawn(3, 2, 5, D).astype("float32"), drawn(2, 5, D).astype("float32")
+    base, oracle = attention.to("numpy"), parity.in_dtype(attention.to("numpy"), "float64")
+    wide = {key: X.astype("float64") if key in ("head_gates", "score_bias") else X for key, X in call.items()}
+    output, exact = attention(*inputs, **call), oracle(*inputs.astype("float64"), **wide)
+    assert parity.error(output, exact) <= parity.bound("float32", exact, base(*inputs, **call))
+    found, plain = (one.gradients(*inputs, **call, cotangent=cotangent) for one in (attention, base))
+    exact = oracle.gradients(*inputs.astype("float64"), **wide, cotangent=cotangent.astype("float64"))
+    for key, X in exact.items():
+        limit = parity.bound("float32", X, plain[key], gradient=True, scale=parity.gradient_scale(key, exact))
+        assert parity.error(found[key], X) <= limit, key
