@@ -270,3 +270,18 @@ def test_small_calls_in_float32(backend, name):
     for key, X in exact.items():
         limit = parity.bound("float32", X, plain[key], gradient=True, scale=parity.gradient_scale(key, exact))
         assert parity.error(found[key], X) <= limit, key
+
+
+def test_a_subclass_of_the_pooling_has_its_own_scores_in_float32(backend):
+    from mha.backends.mlx.engine import pooling
+
+    class Negative(pooling.DotProductAttention):
+        def scores(self, queries, keys):
+            return -super().scores(queries, keys)
+
+    attention, X = mha.MultiHeadAttention(D, H, seed=3, backend=backend), drawn(2, 5, D).astype("float32")
+    attention.layer.attention = Negative(0.0)
+    found = attention(X, X, X), attention.vjp(X, X, X)[0]
+    attention.layer.attention = pooling.DotProductAttention(0.0, scale=-1 / math.sqrt(D // H))
+    for output in found:
+        np.testing.assert_allclose(output, attention(X, X, X), rtol=0, atol=1e-6)
