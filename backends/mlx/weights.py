@@ -56,10 +56,8 @@ class Dense(nn.Linear):
         """X (..., in) as (..., out)."""
         if X.size < 64 * X.shape[-1] or mx.default_device() != mx.cpu:
             return super().__call__(X)
-        rows = X.size // X.shape[-1]
-        found = product(X.reshape(rows, X.shape[-1]), self.weight).reshape(
-            *X.shape[:-1], len(self.weight)
-        )  # (..., out)
+        rows = X.reshape(X.size // X.shape[-1], X.shape[-1])  # (rows, in)
+        found = product(rows, self.weight).reshape(*X.shape[:-1], len(self.weight))  # (..., out)
         return found + self.bias if "bias" in self else found
 
 
