@@ -295,3 +295,21 @@ def test_mlx_compiles_a_step_once(backend):
         output, arrays = step(mx.array(X[:, t : t + 1]), arrays)
         np.testing.assert_allclose(mha.to_numpy(output)[:, 0], expected[:, t], rtol=0, atol=1e-5)
     assert traced == [(B, 1, X.shape[2])]
+
+
+@pytest.mark.backends("mlx")
+def test_mlx_gives_no_number_for_what_is_lost(backend):
+    import mlx.core as mx
+
+    attention = mha.MultiHeadAttention(D, H, backend=backend, **OPTIONS)
+    arrays, outputs = attention.cache(B, 3).arrays(), []
+
+    @mx.compile
+    def step(x, arrays):
+        output, cache = attention.layer(x, x, x, causal=True, cache=mha.Cache(attention.config, arrays))
+        return output, cache.arrays()
+
+    for t in range(5):  # the fourth takes the place of the first, which it would see
+        output, arrays = step(mx.array(X[:, t : t + 1]), arrays)
+        outputs.append(np.isnan(mha.to_numpy(output)).all())
+    assert outputs == [False, False, False, True, True]
