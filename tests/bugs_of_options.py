@@ -67,10 +67,11 @@ GROUPS = {
             "(each_query - each_key < call.chunk) * (each_key - each_query < call.chunk)")},
         "chunks are one longer": {"all": (r"% call\.chunk == each_key - each_key % call\.chunk",
             "% (call.chunk + 1) == each_key - each_key % (call.chunk + 1)")},
-        "an engine knows no chunks": {"all": (r"in \(\*PLACES, \*PACKED, \"chunk\"\)", "in (*PLACES, *PACKED)")},
+        "an engine knows no chunks": {"numpy tensorflow jax": (
+            r"in \(\*PLACES, \*PACKED, \"chunk\"\)", "in (*PLACES, *PACKED)")},
         "a plan forgets chunks": {"torch mxnet mlx": (r"None if layer\.config\.chunk else getattr", "getattr")},
-        "a portion in place knows no chunks": dict.fromkeys(IN_PLACE, (
-            r"call = by_mask\(.*\) if call\.chunk else call", "pass")),
+        "a portion in place knows no chunks": {"numpy": (  # elsewhere what hides knows them itself
+            r"call = by_mask\(.*\) if call\.chunk else call", "pass")},
         "a prompt knows no chunks": {"jax": (r"own = by_mask\(OPERATIONS, q, k\[1\], (.*)\)\n", r"own = \1\n")},
     }),
     "options": ("options", {
