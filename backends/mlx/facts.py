@@ -9,7 +9,7 @@ CACHES = ("mlx_lm.KVCache",)
 FORMATS = ("mlx",)
 METHOD = "__call__"
 PACKAGES = ("mlx[cpu]>=0.32.2",)
-SECONDS = 20
+SECONDS = 4
 LACKS = {
     "sparse arrays": "its arrays are dense",
     "kept gradients": "a transformation returns its gradients",
