@@ -75,7 +75,7 @@ def context(dtype, tracked=True):
 
 def place(layer, array=None):
     """Where the weights of a layer, or else an array, lie; None where the framework moves arrays by itself."""
-    return
+    return None
 
 
 def device():

@@ -170,15 +170,18 @@ def softmax(scores):
     """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and has the `exp` of float32 in float64."""
     if scores.size == 0:
         return scores
-    e = mx.array(math.e, scores.dtype)
-    scores = scores - scores.max(-1, keepdims=True)  # (B, Q, K)
-    powers = mx.power(e, scores)  # (B, Q, K); on a CPU in a quarter of the time that `exp` takes
+    powers = exponential(scores - scores.max(-1, keepdims=True))  # (B, Q, K)
     return powers / total(powers)
 
 
 @softmax.vjp
 def _softmax_vjp(scores, cotangent, output):
     return output * (cotangent - total(output * cotangent))  # (B, Q, K)
+
+
+def exponential(X):
+    """e to the power of X; on a CPU in a quarter of the time that MLX' own takes."""
+    return mx.power(mx.array(math.e, X.dtype), X)
 
 
 def total(X):

@@ -13,7 +13,7 @@ from mha.engine import cutting
 from mha.engine.reach import by_group
 
 from .. import pooling as lesson
-from ..hiding import four_axes, visible_keys, where, widen
+from ..hiding import exponential, four_axes, visible_keys, where, widen
 from ..weights import twin
 from .operations import OPERATIONS
 from .recomputing import in_pieces
@@ -93,7 +93,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         """The pooled heads (B, G, H/G, dv) of one query of each head, q (B, G, H/G, d), which sees all of its keys."""
         scale = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
         scores = widen(q) * scale @ widen(k).swapaxes(2, 3)  # (B, G, H/G, K)
-        powers = mx.power(mx.array(math.e, scores.dtype), scores - scores.max(3, keepdims=True))  # (B, G, H/G, K)
+        powers = exponential(scores - scores.max(3, keepdims=True))  # (B, G, H/G, K)
         return (powers @ widen(v) / powers.sum(3, keepdims=True)).astype(v.dtype)  # (B, G, H/G, dv)
 
     def is_plain(self, call):

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -276,11 +275,9 @@ def plain(X: Any) -> np.ndarray | None:
 
 def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> dict[str, Any]:
     """The facts of a model."""
-    framework = dispatch.FRAMEWORKS[backend]
     inside, config = configured(modules)
-    package = importlib.import_module(framework.needs[0])
     return {
-        "framework": backend, "version": getattr(package, "__version__", ""),
+        "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
         "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(wholes(modules)),
         "checkpoint": checkpoint_of(modules.get(inside, model)),
     }  # fmt: skip
