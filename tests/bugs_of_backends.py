@@ -132,7 +132,7 @@ GROUPS = {
         },
         "lengths alone blank nothing": {
             "torch": (r"keys = torch\.where\(seen\[:, :, None\], keys, 0\)", "pass"),
-            "mxnet": (r"return X if used\.all\(\) else .*", "return X"),
+            "mxnet": (r"return X if flags\.all\(\) else .*", "return X"),
         },
         "a mask is not cut to the length of all": {"tensorflow": (
             r"_replace\(valid_lens=None\)\.part\(keys=seen\)", "_replace(valid_lens=None)")},
@@ -222,11 +222,12 @@ GROUPS = {
             "torch mxnet mlx": (r"whole_used\(call, Q, K\)", "all_used(call, Q, K)"),
         },
         "queries without keys keep what they hold": {
-            "mxnet": (r"return zeroed\(queries, sees\)", "return queries"),
+            "mxnet mlx": (r"return zeroed\(of, queries, sees\)", "return queries"),
             "tensorflow": (r"return queries if call\.plan is not None and call\.plan\.see else blank_queries",
                 "return queries"),
         },
-        "unseen values keep what they hold": {"mxnet": (r"zeroed\(values, seen\), call", "values, call")},
+        "unseen values keep what they hold": {"mxnet mlx": (
+            r"zeroed\(of, values, seen_by_any\), call", "values, call")},
         "a query before the first key counts as seeing": {" ".join(IN_PLACE): (r"call\.offset \+ right < 0",
             "call.offset + right < -1")},
         "heads that are to be turned keep four axes": {"tensorflow": (

@@ -157,8 +157,6 @@ GROUPS = {
                 r"call\.offset\) is not int or call\.offset != 0",
                 "call.offset) is not int or call.offset > 0",
             ),
-            "queries without keys keep what they hold in MLX": (r"return zeroed\(queries, sees\)", "return queries"),
-            "unseen values keep what they hold in MLX": (r"zeroed\(values, seen\), call", "values, call"),
             "a lone token of MLX sees all slots": (r"k, v = k\[:, :, call\.step\.used\], v\[.*\]", "pass"),
             "a lone token of MLX forgets its sinks": (
                 r"if call\.sinks is None and isinstance\(pooling",

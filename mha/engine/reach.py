@@ -165,6 +165,31 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
     return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
 
 
+def within_reach(
+    of: Operations, blank: Any, queries: Any, keys: Any, values: Any, call: Call, moves: bool
+) -> tuple[Any, Any, Any, Call]:
+    """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these.
+
+    blank: the lesson's function of that name; moves: as of `narrowed`.
+    """
+    Q, K = queries.shape[1], keys.shape[1]
+    seen, call = narrowed(call, Q, K, moves)
+    if seen != slice(0, K):  # to slice may be to copy
+        keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
+    if all_used(call, Q, K):
+        return queries, keys, values, call
+    found = known_used(call, Q, K)
+    if found is None:
+        return *blank(queries, keys, values, *used(of, queries, keys, call)), call
+    sees, seen_by_any = found
+    return zeroed(of, queries, sees), zeroed(of, keys, seen_by_any), zeroed(of, values, seen_by_any), call
+
+
+def zeroed(of: Operations, X: Any, flags: np.ndarray) -> Any:
+    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
+    return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros(X.shape, X))
+
+
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """The call with a mask for all that hides by positions, where these are given, by segments, and by chunks.
 

@@ -10,11 +10,11 @@ import mlx.core as mx
 from mha.call import Plans, kind_of, whole_heads
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used, whole_used
+from mha.engine.reach import by_segments, turned, whole_used, within_reach
 
 from .. import layer as lesson
-from ..arrays import evaluated, tensor
-from ..hiding import blank, visible_keys, where
+from ..arrays import evaluated
+from ..hiding import blank, visible_keys
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, pooling
 from .recomputing import behind
@@ -111,15 +111,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return placed(OPERATIONS, queries, keys, values, call)
         if call.plan.whole:
             return queries, keys, values, call
-        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
-        keys, values = keys[:, seen], values[:, seen]
-        if all_used(call, queries.shape[1], keys.shape[1]):
-            return queries, keys, values, call
-        found = known_used(call, queries.shape[1], keys.shape[1])
-        if found is None:
-            return *blank(queries, keys, values, *used(OPERATIONS, queries, keys, call)), call
-        sees, seen = found
-        return zeroed(queries, sees), zeroed(keys, seen), zeroed(values, seen), call
+        return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
@@ -168,8 +160,3 @@ def left_of(output, cache):
 def split(X, num_heads):
     """The heads of X (B, T, H*d), a view (B, H, T, d)."""
     return X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads).transpose(0, 2, 1, 3)  # (B, H, T, d)
-
-
-def zeroed(X, used):
-    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
-    return X if used.all() else where(tensor(used[:, :, None]), X, 0)

@@ -10,11 +10,10 @@ from mxnet import autograd, np
 from mha.call import Plans, kind_of
 from mha.engine import cutting
 from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used, whole_used
+from mha.engine.reach import by_segments, turned, whole_used, within_reach
 
 from .. import layer as lesson
-from ..arrays import tensor
-from ..hiding import blank, four_axes, where
+from ..hiding import blank, four_axes
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, pooling
 
@@ -92,17 +91,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return placed(OPERATIONS, queries, keys, values, call)
         if call.plan.whole:
             return queries, keys, values, call
-        Q, K = queries.shape[1], keys.shape[1]
-        seen, call = narrowed(call, Q, K, self.config.temperature is None)
-        if seen != slice(0, K):  # to slice is to copy here
-            keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
-        if all_used(call, Q, K):
-            return queries, keys, values, call
-        found = known_used(call, Q, K)
-        if found is None:
-            return *blank(queries, keys, values, *used(OPERATIONS, queries, keys, call)), call
-        sees, seen = found
-        return zeroed(queries, sees), zeroed(keys, seen), zeroed(values, seen), call
+        return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
@@ -132,11 +121,6 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if first:  # to slice is to copy here
             return self.attention.pool_first(q, k, v, used, call)  # (B*G, H/G, dv)
         return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
-
-
-def zeroed(X, used):
-    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
-    return X if used.all() else where(tensor(used[:, :, None]), X, np.zeros_like(X))
 
 
 def split(X, parts):
