@@ -162,6 +162,17 @@ GROUPS = {
         "the first layer is shown": (r"model\.attentions\[layer\]\(X", "model.attentions[0](X"),
         "any model is a BERT": (r"if kind\[name\] != expected:", "if False:"),
     }),
+    "splits that are shown": ("mha/plot", "plot_splits", {
+        "heads of the first sample are drawn": (r"own = slice\(sample \* num_heads", "own = slice(0 * num_heads"),
+        "another sample is drawn above": (r"features\[sample : sample \+ 1\]", "features[:1]"),
+        "the wrong heads come from the right places": (r"origins\.reshape\(right\[own\]\.shape\)",
+            "arrays.transpose_qkv(origins, num_heads)"),
+        "the right heads are the wrong ones": (r"right\[own\], arrays", "features.reshape(right.shape)[own], arrays"),
+        "tokens and features are swapped": (r"tokens, features = np\.divmod", "features, tokens = np.divmod"),
+        "the colour is that of the feature": (r"heads = features \* num_heads // width", "heads = features"),
+        "any number of numbers is written": (r"if not 0 < T \* width <= MOST:", "if not 0 < T * width:"),
+        "a title is cut off": (r"\+ 0\.9, LEAST\)", "+ 0.9, 0)"),
+    }),
     "what is said": ("mha mha/weights mha/cli backends/torch",
         "bad_inputs imports native_layers_inside cli cli_narrow cli_weights", {
         "the two fixes are those of the other dtype": (r'\.astype\(\"\{expected\}', '.astype("{came}'),

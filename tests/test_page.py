@@ -14,9 +14,10 @@ from commands import run
 from mha import dispatch, page
 from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons, measures, worker
-from mha.page.make import SCRIPTS, embedded, marks, worst
+from mha.page.make import SCRIPTS, embedded, marks, named, worst
 
 NAMES = tuple(dispatch.FRAMEWORKS)
+PICTURES = ("splits",)
 RESULTS = [
     {"backend": "numpy", "check": "steps", "ratio": 0.25, "passed": True},
     {"backend": "numpy", "check": "steps", "ratio": 0.5, "passed": True},
@@ -163,7 +164,7 @@ def test_data_cannot_end_its_element(made, data):
 
 
 def test_every_script_is_in_the_page():
-    folder = resources.files("mha.page")
+    folder = resources.files("mha.page") / "scripts"
     assert {file.name for file in folder.iterdir() if file.name.endswith(".js")} == set(SCRIPTS)
 
 
@@ -177,13 +178,20 @@ def test_the_page_has_all_lessons(data):
 
 def test_every_text_that_the_page_names_is_there(made, data):
     html = re.sub(r"<script.*</script>", "", made, flags=re.DOTALL)
-    named = set(re.findall(r'data-(?:text|label)="([^"]+)"', html))
+    keys = set(re.findall(r'data-(?:text|label)="([^"]+)"', html))
     script = made.rpartition("<script>")[2]
-    named |= set(re.findall(r'textOf\([^,`]+, "([^"]+)"', script))
-    named |= set(re.findall(r'wrong: "([^"]+)"', script))
-    assert len(named) > 45
+    keys |= set(re.findall(r'textOf\([^,`]+, "([^"]+)"', script))
+    keys |= set(re.findall(r'wrong: "([^"]+)"', script))
+    assert len(keys) > 45
     for language in LANGUAGES:
-        assert named - data["texts"][language].keys() == set(), language
+        for key in keys:
+            assert named(data["texts"][language], key), (language, key)
+
+
+def test_every_text_of_a_picture_is_named(made):
+    for picture in PICTURES:
+        for key in catalogue("en")["page"][picture]:
+            assert f'"{picture}.{key}"' in made
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

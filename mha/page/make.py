@@ -1,7 +1,9 @@
 """Make the page: put the template, the style, the scripts and all data into one file that loads nothing."""
 
+import functools
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -13,7 +15,9 @@ from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons
 from mha.page.measures import NAMES
 
-SCRIPTS = ("random.js", "attention.js", "texts.js", "code.js", "player.js", "tables.js", "page.js")
+SCRIPTS = (
+    "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js", "splits.js", "page.js",
+)  # fmt: skip
 
 
 def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
@@ -25,7 +29,7 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
     """
     files = resources.files(__name__.rpartition(".")[0])
     style, template = ((files / name).read_text(encoding="utf-8") for name in ("page.css", "page.html"))
-    script = "\n".join((files / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    script = "\n".join((files / "scripts" / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data: dict[str, Any] = {
         "version": mha.__version__,
         "frameworks": [{"name": name, "title": known.title} for name, known in dispatch.FRAMEWORKS.items()],
@@ -38,7 +42,14 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
     parts = {"style": style, "script": script, "data": embedded(data)}
     text = re.sub(r"<!-- (style|script|data) -->", lambda found: parts[found[1]], template)
     english = data["texts"]["en"]
-    return re.sub(r'(data-text="(\w+)"[^>]*>)(?=</)', lambda found: found[1] + escaped(english[found[2]]), text)
+    return re.sub(
+        r'(data-text="([\w.]+)"[^>]*>)(?=</)', lambda found: found[1] + escaped(named(english, found[2])), text
+    )
+
+
+def named(texts: Mapping[str, Any], key: str) -> str:
+    """The text of a key such as "splits.title"."""
+    return functools.reduce(operator.getitem, key.split("."), texts)  # type: ignore[return-value]
 
 
 def code() -> dict[str, Any]:

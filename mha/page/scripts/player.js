@@ -22,19 +22,14 @@ const LETTERS = {
 // From this weight on, white text is easier to read than black. The better of the two has a contrast of at least 4.5.
 const DARK = 0.651;
 
-/** Sizes {B, Q, K, D, H, lengths, causal}, or {wrong, values}, where wrong is the key of an error's text. */
-function sizesFrom(fields) {
-  const found = { lengths: [], causal: fields.causal };
-  for (const { name, value, min, max, label } of fields.numbers) {
-    const number = Number(value);
-    if (value === "" || !Number.isInteger(number) || number < min || number > max) return { wrong: "bad_size", values: { name: label, least: min, most: max } };
-    found[name] = number;
-  }
-  if (found.D % found.H) return { wrong: "bad_heads", values: { hiddens: found.D, heads: found.H } };
-  const lengths = fields.lengths.trim() === "" ? Array(found.B).fill(found.K) : fields.lengths.split(/[\s,;、，]+/).filter(Boolean).map(Number);
-  const fits = (one) => Number.isInteger(one) && one >= 0 && one <= found.K;
-  if (lengths.length !== found.B || !lengths.every(fits)) return { wrong: "bad_lengths", values: { batch: found.B, keys: found.K } };
-  return { ...found, lengths };
+/** Sizes {B, Q, K, D, H, S, lengths, causal} of numbers and texts, or {wrong, values}, where wrong is the key of an error's text. */
+function sizesFrom(numbers, lengths, causal) {
+  const { B, K, D, H } = numbers;
+  if (D % H) return { wrong: "bad_heads", values: { hiddens: D, heads: H } };
+  const given = lengths.trim() === "" ? Array(B).fill(K) : lengths.split(/[\s,;、，]+/).filter(Boolean).map(Number);
+  const fits = (one) => Number.isInteger(one) && one >= 0 && one <= K;
+  if (given.length !== B || !given.every(fits)) return { wrong: "bad_lengths", values: { batch: B, keys: K } };
+  return { ...numbers, lengths: given, causal };
 }
 
 /** The tables of one sample of a step: {title, cells: [row][column] of {value, head}}. */
@@ -66,14 +61,14 @@ function shown(value) {
   return typeof value === "boolean" ? (value ? "True" : "False") : value.toFixed(2).replace(/^-(0\.00)$/, "$1");
 }
 
-/** A table in a box that scrolls. */
-function valueTable({ title, cells }) {
+/** A table in a box that scrolls. cells: {value, head}, and where it is known label, where a number comes from, and followed. */
+function valueTable({ title, cells, rows = cells.map((_, at) => String(at)) }) {
   const tint = (head) => (head === null ? {} : { "--hue": (head * 137 + 210) % 360, "--tint": "18%" });
   const head = make("tr", {}, make("td", { style: { border: "0", background: "none" } }), ...cells[0].map((_, at) => make("th", { scope: "col" }, String(at))));
-  const rows = cells.map((row, at) =>
-    make("tr", {}, make("th", { scope: "row" }, String(at)), ...row.map((cell) => make("td", { style: tint(cell.head) }, shown(cell.value)))),
-  );
-  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...rows)));
+  const text = ({ value, label }) => (label ? [shown(value), make("small", {}, label)] : [shown(value)]);
+  const element = (cell) => make("td", { style: tint(cell.head), class: cell.followed ? "followed" : undefined }, ...text(cell));
+  const body = cells.map((row, at) => make("tr", {}, make("th", { scope: "row" }, rows[at]), ...row.map(element)));
+  return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...body)));
 }
 
 /** Weights as a table: larger ones are darker. cell(row, column) is {weight, label}, or a text: those cells are hatched. */

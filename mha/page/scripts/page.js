@@ -6,7 +6,6 @@ const CHOICES = {
   lang: Object.keys(DATA.texts), theme: ["auto", "light", "dark"], view: ["one", "all"], framework: NAMES,
   reference: ["", ...NAMES], step: DATA.lessons.steps,
 };
-const byId = (id) => document.getElementById(id);
 
 /** The choices in an address; unknown ones are left at their defaults. */
 function choicesFrom(hash, wide) {
@@ -19,6 +18,7 @@ function choicesFrom(hash, wide) {
 
 const chosen = choicesFrom(location.hash, innerWidth >= 1000);
 const play = { seed: 1, sample: 0, sizes: null, drawn: null, steps: null, ring: null };
+const PICTURES = [splitsPicture];
 const texts = () => DATA.texts[chosen.lang];
 
 function keep() {
@@ -70,14 +70,10 @@ function drawLessons() {
 /** Read the sizes of the form and compute the steps; if a size is wrong, show why and keep the last steps. */
 function compute() {
   const form = byId("sizes");
-  const number = (name) => {
-    const { value, min, max, labels } = form.elements[name];
-    return { name, value, min: Number(min), max: Number(max), label: labels[0].textContent.trim() };
-  };
-  const found = sizesFrom({ numbers: ["B", "Q", "K", "D", "H", "S"].map(number), lengths: form.elements.lengths.value, causal: form.elements.causal.checked });
-  byId("wrong").hidden = !found.wrong;
-  byId("wrong").textContent = found.wrong ? textOf(texts(), found.wrong, found.values) : "";
-  if (found.wrong) return;
+  const numbers = numbersOf(form, ["B", "Q", "K", "D", "H", "S"], texts());
+  if (!numbers) return;
+  const found = sizesFrom(numbers, form.elements.lengths.value, form.elements.causal.checked);
+  if (!isRight(form, found, texts())) return;
   play.sizes = { ...found, seed: play.seed };
   play.drawn = drawInputs(play.sizes);
   play.steps = computeSteps(play.drawn, play.sizes);
@@ -124,6 +120,7 @@ function drawAll() {
   drawLessons();
   compute();
   drawSteps();
+  for (const one of PICTURES) one.draw(texts());
 }
 
 /** The name to which arrow keys, Home or End move; undefined for other keys. */
@@ -168,7 +165,7 @@ function listen() {
   byId("previous").addEventListener("click", () => goToStep(moved(CHOICES.step, chosen.step, "ArrowLeft")));
   byId("next").addEventListener("click", () => goToStep(moved(CHOICES.step, chosen.step, "ArrowRight")));
   byId("sample").addEventListener("change", (event) => { play.sample = Number(event.target.value); drawSteps(); });
-  byId("sizes").addEventListener("submit", (event) => event.preventDefault());
+  for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
   byId("sizes").addEventListener("input", () => { compute(); drawSteps(); });
   byId("draw").addEventListener("click", () => { play.seed += 1; compute(); drawSteps(); });
   for (const link of document.querySelectorAll("[data-goto]"))
@@ -184,4 +181,8 @@ byId("columns").append(...DATA.frameworks.map((one) => make("label", { translate
 byId("chapters").append(...DATA.lessons.chapters.map(({ name }) => make("a", { href: `#chapter-${name}`, "data-goto": `chapter-${name}`, translate: "no" }, `${name}.py`)));
 byId("steps").append(...CHOICES.step.map((step) => make("li", { class: /^(reshape|permute)_/.test(step) ? "stage-of" : undefined, translate: "no" }, make("button", { type: "button", "data-step": step }, step))));
 listen();
+for (const one of PICTURES) {
+  byId(one.form).addEventListener("input", () => one.draw(texts()));
+  one.listen();
+}
 drawAll();
