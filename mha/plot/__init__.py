@@ -1,7 +1,9 @@
-"""Pictures of attention weights, heads and reports, drawn by matplotlib, which the extra `plots` installs."""
+"""Pictures of attention weights, heads, caches and reports, drawn by matplotlib, which the extra `plots` installs."""
 
+from mha.plot.cache_bytes import cache_bytes
 from mha.plot.pictures import heatmaps
 from mha.plot.ratios import ratios
+from mha.plot.slots import slots
 from mha.plot.splits import splits
 
-__all__ = ["heatmaps", "ratios", "splits"]
+__all__ = ["cache_bytes", "heatmaps", "ratios", "slots", "splits"]

@@ -6,8 +6,10 @@ from playwright.sync_api import expect
 
 import mha
 from mha.languages import LANGUAGES, catalogue
+from mha.plot.cache_bytes import BYTES, by_groups, name_of, shown
+from mha.plot.slots import fill as filled
 
-FORMS = ("splits-sizes",)
+FORMS = ("splits-sizes", "slots-sizes", "bytes-sizes")
 
 
 def fill(opened, form, **values):
@@ -71,6 +73,90 @@ def test_a_token_is_followed(visit):
     before = opened.locator("#splits").inner_text()
     opened.locator("#splits-draw").click()
     assert opened.locator("#splits").inner_text() != before
+
+
+# 2. A cache that fills
+
+
+def attention(left):
+    return mha.MultiHeadAttention(4, 2, window=None if left is None else (left, 0), backend="numpy")
+
+
+KINDS = {"slot written": "new", "slot seen": "seen", "slot unseen": "not seen", "slot empty": "empty"}
+
+
+@pytest.mark.parametrize(("T", "S", "left"), [(9, 4, 2), (7, 3, 2), (5, 1, 0), (6, 5, 1), (4, 7, ""), (5, 5, "")])
+def test_slots_fill_as_those_of_a_cache(visit, T, S, left):
+    opened, texts = visit(), catalogue("en")["page"]["filling"]
+    fill(opened, "slots-sizes", T=T, S=S, left=left)
+    found = filled(attention(None if left == "" else left), T, S)
+    opened.locator("#slots-token").fill("0")
+    for t in range(T):
+        expect(opened.locator("#slots-place")).to_have_text(f"t{t}")
+        names = [[f"k{k}" if k >= 0 else "empty" for k in row] for row in found.positions[: t + 1]]
+        assert tables(opened, "slots-table") == [names]
+        kinds = opened.locator("#slots-table tr[aria-current] td").evaluate_all("all => all.map(one => one.className)")
+        held, seen = found.positions[t], found.seen[t]
+        assert [KINDS[kind] for kind in kinds] == [
+            "empty" if k < 0 else "new" if k == t else "seen" if sees else "not seen"
+            for k, sees in zip(held, seen, strict=True)
+        ]
+        listed = ", ".join(f"k{k} (s{slot})" for slot, k in enumerate(held) if seen[slot])
+        said = [texts["goes"].format(t=t, S=S, slot=list(held).index(t), seen=listed)]
+        said += [texts["loses"].format(k=found.lost[t])] if found.lost[t] >= 0 else []
+        expect(opened.locator("#slots-said")).to_have_text(" ".join(said))
+        if t < T - 1:
+            opened.locator("#slots-next").click()
+    expect(opened.locator("#slots-next")).to_be_disabled()
+    opened.locator("#slots-token").focus()
+    opened.keyboard.press("ArrowLeft")
+    expect(opened.locator("#slots-place")).to_have_text(f"t{T - 2}")
+    opened.locator("#slots-previous").click()
+    expect(opened.locator("#slots-place")).to_have_text(f"t{T - 3}")
+
+
+@pytest.mark.parametrize(("S", "left"), [(3, ""), (2, 2), (3, 5)])
+def test_a_cache_that_is_full_refuses_the_token_that_mha_refuses(visit, S, left):
+    opened = visit()
+    fill(opened, "slots-sizes", T=9, S=S, left=left)
+    opened.locator("#slots-token").focus()
+    opened.keyboard.press("End")
+    (refused,) = [t for t in range(9) if refuses(t + 1, S, left) and not refuses(t, S, left)]
+    expect(opened.locator("#slots-said")).to_have_text(
+        catalogue("en")["page"]["filling"]["full"].format(t=refused, k=refused - S)
+    )
+    expect(opened.locator("#slots-place")).to_have_text(f"t{refused}")
+    expect(opened.locator("#slots-next")).to_be_disabled()
+    assert opened.locator("#slots-table tbody tr").count() == refused
+    opened.locator("#slots-previous").click()
+    expect(opened.locator("#slots-said")).to_contain_text(f"Token {refused - 1} goes into slot")
+
+
+def refuses(tokens, S, left):
+    """Whether a cache of S slots is too small for so many tokens."""
+    try:
+        filled(attention(None if left == "" else left), max(tokens, 1), S)
+    except ValueError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize(
+    ("H", "d", "S", "B", "L"), [(32, 128, 8192, 1, 32), (12, 64, 1000, 3, 7), (1, 1, 1, 1, 1), (7, 9, 131, 2, 1)]
+)
+def test_bytes_are_those_that_python_counts(visit, H, d, S, B, L, dtype):
+    opened = visit()
+    fill(opened, "bytes-sizes", H=H, d=d, S=S, B=B, L=L, dtype=dtype)
+    bars = by_groups(H, d, S, batch_size=B, layers=L, dtype=dtype)
+    rows = opened.locator("#bytes-table tr").evaluate_all(
+        "all => all.map(row => row.innerText.split('\\t').slice(0, 2))"
+    )
+    assert rows == [[f"{name_of(G, H)}, G = {G}", shown(count)] for G, count in bars.items()]
+    widths = opened.locator("#bytes-table .meter > span").evaluate_all(
+        "all => all.map(one => parseFloat(one.style.width))"
+    )
+    assert widths == pytest.approx([100 * count / bars[H] for count in bars.values()], rel=1e-3)
 
 
 # All pictures

@@ -10,12 +10,14 @@ function isRight(form, { wrong, values }, texts) {
   return !wrong;
 }
 
-/** The whole numbers of a form by their names, or null, and the form then says what is wrong. */
+/** The whole numbers of a form by their names, or null, and the form then says what is wrong. An empty box that shows
+ * a placeholder is null, which says that there is no bound. */
 function numbersOf(form, names, texts) {
   const found = {};
   for (const name of names) {
-    const { value, min, max, labels } = form.elements[name];
-    found[name] = Number(value);
+    const { value, min, max, labels, placeholder } = form.elements[name];
+    found[name] = value === "" && placeholder ? null : Number(value);
+    if (found[name] === null) continue;
     const fits = value !== "" && Number.isInteger(found[name]) && found[name] >= min && found[name] <= max;
     if (!fits) return isRight(form, { wrong: "bad_size", values: { name: labels[0].textContent.trim(), least: min, most: max } }, texts) || null;
   }
