@@ -17,7 +17,7 @@ from mha.page import lessons, measures, worker
 from mha.page.make import SCRIPTS, embedded, marks, named, worst
 
 NAMES = tuple(dispatch.FRAMEWORKS)
-PICTURES = ("splits", "filling")
+PICTURES = ("splits", "filling", "masks")
 RESULTS = [
     {"backend": "numpy", "check": "steps", "ratio": 0.25, "passed": True},
     {"backend": "numpy", "check": "steps", "ratio": 0.5, "passed": True},

@@ -16,8 +16,8 @@ from mha.page import lessons
 from mha.page.measures import NAMES
 
 SCRIPTS = (
-    "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js", "splits.js", "slots.js",
-    "page.js",
+    "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js",
+    "splits.js", "slots.js", "masks.js", "page.js",
 )  # fmt: skip
 
 

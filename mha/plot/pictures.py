@@ -76,7 +76,7 @@ def heatmaps(
     for place, (head, panel) in enumerate(zip(shown, panels, strict=False)):
         cells = np.ma.masked_where(hides[head], found[head])
         image = panel.imshow(cells, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest")
-        _hatch(panel, hides[head])
+        hatch(panel, hides[head])
         panel.set_title(f"head {head}", fontsize=large - 1)
         _ticks(panel.yaxis, rows if place % across == 0 else [], Q, height)
         _ticks(panel.xaxis, columns if place + across >= len(shown) else [], K, width)
@@ -191,7 +191,7 @@ def _ticks(axis: Any, names: Sequence[str], number: int, side: float) -> None:
     axis.set_tick_params(length=0)
 
 
-def _hatch(panel: Any, hidden: np.ndarray) -> None:
+def hatch(panel: Any, hidden: np.ndarray) -> None:
     """Hatch the hidden cells (Q, K); neighbours in a row become one rectangle."""
     from matplotlib.collections import PolyCollection
 

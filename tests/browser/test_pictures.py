@@ -7,9 +7,10 @@ from playwright.sync_api import expect
 import mha
 from mha.languages import LANGUAGES, catalogue
 from mha.plot.cache_bytes import BYTES, by_groups, name_of, shown
+from mha.plot.masks import compose
 from mha.plot.slots import fill as filled
 
-FORMS = ("splits-sizes", "slots-sizes", "bytes-sizes")
+FORMS = ("splits-sizes", "slots-sizes", "bytes-sizes", "masks-sizes")
 
 
 def fill(opened, form, **values):
@@ -157,6 +158,49 @@ def test_bytes_are_those_that_python_counts(visit, H, d, S, B, L, dtype):
         "all => all.map(one => parseFloat(one.style.width))"
     )
     assert widths == pytest.approx([100 * count / bars[H] for count in bars.values()], rel=1e-3)
+
+
+# 3. Masks together
+
+
+@pytest.mark.parametrize(
+    ("Q", "K", "valid", "left", "right", "causal"),
+    [(5, 5, 3, 1, "", True), (5, 7, 4, "", "", False), (8, 6, 8, 2, 1, False), (3, 4, 0, 0, 0, True)],
+)
+def test_masks_and_weights_are_those_of_python(visit, Q, K, valid, left, right, causal):
+    opened, texts = visit(), catalogue("en")["page"]["masks"]
+    fill(opened, "masks-sizes", Q=Q, K=K, valid=valid, left=left, right=right, causal=causal)
+    scores = np.array(opened.evaluate("masksPicture.scores.data")).reshape(1, Q, K)
+    bounds = tuple(None if one == "" else one for one in (left, right))
+    window = None if bounds == (None, None) else bounds
+    found = compose(scores, [valid], causal=causal, window=window)
+    everything = np.ones((1, Q, K), bool)
+    rules = [found.rules.get(name, everything) for name in ("lengths", "causal", f"window {window}")]
+    marked = [[["✓" if one else "hidden" for one in row] for row in sees[0]] for sees in (*rules, found.seen)]
+    assert tables(opened, "masks-rules") == marked
+    here = [
+        [f"{weight:.2f}" if one else "hidden" for one, weight in zip(*rows, strict=True)]
+        for rows in zip(found.seen[0], found.weights[0], strict=True)
+    ]
+    book = [[f"{weight:.2f}" for weight in row] for row in found.book[0]]
+    assert tables(opened, "masks-weights") == [here, book]
+    without = [f"q{q}" for q in np.flatnonzero(~found.seen[0].any(1))]
+    said = texts["without"].format(queries=", ".join(without), share=f"{1 / K:.2f}") if without else texts["none"]
+    expect(opened.locator("#masks-said")).to_have_text(said)
+    for where in ("rules", "weights"):
+        framed = opened.locator(f"#masks-{where} table:first-child tr.without th").all_inner_texts()
+        assert framed == without * (4 if where == "rules" else 2)
+
+
+def test_masks_say_their_rules(visit):
+    opened = visit()
+    titles = opened.locator("#masks-rules caption")
+    assert titles.all_inner_texts() == ["Valid lengths: j < 3", "causal: j ≤ i", "window: i - 1 ≤ j", "all of them"]
+    fill(opened, "masks-sizes", valid=2, left="", right=4, causal=False)
+    assert titles.all_inner_texts() == ["Valid lengths: j < 2", "causal", "window: j ≤ i + 4", "all of them"]
+    before = opened.locator("#masks-weights").inner_text()
+    opened.locator("#masks-draw").click()
+    assert opened.locator("#masks-weights").inner_text() != before
 
 
 # All pictures

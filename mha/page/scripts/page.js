@@ -18,7 +18,7 @@ function choicesFrom(hash, wide) {
 
 const chosen = choicesFrom(location.hash, innerWidth >= 1000);
 const play = { seed: 1, sample: 0, sizes: null, drawn: null, steps: null, ring: null };
-const PICTURES = [splitsPicture, slotsPicture, bytesPicture];
+const PICTURES = [splitsPicture, slotsPicture, bytesPicture, masksPicture];
 const texts = () => DATA.texts[chosen.lang];
 
 function keep() {

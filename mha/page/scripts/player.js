@@ -71,11 +71,13 @@ function valueTable({ title, cells, rows = cells.map((_, at) => String(at)) }) {
   return make("div", { class: "box", tabindex: "0", role: "group", "aria-label": title }, make("table", {}, make("caption", {}, title), make("thead", {}, head), make("tbody", {}, ...body)));
 }
 
-/** Weights as a table: larger ones are darker. cell(row, column) is {weight, label}, or a text: those cells are hatched. */
+/** Weights as a table: larger ones are darker. cell(row, column) is {weight, label}, {text} without a weight, or a text: those
+ * cells are hatched. */
 function heatTable(title, rows, columns, cell) {
   const element = (found) => {
     if (typeof found === "string") return make("td", { class: "hidden-key" }, make("span", { class: "out-of-sight" }, found));
-    const { weight, label } = found;
+    const { weight, label, text } = found;
+    if (text) return make("td", { class: "slot seen" }, text);
     const parts = label ? [make("small", {}, label), " ", shown(weight)] : [shown(weight)];
     return make("td", { class: weight > DARK ? "strong" : undefined, style: { "--weight": weight.toFixed(4) } }, ...parts);
   };
