@@ -58,11 +58,13 @@ class Framework:
 
 # The chapters of every lesson, in the order of the book.
 CHAPTERS = ("hiding", "pooling", "heads", "layer", "gradients", "weights", "slots", "cache")
-# What a framework may lack; "commands/book.py": a section of the book, "commands/taps.py": models of its own.
+# What a framework may lack; "commands/book.py": a section of the book, "commands/next_book.py": of its next edition,
+# "commands/taps.py": models of its own.
 LACKING = (
     "arrays of its own", "sparse arrays", "arrays that change", "64 bits everywhere", "layers that change",
     "arguments by name", "automatic differentiation", "a compiler", "a compiler of calls", "a state of training",
-    "a state of precision", "kept gradients", "frozen weights", "commands/book.py", "commands/taps.py",
+    "a state of precision", "kept gradients", "frozen weights", "commands/book.py", "commands/next_book.py",
+    "commands/taps.py",
 )  # fmt: skip
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures

@@ -21,6 +21,7 @@ from typing import Annotated
 import bugs_by_seam
 import bugs_of_audits
 import bugs_of_backends
+import bugs_of_book
 import bugs_of_devices
 import bugs_of_mha
 import bugs_of_models
@@ -43,6 +44,7 @@ SHARED = ("mha/call", "mha/engine")  # by all engines
 OF_MHA = (
     bugs_of_mha.GROUPS
     | bugs_of_audits.GROUPS
+    | bugs_of_book.GROUPS
     | bugs_of_models.GROUPS
     | bugs_of_parity.GROUPS
     | bugs_of_records.GROUPS
@@ -85,7 +87,9 @@ class Bug:
     def backend(self, changed: Iterable[str]) -> str:
         """The backend whose tests must notice the bug, by the files that it changes."""
         found = [name.split("/")[1] for name in changed if name.startswith("backends/")]
-        found += ["torch"] * (self.of in bugs_of_audits.TORCH) + ["mlx"] * (self.of in bugs_of_taps.MLX)
+        found += ["torch"] * (self.of in (*bugs_of_audits.TORCH, *bugs_of_book.TORCH)) + ["mlx"] * (
+            self.of in bugs_of_taps.MLX
+        )
         return self.of if self.of in dispatch.FRAMEWORKS else [*found, "numpy"][0]
 
     def _found(self, pattern: str, sources: dict[str, str]) -> list[str]:

@@ -36,7 +36,8 @@ def test_facts_say_what_is_known_to_be_said(name):
     known = dispatch.FRAMEWORKS[name]
     assert set(known.lacks) <= set(dispatch.LACKING)
     assert set(known.dtypes) <= set(get_args(names.FloatName))
-    assert ("commands/book.py" in known.lacks) != (name in dispatch.having("commands/book.py"))
+    for file in ("commands/book.py", "commands/next_book.py"):
+        assert (file in known.lacks) != (name in dispatch.having(file))
     parallel = dispatch.FOLDER / name / "parallel" / "__init__.py"
     imported = re.findall(r"\w+", parallel.read_text(encoding="utf-8").rpartition('"""')[2]) if known.parallel else ()
     assert set(known.parallel) <= {*imported} & {*mha.parallel.__all__}

@@ -26,6 +26,7 @@ ALONE = {
     "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
     "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",
     "commands/linen_models.py": "only a call shows the parts of a model, and its arrays are among the arguments",
+    "commands/nnx.py": "its layers are modules of linen, and those of the book's next edition are of NNX",
     "commands/watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
     "arrays.py: refuse_to_narrow": "arrays of 64 bits become narrower by themselves",
     "commands/book.py: get_key": "random numbers take a key",

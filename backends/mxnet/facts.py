@@ -13,6 +13,7 @@ LACKS = {
     "arguments by name": "Gluon calls a block with arguments by position alone",
     "a compiler of calls": "its compiler takes the dense layers of a layer alone",
     "a state of precision": "nothing outside of a call changes its dtypes",
+    "commands/next_book.py": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
 }
 ALONE = {
     "engine/recomputing.py": "the framework has no function that computes a block again",

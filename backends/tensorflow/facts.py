@@ -14,6 +14,7 @@ LACKS = {
     "arrays that change": "nothing writes to its tensors",
     "a state of training": "a call says whether it trains",
     "kept gradients": "a tape returns its gradients",
+    "commands/next_book.py": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
 }
 ALONE = {
     "engine/calls.py": "the framework compiles a call as a whole",

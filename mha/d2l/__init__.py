@@ -7,11 +7,8 @@ never matters, and wrong arguments raise.
 
 from typing import Any
 
-from mha import dispatch
+from mha.d2l.common import missing
 
 
 def __getattr__(name: str) -> Any:
-    why = dispatch.FRAMEWORKS[name].lacks.get("commands/book.py") if name in dispatch.FRAMEWORKS else None
-    if why is None:
-        raise AttributeError(f"module 'mha.d2l' has no attribute {name!r}")
-    raise ImportError(f"mha.d2l has no {name}: {why}; it has {', '.join(dispatch.having('commands/book.py'))}")
+    raise missing("mha.d2l", "commands/book.py", name)

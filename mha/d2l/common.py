@@ -159,17 +159,13 @@ def show_heatmaps(
         ModuleNotFoundError: if matplotlib is not installed.
         TypeError, ValueError: if matrices is no array of four axes.
     """
-    try:
-        from matplotlib import pyplot
-    except ModuleNotFoundError as error:
-        message = f"show_heatmaps needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
-        raise ModuleNotFoundError(message, name=error.name) from error
+    plt = pyplot("show_heatmaps")
     matrices = arrays.to_numpy(matrices)
     if len(matrices.shape) != 4:
         raise ValueError(f"matrices has shape {matrices.shape}, expected (rows, columns, queries, keys)")
     lowest, highest = matrices.min(), matrices.max()
     rows, columns = matrices.shape[:2]
-    figure, axes = pyplot.subplots(rows, columns, figsize=figsize, sharex=True, sharey=True, squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=figsize, sharex=True, sharey=True, squeeze=False)
     for row in range(rows):
         for column in range(columns):
             image = axes[row, column].imshow(matrices[row, column], cmap=cmap, vmin=lowest, vmax=highest)
@@ -180,6 +176,24 @@ def show_heatmaps(
     for row in range(rows):
         axes[row, 0].set_ylabel(ylabel)
     figure.colorbar(image, ax=axes, shrink=0.6)
+
+
+def pyplot(function: str) -> Any:
+    """The module of that name of matplotlib; ModuleNotFoundError, with the name of the function, if it is missing."""
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError as error:
+        message = f"{function} needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
+        raise ModuleNotFoundError(message, name=error.name) from error
+    return pyplot
+
+
+def missing(module: str, file: str, name: str) -> Exception:
+    """The error for a name that a module of the book's names lacks; file: of the backends' folders that have them."""
+    why = dispatch.FRAMEWORKS[name].lacks.get(file) if name in dispatch.FRAMEWORKS else None
+    if why is None:
+        return AttributeError(f"module {module!r} has no attribute {name!r}")
+    return ImportError(f"{module} has no {name}: {why}; it has {', '.join(dispatch.having(file))}")
 
 
 def _bind(

@@ -1,0 +1,15 @@
+"""The names of the next edition of *Dive into Deep Learning*: `from mha.d2l.next import torch as d2l` (or jax).
+
+They are those that its chapter "Attention" uses, with its argument orders. `docs/book.md` says from which state of that
+edition, and what differs. `mha.d2l` has the names of the editions before.
+"""
+
+from typing import Any
+
+from mha.d2l.common import missing
+
+FILE = "commands/next_book.py"  # of the folders that have these names
+
+
+def __getattr__(name: str) -> Any:
+    raise missing("mha.d2l.next", FILE, name)
