@@ -28,7 +28,12 @@ GROUPS = {
         "biases are always there": (r"use_bias=bias", "use_bias=True"),
         "a seed is not taken": (r"if rngs is None else rngs", "if True else rngs"),
         "keys are made before queries": (r"(self\.W_q = .*\n) +(self\.W_k = .*\n)", r"\2        \1"),
-        "a layer is as wide as it has heads": (r"self\.config\.num_hiddens\)", "self.config.num_heads)"),
+        "a layer is as wide as it has heads": (r"self\.options\.num_hiddens\)", "self.options.num_heads)"),
+    }),
+    "a printed layer of NNX": ("backends/jax/commands/native.py", "d2l_next", {
+        "a layer of NNX has no weights yet": (
+            r"isinstance\(layer, nnx\.Module\) or layer\.scope", "getattr(layer, 'scope', None)"),
+        "every variable of NNX is a weight": (r"nnx\.state\(layer, nnx\.Param\)", "nnx.state(layer)"),
     }),
     "next edition in PyTorch": ("backends/torch/commands/next_book.py", "d2l_next_model", OF_MODEL | {
         "windows come in their order": (r"shuffle=train", "shuffle=False"),

@@ -5,6 +5,7 @@ import next_book
 import numpy as np
 import pages
 import pytest
+from calls import same
 
 import mha
 from mha import dispatch, parity
@@ -219,6 +220,40 @@ def test_dropped_weights_are_zeros_and_the_kept_ones_grow(backend, book, framewo
     close(dropped[kept], grown[kept])
 
 
+@BIAS
+def test_a_layer_becomes_one_of_mha(backend, book, framework, rng, bias):
+    layer, reference = layer_and_reference(backend, book, rng, bias)
+    taken = mha.from_native(layer)
+    assert taken.config == reference.config
+    assert same(taken.weights, reference.weights)
+    X, Y = draw(backend, rng, (B, Q, D), (B, K, D))
+    assert parity.ratio(taken, framework.call(layer, X, Y, Y, None)[0], X, Y, Y) <= 1
+
+
+@JAX
+def test_a_layer_of_nnx_as_the_book_prints_it_becomes_one_of_mha(framework, rng):
+    nnx = framework.nnx
+
+    class DotProductAttention(nnx.Module):
+        def __init__(self, rngs):
+            self.dropout = nnx.Dropout(0.25, rngs=rngs)
+
+    class MultiHeadAttention(nnx.Module):
+        def __init__(self, rngs):
+            self.num_heads, self.attention = H, DotProductAttention(rngs)
+            for name in next_book.NAMES:
+                setattr(self, name, nnx.Linear(D, D, rngs=rngs))
+
+    layer = MultiHeadAttention(nnx.Rngs(3))
+    taken = mha.from_native(layer, backend="jax")
+    assert taken.config == mha.config.Config(D, H, 0.25, True)
+    expected = {f"{name}.kernel": framework.read(getattr(layer, name))[0] for name in next_book.NAMES}
+    assert same({name: taken.weights[name] for name in expected}, expected)
+    layer.W_k = nnx.Embed(D, D, rngs=nnx.Rngs(4))
+    with pytest.raises(TypeError, match="W_k of the layer is a Embed, expected a Dense or Linear as in the book"):
+        mha.from_native(layer)
+
+
 def test_arguments_that_do_not_fit_are_refused(backend, book, framework, rng):
     with pytest.raises(ValueError, match="num_hiddens is 10, expected a multiple of num_heads = 3"):
         book.MultiHeadAttention(10, 3, 0.5)
@@ -255,7 +290,7 @@ def test_a_pooling_gives_the_numbers_of_numpy(backend, book, framework, rng, len
 def test_heads_are_split_and_merged_by_methods(backend, book, rng):
     (X,) = draw(backend, rng, (B, Q, D))
     attention = book.MultiHeadAttention(D, H, 0.5)
-    assert (attention.config.num_hiddens, attention.num_heads) == (D, H)
+    assert attention.num_heads == H
     split = attention.transpose_qkv(X)
     np.testing.assert_array_equal(mha.to_numpy(split), mha.to_numpy(mha.transpose_qkv(X, H)))
     np.testing.assert_array_equal(mha.to_numpy(attention.transpose_output(split)), mha.to_numpy(X))

@@ -23,7 +23,7 @@ from mha.weights import native, schemes
 from ..arrays import context, tensor
 
 LINEN, NNX = "flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"
-DENSE = "Dense"  # the class of the book's projections
+DENSE = ("Dense", "Linear")  # the classes of the book's projections, in linen and in NNX
 FIRST = "take `module.bind(variables)`"
 EPSILON = 1e-6  # of the norms that these layers make
 # Options of both layers that have no counterpart.
@@ -97,11 +97,13 @@ def attend(
 
 def is_ready(layer: Any) -> bool:
     """Whether a layer of the book has its weights."""
-    return layer.scope is not None
+    return isinstance(layer, nnx.Module) or layer.scope is not None
 
 
 def printed(layer: Any) -> tuple[str, dict[str, Any]]:
     """The naming scheme and the arrays of a layer as the book prints it."""
+    if isinstance(layer, nnx.Module):
+        return "mha", native.named(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
     return "mha", native.named(layer.variables["params"])
 
 

@@ -67,10 +67,12 @@ class DotProductAttention(common.DotProduct, nnx.Module):
 class MultiHeadAttention(common.Layer, nnx.Module):
     """Multi-head attention, made as `(num_hiddens, num_heads, dropout, bias=False, rngs=None)`."""
 
-    num_hiddens = property(lambda self: self.config.num_hiddens)
+    # No `config`, which says of a layer that it keeps its weights as the lesson's does.
+    num_hiddens = property(lambda self: self.options.num_hiddens)
+    num_heads = property(lambda self: self.options.num_heads)
 
     def __init__(self, num_hiddens, num_heads, dropout, bias=False, rngs=None):
-        self.config = Config(num_hiddens, num_heads, dropout, bias)
+        self.options = Config(num_hiddens, num_heads, dropout, bias)
         rngs = nnx.Rngs(params=0, dropout=1) if rngs is None else rngs
         self.attention = DotProductAttention(dropout, rngs)
         self.W_q = dense(num_hiddens, num_hiddens, bias, rngs)
@@ -85,7 +87,7 @@ class MultiHeadAttention(common.Layer, nnx.Module):
         Returns the output (B, Q, D) and the attention weights (B*H, Q, K), before dropout.
         Raises TypeError or ValueError if a shape or dtype does not fit.
         """
-        steps = Steps(self.config, parts=self.parts)
+        steps = Steps(self.options, parts=self.parts)
         output, weights = steps.apply({}, queries, keys, values, valid_lens, return_weights=True)
         B, H, Q, K = weights.shape
         return output, weights.reshape(B * H, Q, K)  # (B, Q, D), (B*H, Q, K)

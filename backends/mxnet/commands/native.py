@@ -5,7 +5,7 @@ from typing import Any
 
 from mha.weights import native, schemes
 
-DENSE = "Dense"  # the class of the book's projections
+DENSE = ("Dense",)  # the class of the book's projections
 FIRST = "call `initialize()`, and then the layer once"
 
 

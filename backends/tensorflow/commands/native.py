@@ -14,7 +14,7 @@ from mha.names import SchemeName
 from mha.weights import native, schemes
 
 KIND, GROUPED = "keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention"
-DENSE = "Dense"  # the class of the book's projections
+DENSE = ("Dense",)  # the class of the book's projections
 FIRST = "call it once, so that its parts are built"
 # Options that have a counterpart, or that concern neither what is computed nor its gradients.
 KNOWN = {"num_heads", "key_dim", "value_dim", "dropout", "use_bias", "use_gate", "output_shape", "dtype"}

@@ -18,7 +18,7 @@ from mha.weights import native, schemes
 from ..arrays import tensor
 
 KIND = "torch.nn.MultiheadAttention"
-DENSE = "Linear"  # the class of the book's projections
+DENSE = ("Linear",)  # the class of the book's projections
 FIRST = "call it once, so that its parts learn their sizes"
 
 

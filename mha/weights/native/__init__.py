@@ -12,7 +12,7 @@ folder knows the layers of its framework, and is imported when it is used; it ha
 Where a layer may lack its weights at first:
     is_ready(layer), FIRST -> True if it has them; the call that gives them to it
 Where the book has a section, a `commands/book.py`:
-    DENSE -> the name of the class of a printed layer's projections
+    DENSE -> the names of the classes of a printed layer's projections
     printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
     begun(layer) -> a layer of the book with room for its weights
 """

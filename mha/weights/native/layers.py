@@ -119,9 +119,10 @@ def _book(backend: BackendName, layer: Any) -> Layer:
 
 def _printed(native: Any, layer: Any) -> Layer:
     """The configuration and canonical weights of a layer that the book prints."""
-    for name, kind in ({"attention": "DotProductAttention"} | dict.fromkeys(schemes.PROJECTIONS, native.DENSE)).items():
-        if (came := type(getattr(layer, name)).__name__) != kind:
-            raise TypeError(f"{name} of the layer is a {came}, expected a {kind} as in the book")
+    parts = {"attention": ("DotProductAttention",)} | dict.fromkeys(schemes.PROJECTIONS, native.DENSE)
+    for name, kinds in parts.items():
+        if (came := type(getattr(layer, name)).__name__) not in kinds:
+            raise TypeError(f"{name} of the layer is a {came}, expected a {' or '.join(kinds)} as in the book")
     scheme, arrays = native.printed(layer)
     return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
 
