@@ -15,9 +15,10 @@ from mha import dispatch, page
 from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons, measures, worker
 from mha.page.make import SCRIPTS, embedded, marks, named, worst
+from mha.plot import copying
 
 NAMES = tuple(dispatch.FRAMEWORKS)
-PICTURES = ("splits", "filling", "masks")
+PICTURES = ("splits", "filling", "masks", "copies")
 RESULTS = [
     {"backend": "numpy", "check": "steps", "ratio": 0.25, "passed": True},
     {"backend": "numpy", "check": "steps", "ratio": 0.5, "passed": True},
@@ -186,6 +187,10 @@ def test_every_text_that_the_page_names_is_there(made, data):
     for language in LANGUAGES:
         for key in keys:
             assert named(data["texts"][language], key), (language, key)
+
+
+def test_the_page_has_the_numbers_of_copies(data):
+    assert data["copying"] == copying.embedded()
 
 
 def test_every_text_of_a_picture_is_named(made):

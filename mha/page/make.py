@@ -14,10 +14,11 @@ from mha import dispatch
 from mha.languages import LANGUAGES, catalogue
 from mha.page import lessons
 from mha.page.measures import NAMES
+from mha.plot import copying
 
 SCRIPTS = (
     "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js",
-    "splits.js", "slots.js", "masks.js", "page.js",
+    "splits.js", "slots.js", "masks.js", "charts.js", "copies.js", "page.js",
 )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
         "lessons": code(),
         "measured": dict(measured),
         "facts": NAMES,
+        "copying": copying.embedded(),
         "parity": {"backends": parity["backends"], "rows": worst(parity["results"])},
         "texts": {language: catalogue(language)["terms"] | catalogue(language)["page"] for language in LANGUAGES},
     }

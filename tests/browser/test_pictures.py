@@ -6,6 +6,7 @@ from playwright.sync_api import expect
 
 import mha
 from mha.languages import LANGUAGES, catalogue
+from mha.plot import copying
 from mha.plot.cache_bytes import BYTES, by_groups, name_of, shown
 from mha.plot.masks import compose
 from mha.plot.slots import fill as filled
@@ -201,6 +202,49 @@ def test_masks_say_their_rules(visit):
     before = opened.locator("#masks-weights").inner_text()
     opened.locator("#masks-draw").click()
     assert opened.locator("#masks-weights").inner_text() != before
+
+
+# 4. Copies
+
+
+@pytest.mark.parametrize("percent", [0, 5, 35, 50, 100])
+def test_heads_copy_what_those_of_python_do(visit, percent):
+    opened, of = visit(), copying.task(2)
+    opened.locator("#copies-share").fill(str(percent))
+    opened.locator("#copies-sample").select_option("4")
+    found = opened.evaluate("copiesPicture.found")
+    one = copying.constructed(of, copying.one_head(2, percent / 100))(*of[:3])
+    two = copying.constructed(of, copying.shares_of(2, 2))(*of[:3])
+    for name, output in (("one", one), ("two", two)):
+        errors = copying.errors(of, output)
+        np.testing.assert_allclose(found[name]["wanted"], of.wanted[:, 0], rtol=1e-12)
+        np.testing.assert_allclose(found[name]["output"], output[:, 0], atol=1e-12)
+        np.testing.assert_allclose(found[name]["errors"], errors, atol=1e-12)
+        assert found[name]["all"] == pytest.approx(errors.mean(), abs=1e-12)
+    rows = [[f"{number:z.2f}" for number in row[4, 0]] for row in (of.wanted, one, two)]
+    assert tables(opened, "copies-numbers") == [rows]
+    first, second = (f"{error:z.3f}" for error in copying.errors(of, one))
+    said = catalogue("en")["page"]["copies"]["said"].format(
+        share=f"{percent / 100:.2f}", first=first, second=second, all="0.500", two="0.000"
+    )
+    expect(opened.locator("#copies-said")).to_have_text(said)
+
+
+def test_errors_of_heads_are_shown(visit):
+    opened, found = visit(), copying.embedded()
+    errors = [[found[kind][at] for kind in ("least", "constructed")] + [found["fits"][at][-1]] for at in range(2)]
+    assert tables(opened, "copies-errors") == [[[f"{error:.4f}" for error in row] for row in errors]]
+    assert opened.locator("#copies-curve polyline").count() == 3
+    lines = opened.locator("#copies-fits polyline").evaluate_all("all => all.map(one => one.points.length)")
+    assert lines == [copying.STEPS + 1] * 2
+    curve = opened.locator("#copies-curve .line.all").evaluate("one => [...one.points].map(point => point.y)")
+    grid = opened.locator("#copies-curve .grid-line").evaluate_all("all => all.map(one => one.y1.baseVal.value)")
+    assert curve == pytest.approx([grid[1]] * 41, abs=0.06)  # 1/2 for each weight
+    before = opened.locator("#copies-curve .mark-line").get_attribute("x1")
+    opened.locator("#copies-share").focus()
+    opened.keyboard.press("ArrowRight")
+    expect(opened.locator("#copies-percent")).to_have_text("0.55")
+    assert float(opened.locator("#copies-curve .mark-line").get_attribute("x1")) > float(before)
 
 
 # All pictures

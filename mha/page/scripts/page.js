@@ -18,7 +18,7 @@ function choicesFrom(hash, wide) {
 
 const chosen = choicesFrom(location.hash, innerWidth >= 1000);
 const play = { seed: 1, sample: 0, sizes: null, drawn: null, steps: null, ring: null };
-const PICTURES = [splitsPicture, slotsPicture, bytesPicture, masksPicture];
+const PICTURES = [splitsPicture, slotsPicture, bytesPicture, masksPicture, copiesPicture];
 const texts = () => DATA.texts[chosen.lang];
 
 function keep() {
