@@ -69,6 +69,7 @@ LACKING = (
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures
 HDF5 = ("h5py>=3",)  # reads files of Keras
+NOTEBOOKS = ("nbformat>=5",)  # reads notebooks that are handed in
 
 
 def _read(name: BackendName) -> Framework:

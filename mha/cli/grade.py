@@ -1,0 +1,129 @@
+"""`mha grade`: students' attention, one submission or a class, level by level."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mha import dispatch
+from mha.cli import terminal
+from mha.grading import classes, levels
+from mha.grading.grade import Grader
+from mha.tables import counted, plain_table
+
+
+def grade(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A submission (.py or .ipynb), or a folder with many.")],
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Of a class: write the grades as CSV to FILE.")
+    ] = None,
+    chosen: Annotated[
+        str | None, typer.Option("--levels", metavar="A-B", help="Levels to grade, as 1-6 or 1,2,5; default: all.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Of a class: so many submissions at once.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Draw the inputs from N.", min=0)] = 0,
+    hints: Annotated[
+        int,
+        typer.Option(metavar="0-2", help="0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2),
+    ] = 2,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="The framework of a submission that imports none.")
+    ] = "numpy",
+    empty_rows: Annotated[
+        bool, typer.Option("--empty-rows", help="Queries that see no key count: their output must be 0.")
+    ] = False,
+    allow: Annotated[bool, typer.Option("--allow", help="Submissions may use the framework's own attention.")] = False,
+    limit: Annotated[float, typer.Option(metavar="SECONDS", help="Stop what takes longer in one case.", min=1)] = 20.0,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write all results as JSON to FILE; - is stdout.")
+    ] = None,
+    gradescope: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Of one submission: write results.json as Gradescope reads it to FILE."),
+    ] = None,
+) -> None:
+    """Grade attention that students wrote, level by level: what passed, what differs first, why, and a hint.
+
+    The levels: 1 masked_softmax; 2 DotProductAttention or dot_product_attention; 3 transpose_qkv and transpose_output;
+    4 MultiHeadAttention with one head, 5 with many; 6 lengths and masks; 7 gradients; 8 grouped heads and rotation;
+    9 the cache. Each level has 10 points. A mistake counts once: later levels run with ours in place of what failed.
+    The page "Teaching" of the project says how each is called.
+
+    A submission runs in its own process, with limits of time, memory and files. It gets inputs and gives arrays; it
+    cannot import mha, nor use the framework's own attention without --allow. This is against accidents, not malice:
+    the page "Teaching" has a line for a container.
+
+    If PATH is a folder, each .py, .ipynb and folder in it is a submission. With -o grades.csv, each result is also kept
+    in grades.jsonl, and the next run goes on from there; what has changed is graded again.
+
+    \b
+    Examples:
+      mha grade student.py
+      mha grade student.ipynb --levels 1-6 --hints 1
+      mha grade submissions/ --jobs 2 -o grades.csv
+      mha grade submission.py --gradescope results.json
+
+    Exit code 0 if a submission passes all levels, or a class was graded; 1 if a level of a submission did not pass;
+    2 if the command is wrong.
+    """
+    given = Path(path)
+    if not given.exists():
+        terminal.fail(f"there is no file or folder {path}")
+    try:
+        framework = dispatch.named("--backend", backend)
+        grader = Grader(levels.chosen(chosen), seed, framework, empty_rows, allow, limit, hints)
+    except ValueError as error:
+        terminal.fail(error)
+    file = terminal.json_file(json_file)
+    if given.is_dir():
+        if gradescope:
+            terminal.fail("--gradescope is for one submission, and PATH is a folder; Gradescope runs one at a time")
+        _class(grader, given, output, jobs, json_file, file)
+    for option, value in (("--output", output), ("--jobs", jobs > 1)):
+        if value:
+            terminal.fail(f"{option} is for a class, and PATH is one submission; leave it out")
+    results = terminal.writable("--gradescope", gradescope) if gradescope else None
+    result = grader.grade(given)
+    if json_file != "-":
+        terminal.console().print(result)
+    if json_file is not None:
+        terminal.write_json(file, result.data())
+    if results is not None:
+        terminal.write_json(results, classes.gradescope(result.data()))
+    raise typer.Exit(0 if result else 1)
+
+
+def _class(
+    grader: Grader, folder: Path, output: str | None, jobs: int, json_file: str | None, file: str | None
+) -> None:
+    """Grade a class, print its tables, and end the command."""
+    to = Path(terminal.writable("--output", output)) if output else None
+    with terminal.progress() as bar:
+        task = bar.add_task("submissions", total=None)
+        rows = classes.grade_all(
+            grader, folder, to, jobs, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    if not rows:
+        terminal.fail(f"{folder} holds no submission: no .py, no .ipynb, and no folder with one")
+    console = terminal.console(stderr=json_file == "-")
+    grades = plain_table("name", "framework", "points", *[str(level.number) for level in grader.levels], "first reason")
+    for row in rows:
+        each = [str(one["points"]) for one in row["levels"]]
+        reason = next((f"{one['level']}: {one['reason']}" for one in row["levels"] if one["status"] != "passed"), "")
+        grades.add_row(row["name"], row["framework"], f"{row['points']} of {row['most']}", *each, reason)
+    console.print(grades)
+    made = classes.mistakes(rows)
+    if made:
+        counts = plain_table("level", "mistake", "students")
+        for level, name, count in made:
+            counts.add_row(str(level), name, str(count))
+        console.print()
+        console.print(counts)
+    mean = sum(row["points"] for row in rows) / len(rows)
+    console.print(f"{counted(len(rows), 'submission')}, {mean:.1f} of {rows[0]['most']} points on average")
+    if to is not None:
+        console.print(f"grades are in {output}, and what to tell each student in {to.with_suffix('.jsonl').name}")
+    if json_file is not None:
+        made_by = [{"level": level, "mistake": name, "students": count} for level, name, count in made]
+        terminal.write_json(file, {"submissions": rows, "mistakes": made_by})
+    raise typer.Exit(0)

@@ -1,0 +1,1 @@
+"""Students' attention, graded: levels as a course has them, what differs first, and why."""

@@ -1,0 +1,372 @@
+"""A submission's MultiHeadAttention: made, given weights, called and differentiated, whatever it is made of."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .frameworks import FRAMEWORKS, Array, Framework
+from .signatures import COMMON, call, construct, parameters, takes
+from .submission import FailureError
+
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
+EVALUATION = {"training": False, "deterministic": True, "train": False, "inference": True, "is_training": False}
+
+
+def makers(framework: Framework) -> dict[str, Callable[[], Any]]:
+    """The functions that make what a constructor may need besides sizes."""
+
+    def key() -> Any:
+        import jax
+
+        return jax.random.PRNGKey(0)
+
+    def rngs() -> Any:
+        from flax import nnx
+
+        return nnx.Rngs(0)
+
+    drawn = {"key": key, "rng": key} if framework.name == "jax" else {"rng": lambda: np.random.default_rng(0)}
+    return {"rngs": rngs, "seed": lambda: 0, **drawn}
+
+
+def kind_of(cls: Any) -> str:
+    """What a class of layers is: "linen", "nnx" or "keras", "" = anything else; "function" = no class."""
+    if not isinstance(cls, type):
+        return "function"
+    roots = {f"{one.__module__}.{one.__name__}" for one in cls.__mro__}
+    if any(root.startswith("flax.linen.module.") for root in roots):
+        return "linen"
+    if any(root.startswith("flax.nnx") for root in roots):
+        return "nnx"
+    return "keras" if any(root.startswith("keras.") for root in roots) else ""
+
+
+def walked(thing: Any, path: str) -> tuple[Any, str, Any]:
+    """Follow a path as `blocks.0.W_q`: return the owner of the last part, this part, and what is there."""
+    owner, part = thing, ""
+    for step in path.split("."):
+        owner, part = (thing, step) if part == "" else (taken(owner, part), step)
+    try:
+        return owner, part, taken(owner, part)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        raise FailureError(
+            "wrong", f"MultiHeadAttention has no {path}: call it so, or say NAMES = {{{path!r}: '...'}}"
+        ) from None
+
+
+def taken(owner: Any, part: str) -> Any:
+    """Take an attribute, an item by name, or one by number."""
+    if isinstance(owner, Mapping):
+        return owner[part]
+    return owner[int(part)] if part.isdigit() else getattr(owner, part)
+
+
+class Slot:
+    """Where a submission holds an array of weights (in, out): how it is put there, and a gradient comes back.
+
+    X: the framework's own object; transposed: whether it is (out, in); put: a function that sets it.
+    """
+
+    def __init__(self, X: Any, transposed: bool, put: Callable[[Any], None] | None = None) -> None:
+        self.X, self.transposed, self.put = X, transposed, put
+
+    def turned(self, W: np.ndarray) -> np.ndarray:
+        """Return weights in the shape in which they are held."""
+        W = W.T if self.transposed and W.ndim == 2 else W
+        shape = tuple(self.X.shape)
+        if W.shape != shape and W.size == int(np.prod(shape)):
+            W = W.reshape(shape)  # (in, H, d)
+        if W.shape != shape:
+            raise FailureError("wrong", f"a weight has shape {shape}, expected {W.shape}")
+        return np.ascontiguousarray(W)
+
+    def back(self, X: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return a gradient as (in, out)."""
+        X = X.T if self.transposed and X.ndim == 2 else X
+        return X.reshape(shape) if X.shape != shape and X.size == int(np.prod(shape)) else X
+
+
+def parts(dense: Any, framework: Framework) -> tuple[Any, Any, bool]:
+    """The kernel and the bias of a dense layer, and whether the kernel is (out, in)."""
+    for name in ("kernel", "weight", "W", "w", "weights"):
+        kernel = dense.get(name) if isinstance(dense, Mapping) else getattr(dense, name, None)
+        if kernel is not None and not callable(getattr(kernel, "append", None)):
+            break
+    else:
+        raise FailureError("wrong", f"a projection is a {type(dense).__name__}, expected an array or a dense layer")
+    found = [dense.get(one) if isinstance(dense, Mapping) else getattr(dense, one, None) for one in ("bias", "b")]
+    bias = next((one for one in found if one is not None and one is not False and one is not True), None)
+    own = type(dense).__module__.startswith(("torch.", "mlx.", "mxnet."))
+    return kernel, bias, own and name == "weight"
+
+
+class Layer:
+    """A submission's layer of some sizes.
+
+    cls: its class, or a function `multi_head_attention`; names: NAMES of the submission; options: those of the
+    constructor; weights: kernels (in, out) and biases by name; biased: which projections have a bias.
+    """
+
+    def __init__(
+        self, cls: Any, names: dict[str, str], framework: str, options: dict[str, Any], weights: dict[str, np.ndarray]
+    ) -> None:
+        self.cls, self.names, self.framework, self.options = cls, names, FRAMEWORKS[framework], options
+        self.weights, self.kind, self.biased = weights, kind_of(cls), [name for name in weights if "bias" in name]
+        self.made: Any = None
+        if self.kind == "function":
+            return
+        given = dict(options)
+        for name in ("query_size", "key_size", "value_size", "input_size", "in_features"):
+            given[name] = options["num_hiddens"]
+        self.made = construct(cls, given, makers(self.framework))
+
+    @property
+    def signature(self) -> Any:
+        """The function that says which arguments a call takes."""
+        if self.kind == "function":
+            return self.cls
+        for name in ("forward", "call", "__call__"):
+            if any(name in vars(one) for one in self.cls.__mro__):
+                return getattr(self.made, name)
+        raise FailureError("wrong", "MultiHeadAttention cannot be called: it has no forward, call or __call__")
+
+    def prepare(self, inputs: list[Array], extra: dict[str, Any]) -> None:
+        """Make the weights of the layer and set them."""
+        if self.kind == "linen":
+            import jax
+
+            init = functools.partial(self.made.init, jax.random.PRNGKey(0))
+            self.params = _mutable({"params": {}} | dict(call_with(init, inputs, extra, self.signature)))
+            self.fill(self.params["params"])
+        elif self.kind != "function":
+            self.framework.prepared(self.made, lambda: self(inputs, extra))
+            self.fill(self.made)
+        else:
+            self.biased = [
+                name for name in self.biased if any(one.name == f"b_{name[2]}" for one in parameters(self.cls))
+            ]
+
+    def fill(self, owner: Any) -> None:
+        """Set the weights, and note which projections have a bias."""
+        self.slots: dict[str, list[Slot]] = {}
+        biased = []
+        for name in PROJECTIONS:
+            kernel, bias = self.weights[f"{name}.kernel"], self.weights.get(f"{name}.bias", None)
+            if self.unused(owner, self.names.get(name, name)):
+                continue
+            place = walked(owner, self.names.get(name, name))
+            several = _several(place[2])
+            pieces = len(several) if several else 1
+            for at, one in enumerate(several or [place[2]]):
+                kernel_slot, bias_slot = self.slots_of(owner, name, *place[:2], one)
+                self.put(kernel_slot, np.split(kernel, pieces, -1)[at])
+                self.slots.setdefault(f"{name}.kernel", []).append(kernel_slot)
+                if bias_slot is not None:
+                    given = np.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias
+                    self.put(bias_slot, np.split(given, pieces)[at])
+                    self.slots.setdefault(f"{name}.bias", []).append(bias_slot)
+            if f"{name}.bias" in self.slots:
+                biased.append(f"{name}.bias")
+        self.biased = biased
+
+    def unused(self, owner: Any, path: str) -> bool:
+        """Whether a projection is there, but has no weights, since no call has used it."""
+        if self.kind == "linen":
+            first = path.partition(".")[0]
+            return first not in owner and hasattr(self.made.bind(self.params), first)
+        dense = walked(owner, path)[2]
+        if self.framework.name == "torch" and isinstance(dense, self.framework.xp.nn.Module):
+            lazy = self.framework.xp.nn.parameter.UninitializedParameter
+            return any(isinstance(X, lazy) for X in dense.parameters())
+        return getattr(dense, "built", True) is False
+
+    def slots_of(self, owner: Any, name: str, holder: Any, part: str, one: Any) -> tuple[Slot, Slot | None]:
+        """Find the kernel and the bias of one projection, a dense layer, or an array with another one beside it."""
+        if not _is_array(one):
+            kernel, bias, transposed = parts(one, self.framework)
+            slots = [Slot(kernel, transposed, _setter(one, "kernel", "weight", "W", "w", "weights", X=kernel))]
+            return slots[0], None if bias is None else Slot(bias, False, _setter(one, "bias", "b", X=bias))
+        beside = self.names.get(f"b_{name[2]}", f"b_{name[2]}")
+        try:
+            bias_owner, bias_part, bias = walked(owner, beside)
+        except FailureError:
+            bias = None
+        bias_slot = None
+        if bias is not None and _is_array(bias):
+            bias_slot = Slot(bias, False, _set_in(bias_owner, bias_part))
+        return Slot(one, False, _set_in(holder, part)), bias_slot
+
+    def put(self, slot: Slot, W: np.ndarray) -> None:
+        """Set one array of weights in the framework's own way."""
+        X, W = slot.X, slot.turned(W)
+        if self.framework.name == "torch" and hasattr(X, "detach"):
+            X.detach().copy_(self.framework.array(W).reshape(X.shape))
+        elif hasattr(X, "assign"):
+            X.assign(W)
+        elif hasattr(X, "set_data"):
+            X.set_data(self.framework.array(W))
+        elif self.kind == "nnx" and type(X).__module__.startswith("flax"):
+            X.value = self.framework.array(W)
+        elif slot.put is not None:
+            slot.put(self.framework.array(W))
+
+    def __call__(self, inputs: list[Array], extra: dict[str, Any]) -> Any:
+        """Attend: queries, keys and values by position, the rest by the names that the layer has."""
+        if self.kind == "function":
+            held = {name.partition(".")[0]: X for name, X in self.weights.items() if name.endswith("kernel")}
+            held |= {f"b_{name[2]}": X for name, X in self.weights.items() if name in self.biased}
+            arrays = {name: self.framework.array(X) if isinstance(X, np.ndarray) else X for name, X in held.items()}
+            named = self.options | arrays | {"params": arrays, "weights": arrays} | extra | EVALUATION
+            return call_with(self.cls, inputs, named, self.signature)
+        if self.kind == "linen":
+            function: Any = lambda *given, **named: self.made.apply(self.params, *given, **named)  # noqa: E731
+            return call_with(function, inputs, extra, self.signature)
+        return call_with(self.made, inputs, extra, self.signature)
+
+    def takes(self, name: str) -> bool:
+        """Whether a call takes an argument."""
+        return takes(self.signature, name)
+
+    def differentiate(
+        self, inputs: dict[str, Array], extra: dict[str, Any], loss: Callable[[Any], Any]
+    ) -> dict[str, np.ndarray | None] | None:
+        """The gradients of loss(result) by inputs and weights, as (in, out); None = it has no such thing."""
+        names = list(inputs)
+
+        def of(arrays: dict[str, Array]) -> Any:
+            with self.replaced({name: X for name, X in arrays.items() if name not in inputs}):
+                return loss(self([arrays[name] for name in names], extra))
+
+        if self.kind == "function":
+            return None
+        if self.kind == "nnx":
+            return self.through_nnx(inputs, extra, loss)
+        flat = {f"{name}/{at}": slot for name, slots in self.slots.items() for at, slot in enumerate(slots)}
+        held = {name: slot.X for name, slot in flat.items()}
+        if self.framework.name in ("jax", "mlx"):
+            held = {name: self.framework.array(self.framework.numpy(X)) for name, X in self.current(flat).items()}
+        found = self.framework.gradients(of, inputs, held)
+        if found is None:
+            return None
+        result: dict[str, np.ndarray | None] = {}
+        for name in inputs:
+            result[name] = None if found[name] is None else self.framework.numpy(found[name])
+        for name, slots in self.slots.items():
+            pieces = [found[f"{name}/{at}"] for at in range(len(slots))]
+            if any(one is None for one in pieces):
+                result[name] = None
+                continue
+            shape = self.weights[name].shape if name in self.weights else (self.options["num_hiddens"],)
+            each = shape[:-1] + tuple(n // len(pieces) for n in shape[-1:])
+            turned = [slot.back(self.framework.numpy(X), each) for slot, X in zip(slots, pieces, strict=True)]
+            result[name] = np.concatenate(turned, -1)
+        return result
+
+    def through_nnx(
+        self, inputs: dict[str, Array], extra: dict[str, Any], loss: Callable[[Any], Any]
+    ) -> dict[str, np.ndarray | None]:
+        """The gradients of a module of Flax NNX, whose parameters nobody may change on the way."""
+        import jax
+        from flax import nnx
+
+        apart: Any = nnx.split(self.made, nnx.Param, ...)
+        graph, params, rest = apart
+
+        def of(arrays: dict[str, Array], params: Any) -> Any:
+            layer = nnx.merge(graph, params, rest)
+            return loss(call_with(layer, [arrays[name] for name in inputs], extra, self.signature))
+
+        by_inputs, by_params = jax.grad(of, (0, 1))(inputs, params)
+        tree = nnx.to_pure_dict(by_params)
+        result: dict[str, np.ndarray | None] = {name: self.framework.numpy(X) for name, X in by_inputs.items()}
+        for name in PROJECTIONS:
+            found = walked(tree, self.names.get(name, name))[2]
+            kernel, bias, _ = (found, None, False) if _is_array(found) else parts(found, self.framework)
+            result[f"{name}.kernel"] = self.framework.numpy(kernel)
+            if bias is not None:
+                result[f"{name}.bias"] = self.framework.numpy(bias)
+        return result
+
+    def current(self, flat: dict[str, Slot]) -> dict[str, Any]:
+        """The arrays that are held, which may have been replaced since they were found."""
+        weights = {}
+        for name, slot in flat.items():
+            base, at = name.split("/")
+            W = self.weights.get(base)
+            W = np.zeros(self.options["num_hiddens"], np.float32) if W is None else W
+            weights[name] = slot.turned(np.split(W, len(self.slots[base]), -1)[int(at)])
+        return weights
+
+    @contextlib.contextmanager
+    def replaced(self, arrays: dict[str, Array]) -> Iterator[None]:
+        """Put other arrays in the place of weights for a while, such as those that JAX differentiates by."""
+        if self.framework.name not in ("jax", "mlx") or not arrays:
+            yield
+            return
+        before = self.current({name: self.slots[name.split("/")[0]][int(name.split("/")[1])] for name in arrays})
+        self.exchange(arrays)
+        try:
+            yield
+        finally:
+            self.exchange({name: self.framework.array(X) for name, X in before.items()})
+
+    def exchange(self, arrays: dict[str, Array]) -> None:
+        """Set arrays as they are."""
+        for name, X in arrays.items():
+            base, at = name.split("/")
+            slot = self.slots[base][int(at)]
+            if slot.put is not None:
+                slot.put(X)
+
+
+def call_with(function: Any, inputs: list[Array], extra: dict[str, Any], signature: Any) -> Any:
+    """Call a layer: lengths by position if it has them there, what switches training off by its own word."""
+    named = EVALUATION | extra
+    own = parameters(signature)
+    required = [one for one in own[len(inputs) :] if one.default is one.empty and one.kind in (0, 1)]
+    for one in required:  # `valid_lens` without a default
+        named.setdefault(COMMON.get(one.name, one.name), None)
+    return call(function, inputs, named, signature)
+
+
+def _is_array(X: Any) -> bool:
+    """Whether something is an array of weights itself, and no layer that has one."""
+    return (hasattr(X, "shape") and not callable(X)) or hasattr(X, "set_data")
+
+
+def _several(X: Any) -> list[Any] | None:
+    """The projections of one head each, if it is a list of them."""
+    if isinstance(X, (list, tuple)) or type(X).__name__ in ("ModuleList", "List"):
+        return list(X)
+    return None
+
+
+def _set_in(owner: Any, part: str) -> Callable[[Any], None]:
+    """Make a function that sets an attribute or an item."""
+
+    def put(X: Any) -> None:
+        if isinstance(owner, list):
+            owner[int(part)] = X
+        elif isinstance(owner, dict):
+            owner[part] = X
+        else:
+            setattr(owner, part, X)
+
+    return put
+
+
+def _setter(owner: Any, *names: str, X: Any) -> Callable[[Any], None]:
+    """Make a function that sets the attribute or item of an owner that X is."""
+    for name in names:
+        held = owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
+        if held is X:
+            return _set_in(owner, name)
+    raise FailureError("wrong", f"a {type(owner).__name__} holds its weights in an unknown way")
+
+
+def _mutable(tree: Any) -> Any:
+    """Copy a tree of parameters to plain dicts."""
+    return {name: _mutable(X) for name, X in tree.items()} if isinstance(tree, Mapping) else tree

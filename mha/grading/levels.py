@@ -1,0 +1,52 @@
+"""The levels of an assignment, as data: what each asks for, in the order in which a course has them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One level.
+
+    number, title: for people; names: what a submission defines for it, one of which is enough unless `every`; points:
+    for passing it; replaced: the names that ours stand in for in later levels, if it fails.
+    """
+
+    number: int
+    title: str
+    names: tuple[str, ...]
+    points: int = 10
+    every: bool = False
+    replaced: tuple[str, ...] = ()
+
+
+LAYER = ("MultiHeadAttention", "multi_head_attention")
+LEVELS = (
+    Level(1, "masked softmax", ("masked_softmax",), replaced=("masked_softmax",)),
+    Level(2, "dot-product attention", ("DotProductAttention", "dot_product_attention"),
+          replaced=("DotProductAttention", "dot_product_attention")),
+    Level(3, "heads, split and merged", ("transpose_qkv", "transpose_output"), every=True,
+          replaced=("transpose_qkv", "transpose_output")),
+    Level(4, "one head", LAYER),
+    Level(5, "many heads", LAYER),
+    Level(6, "lengths and masks", LAYER),
+    Level(7, "gradients", LAYER),
+    Level(8, "grouped heads and rotation", LAYER),
+    Level(9, "cache", LAYER),
+)  # fmt: skip
+NAMES = tuple(dict.fromkeys(name for level in LEVELS for name in level.names))
+
+
+def chosen(text: str | None) -> tuple[Level, ...]:
+    """Return the levels of a text as 1-6 or 1,2,5; None = all. Raises ValueError if it is anything else."""
+    if text is None:
+        return LEVELS
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.strip().isdigit() or (dash and not last.strip().isdigit()):
+            raise ValueError(f"--levels is {text}, expected numbers as 1-6 or 1,2,5")
+        numbers |= set(range(int(first), int(last if dash else first) + 1))
+    found = tuple(level for level in LEVELS if level.number in numbers)
+    if not found or len(found) < len(numbers):
+        raise ValueError(f"--levels is {text}, expected numbers from 1 to {LEVELS[-1].number}, such as 1-6")
+    return found

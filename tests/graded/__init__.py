@@ -1,0 +1,1 @@
+"""Submissions with mistakes, and right ones, as students write them."""
