@@ -8,14 +8,20 @@ import typer
 from mha import dispatch
 from mha.cli import terminal
 from mha.grading import classes, levels
+from mha.grading import hand_out as assignment
 from mha.grading.grade import Grader
 from mha.tables import counted, plain_table
 
 
 def grade(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A submission (.py or .ipynb), or a folder with many.")],
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="A submission (.py or .ipynb), or a folder with many.")
+    ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Of a class: write the grades as CSV to FILE.")
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the grades of a class as CSV, or a folder to hand out."
+        ),
     ] = None,
     chosen: Annotated[
         str | None, typer.Option("--levels", metavar="A-B", help="Levels to grade, as 1-6 or 1,2,5; default: all.")
@@ -41,6 +47,12 @@ def grade(
         str | None,
         typer.Option(metavar="FILE", help="Of one submission: write results.json as Gradescope reads it to FILE."),
     ] = None,
+    hand_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Grade nothing: write an assignment in this framework, into the folder of -o."
+        ),
+    ] = None,
 ) -> None:
     """Grade attention that students wrote, level by level: what passed, what differs first, why, and a hint.
 
@@ -56,24 +68,31 @@ def grade(
     If PATH is a folder, each .py, .ipynb and folder in it is a submission. With -o grades.csv, each result is also kept
     in grades.jsonl, and the next run goes on from there; what has changed is graded again.
 
+    With --hand-out, it writes an assignment for these levels: a skeleton, made from the lesson of the framework,
+    visible tests, and a readme for students.
+
     \b
     Examples:
       mha grade student.py
       mha grade student.ipynb --levels 1-6 --hints 1
       mha grade submissions/ --jobs 2 -o grades.csv
       mha grade submission.py --gradescope results.json
+      mha grade --hand-out torch --levels 1-6 -o assignment/
 
     Exit code 0 if a submission passes all levels, or a class was graded; 1 if a level of a submission did not pass;
     2 if the command is wrong.
     """
-    given = Path(path)
-    if not given.exists():
-        terminal.fail(f"there is no file or folder {path}")
     try:
-        framework = dispatch.named("--backend", backend)
-        grader = Grader(levels.chosen(chosen), seed, framework, empty_rows, allow, limit, hints)
+        framework, asked = dispatch.named("--backend", backend), levels.chosen(chosen)
+        if hand_out is not None:
+            _hand_out(hand_out, asked, path, output)
     except ValueError as error:
         terminal.fail(error)
+    if path is None:
+        terminal.fail("PATH is missing: a submission, or a folder with many")
+    given, grader = Path(path), Grader(asked, seed, framework, empty_rows, allow, limit, hints)
+    if not given.exists():
+        terminal.fail(f"there is no file or folder {path}")
     file = terminal.json_file(json_file)
     if given.is_dir():
         if gradescope:
@@ -91,6 +110,20 @@ def grade(
     if results is not None:
         terminal.write_json(results, classes.gradescope(result.data()))
     raise typer.Exit(0 if result else 1)
+
+
+def _hand_out(name: str, asked: tuple[levels.Level, ...], path: str | None, output: str | None) -> None:
+    """Write an assignment, and end the command."""
+    if path is not None:
+        terminal.fail(f"--hand-out grades nothing, and PATH is {path}; leave one of them out")
+    if output is None:
+        terminal.fail("--hand-out needs a folder: -o assignment/")
+    try:
+        assignment.write(Path(output), dispatch.named("--hand-out", name), asked)
+    except OSError as error:
+        terminal.fail(f"--output is {output}, where nothing can be written: {error.strerror}")
+    terminal.console().print(f"wrote {', '.join(assignment.FILES)} to {output}")
+    raise typer.Exit(0)
 
 
 def _class(

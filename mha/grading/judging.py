@@ -82,11 +82,15 @@ def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
     A mistake need not show in each case. Each explanation of the cases so far is tried in the next; a search begins
     where none fits, and what it finds is added to them.
     """
+    if all(one.case.options.get("dropout") for one in wrong):  # with the same numbers but no dropout, it is right
+        return [LEFT_ON]
     found: list[Explanation] = []
     known, searched = mistakes.of_level(level), 0
     for one in (one for one in wrong if one.problem is not None and one.steps):
         lengths = one.case.call.get("valid_lens")
         if found and lengths is not None and not lengths.all():  # rows without keys would be one more mistake
+            continue
+        if found and one.case.options.get("dropout"):
             continue
         if kept := [each for each in found if fits(one, each, known)]:
             found = kept
@@ -99,6 +103,9 @@ def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
     return sorted(found, key=rank)
 
 
+LEFT_ON = Explanation(
+    ("dropout left on",), ("",), ("attention weights are dropped outside of training",), 0.0, 0.0, True
+)
 NOTHING = Explanation((), (), (), 0.0, 0.0, True)
 
 
