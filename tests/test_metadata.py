@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 
 import pages
@@ -40,6 +41,14 @@ def test_pytest_finds_its_plugin(built):
     (plugin,) = metadata.PathDistribution(built).entry_points.select(group="pytest11")
     assert plugin.module == "_mha_pytest_plugin"
     assert "_mha_pytest_plugin" in (built / "top_level.txt").read_text().split()
+
+
+def test_every_file_that_is_no_module_is_packaged():
+    patterns = tomllib.loads(pages.text("pyproject.toml"))["tool"]["setuptools"]["package-data"]["mha"]
+    packaged = {path for pattern in patterns for path in (pages.ROOT / "mha").glob(pattern)}
+    kept = {path for path in (pages.ROOT / "mha").rglob("*.*") if path.suffix not in (".py", ".pyc") and path.is_file()}
+    assert {path for path in kept if "__pycache__" not in path.parts} == packaged
+    assert all((path.parent / "__init__.py").exists() for path in packaged)
 
 
 def test_no_link_leads_nowhere(description):

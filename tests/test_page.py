@@ -4,7 +4,7 @@ import ast
 import itertools
 import json
 import re
-from importlib import resources
+from pathlib import Path
 
 import adapters
 import numpy as np
@@ -165,8 +165,8 @@ def test_data_cannot_end_its_element(made, data):
 
 
 def test_every_script_is_in_the_page():
-    folder = resources.files("mha.page") / "scripts"
-    assert {file.name for file in folder.iterdir() if file.name.endswith(".js")} == set(SCRIPTS)
+    folder = Path(page.__file__).parent / "scripts"
+    assert {file.relative_to(folder).as_posix() for file in folder.rglob("*.js")} == set(SCRIPTS)
 
 
 def test_the_page_has_all_lessons(data):

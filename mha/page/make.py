@@ -17,8 +17,8 @@ from mha.page.measures import NAMES
 from mha.plot import copying
 
 SCRIPTS = (
-    "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js",
-    "splits.js", "slots.js", "masks.js", "charts.js", "copies.js", "page.js",
+    "random.js", "attention.js", "texts.js", "forms.js", "code.js", "player.js", "tables.js", "pictures/charts.js",
+    "pictures/splits.js", "pictures/slots.js", "pictures/masks.js", "pictures/copies.js", "page.js",
 )  # fmt: skip
 
 

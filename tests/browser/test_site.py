@@ -93,7 +93,7 @@ def test_the_search_finds_an_argument(opened):
     expect(page.locator("article mark").first).to_have_text("valid_lens")
 
 
-@pytest.mark.parametrize("door", ["How to use the layer", "How to port a layer and prove it", "The course"])
+@pytest.mark.parametrize("door", ["How to use the layer", "How to port a model and prove it", "The course"])
 def test_a_door_leads_in(opened, door):
     page = opened()
     page.locator("article").get_by_role("link", name=door, exact=False).first.click()
