@@ -51,7 +51,7 @@ def story(tmp_path, monkeypatch):
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 def test_a_model_is_blocks_of_attention(backend, book, framework, rng, pos, bias):
     """As computed by NumPy's layers, in float64, from the weights of the model."""
-    small = book.TinyCharLM(N, D, H, BLOCKS, pos, max_len=13, bias=bias, **framework.seeded(1))
+    small = book.TinyCharLM(N, D, H, BLOCKS, pos, max_len=T, bias=bias, **framework.seeded(1))
     X = rng.integers(0, N, (B, T))
     (own,) = adapters.of(backend).own(X)
     found, maps = small(own), small.attention_weights(own)
@@ -197,7 +197,7 @@ def test_windows_that_there_are_not_are_refused(story):
 
 
 def test_a_text_that_is_not_there_is_fetched_once_and_looked_at(tmp_path, monkeypatch):
-    source, folder = tmp_path / "source.txt", tmp_path / "data"
+    source, folder = tmp_path / "source.txt", tmp_path / "book" / "data"
     source.write_bytes(b"The Time Traveller")
     monkeypatch.setattr(text, "FOLDER", folder)
     monkeypatch.setattr(text, "ADDRESS", source.as_uri())
@@ -205,6 +205,8 @@ def test_a_text_that_is_not_there_is_fetched_once_and_looked_at(tmp_path, monkey
         text.read()
     assert not folder.exists()
     monkeypatch.setattr(text, "SHA1", hashlib.sha1(source.read_bytes(), usedforsecurity=False).hexdigest())
+    assert text.read() == "The Time Traveller"
+    (folder / "timemachine.txt").unlink()
     assert text.read() == "The Time Traveller"
     source.unlink()
     assert text.read() == "The Time Traveller"
@@ -270,6 +272,7 @@ def test_a_plot_is_a_new_figure_as_asked_for(pyplot):
     assert tuple(axes.figure.get_size_inches()) == (5, 4)
     names.plot([1, 2], [3, 5])
     assert pyplot.gca() is not axes
+    assert tuple(pyplot.gcf().get_size_inches()) == (3.5, 2.5)
     assert pyplot.gca().get_legend() is None
     names.plot([3], [4], axes=axes)
     assert drawn(axes) == [([3], [4])]

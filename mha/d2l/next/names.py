@@ -78,10 +78,7 @@ def plot(
 
 def lines(points: Any) -> list[np.ndarray]:
     """Numbers of one or of several lines as NumPy arrays, one for each."""
-    if isinstance(points, list | tuple) and any(np.ndim(one) for one in points):
-        return [numbers(one) for one in points]
-    found = numbers(points)
-    return [found] if found.ndim == 1 else list(found)
+    return [numbers(one) for one in points] if any(np.ndim(one) for one in points) else [numbers(points)]
 
 
 def numbers(points: Any) -> np.ndarray:
