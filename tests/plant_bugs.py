@@ -23,6 +23,7 @@ import bugs_of_audits
 import bugs_of_backends
 import bugs_of_book
 import bugs_of_devices
+import bugs_of_grading
 import bugs_of_mha
 import bugs_of_models
 import bugs_of_options
@@ -45,6 +46,7 @@ OF_MHA = (
     bugs_of_mha.GROUPS
     | bugs_of_audits.GROUPS
     | bugs_of_book.GROUPS
+    | bugs_of_grading.GROUPS
     | bugs_of_models.GROUPS
     | bugs_of_parity.GROUPS
     | bugs_of_records.GROUPS

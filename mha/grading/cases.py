@@ -119,7 +119,7 @@ def of_pooling(draw: Draw) -> list[Case]:
         ("dropout, but no training", (7, 7), 0, "B", 0.5),
     ):
         B, Q, K = 3, 5, 11
-        shift = np.float32(far)
+        shift = np.array([[[far]], [[far]], [[0.0]]], np.float32)  # NaN in all numbers would tell nothing
         inputs = {"queries": shift + draw.normal(B, Q, d), "keys": shift + draw.normal(B, K, d),
                   "values": draw.normal(B, K, dv)}  # fmt: skip
         given = lengths_of(draw, how, B, Q, K)

@@ -5,7 +5,7 @@ from mha.grading.grade import Grader
 from mha.grading.levels import chosen
 
 # Levels that a style does not have.
-LACKING = {style: {8, 9} for style in ("torch_book", "torch_loops", "jax_book", "jax_nnx", "tensorflow_book",
+LACKING = {style: {8, 9} for style in ("torch_book", "torch_loops", "jax_book", "jax_layer", "jax_nnx", "tensorflow_book",
                                        "tensorflow_einsum", "mlx_layer", "mxnet_book")}  # fmt: skip
 LACKING |= {"numpy_functions": {7, 8, 9}}
 

@@ -1,0 +1,66 @@
+"""Every known mistake that a level can have is named: each is put into the pipeline, in the cases of the level."""
+
+import functools
+import re
+
+import numpy as np
+import pages
+import pytest
+
+from mha.grading import judging, mistakes
+from mha.grading.cases import cases
+from mha.grading.process import Answer
+from mha.parity.mistakes.bench import Bench
+from mha.parity.mistakes.mistake import forms_of
+
+LEVELS = (1, 2, 4, 5, 6, 8)  # 3, 7 and 9 are judged in other ways, see `test_grade.py`
+
+
+@functools.cache
+def benches(level):
+    """The cases of a level without dropout, the biases of each, and its pipeline."""
+    found = []
+    for case in cases(level, 0):
+        if not case.options.get("dropout"):
+            biased = [name for name in case.weights if name.endswith(".bias") and case.options.get("bias")]
+            found.append((case, biased, Bench(case.problem(biased, False), "float32")))
+    return found
+
+
+@np.errstate(all="ignore")
+def wrong(level, form):
+    """The cases of a level that a form of a mistake changes, judged."""
+    step, found = "weights" if level == 1 else "output", []
+    for case, biased, bench in benches(level):
+        X = bench.steps((form,), step) if bench.possible([form]) else None
+        if X is not None:
+            X = X.reshape(-1, *X.shape[2:]) if level == 1 else X
+            answer = Answer({step: X.astype(np.float32)}, {"biased": biased, "takes_bias": True})
+            found.append(judging.judge(case, answer, False))
+    return [one for one in found if not one.right]
+
+
+@functools.cache
+def named(level):
+    """The forms of mistakes that change a level, and whether each is named: (mistake, form): bool."""
+    found = {}
+    for form in forms_of(mistakes.of_level(level)):
+        if differing := wrong(level, form):
+            made = [one.mistakes for one in judging.why(differing, level)]
+            found[form.mistake.name, form.how] = (form.mistake.name,) in made
+    return found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_mistake_is_named(level):
+    assert [form for form, known in named(level).items() if not known] == []
+
+
+def test_the_page_lists_what_each_level_adds():
+    rows = re.findall(r"^\| (\d) \| (\d+) \| (.*) \|$", pages.text("docs/teaching.md"), re.MULTILINE)
+    seen = set()
+    for level, (number, count, names) in zip(LEVELS, rows, strict=True):
+        own = {name for name, _ in named(level)}
+        assert (int(number), int(count)) == (level, len(own))
+        assert set(names.split("; ")) == (own - seen or {"the same"})
+        seen |= own
