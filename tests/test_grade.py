@@ -1,5 +1,6 @@
 """`mha grade` of one submission in NumPy: what is right, what differs and why, and what goes wrong in other ways."""
 
+import numpy as np
 import pytest
 from commands import run
 from graded.hostile import IN_A_LEVEL, WHILE_LOADED
@@ -7,6 +8,7 @@ from graded.mistaken import RIGHT
 from graded.of_numpy import IN_NUMPY
 from graded.running import failed, graded, lacking, right
 
+from mha.grading.cases import cases
 from mha.grading.levels import LEVELS, chosen
 
 LAYER = right("numpy_layer")
@@ -45,6 +47,32 @@ def test_a_mistake_counts_once_in_copies_too(tmp_path):
 def test_empty_rows_count_if_asked_for(tmp_path):
     reason = "rows without keys are uniform"
     assert failed(graded(tmp_path, LAYER, "1-2", empty_rows=True), {1: reason}) == {1: reason}
+
+
+@pytest.mark.parametrize("level", range(1, 10))
+def test_another_seed_draws_other_inputs(level):
+    first, again, other = (cases(level, seed)[0].inputs for seed in (1, 1, 2))
+    assert all(np.array_equal(X, again[name]) for name, X in first.items())
+    assert not any(np.array_equal(X, other[name]) for name, X in first.items() if X.dtype == np.float32)
+
+
+def test_names_may_be_others(tmp_path):
+    text = LAYER.replace("self.W_q", "self.query").replace('getattr(self, f"W_{letter}")', "self.kernel(letter)")
+    text += """
+    def kernel(self, letter):
+        return self.query if letter == "q" else self.others["o"] if letter == "o" else getattr(self, f"W_{letter}")
+
+
+NAMES = {"W_q": "query", "W_o": "others.o"}
+"""
+    text = text.replace("self.W_o = ", "self.others = {}\n        self.others['o'] = ").replace(
+        "self.W_o.T", "self.others['o'].T"
+    )
+    assert graded(tmp_path, text)
+    assert (
+        "has no W_q: call it so, or say NAMES"
+        in graded(tmp_path, text.replace("NAMES", "OTHERS"), "4").levels[0].differs
+    )
 
 
 # 2. What a student reads

@@ -63,6 +63,28 @@ def test_the_visible_tests_find_mistakes(tmp_path, level, old, new):
     assert visible(tmp_path)[1].startswith("1 failed")
 
 
+CALL = ["queries", "keys", "values", "valid_lens"]
+
+
+@pytest.mark.parametrize(("levels", "init", "call"), [
+    ("4-5", [], CALL),
+    ("4-6", [], [*CALL, "mask", "causal"]),
+    ("5,8", ["num_key_value_heads", "rotary"], CALL),
+    ("5,9", [], [*CALL, "cache"]),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["numpy", "torch", "tensorflow", "mxnet", "mlx"])
+def test_the_layer_has_the_arguments_of_its_levels(name, levels, init, call):
+    made = ast.parse(hand_out.texts(name, chosen(levels))["attention.py"])
+    layer = next(one for one in made.body if getattr(one, "name", "") == "MultiHeadAttention")
+    methods = {
+        one.name: [given.arg for given in one.args.args][1:] for one in layer.body if isinstance(one, ast.FunctionDef)
+    }
+    known = {"torch": "forward", "tensorflow": "call", "mxnet": "forward"}
+    assert methods == {
+        "__init__": ["num_hiddens", "num_heads", "dropout", "bias", *init], known.get(name, "__call__"): call,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", dispatch.FRAMEWORKS)
 def test_docstrings_are_those_of_the_lesson(name):
     made = ast.parse(hand_out.texts(name, LEVELS)["attention.py"])

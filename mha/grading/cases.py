@@ -64,8 +64,8 @@ class Draw:
         """Draw from a normal distribution, in float32."""
         return (scale * self.random.normal(size=shape)).astype(np.float32)
 
-    def lengths(self, shape: tuple[int, ...], most: int, least: int = 1) -> np.ndarray:
-        """Draw lengths, of which no two samples have the same, and none sees all keys."""
+    def lengths(self, shape: tuple[int, ...], most: int, least: int = 2) -> np.ndarray:
+        """Draw lengths, of which no two samples have the same, and none sees one key alone, or all of them."""
         drawn = [self.random.permutation(np.arange(least, most))[: shape[0]] for _ in range(int(np.prod(shape[1:])))]
         return np.array(drawn).T.reshape(shape).astype(np.int32)  # (B,) or (B, Q)
 
@@ -208,7 +208,7 @@ def of_masks(draw: Draw) -> list[Case]:
         case("a mask (B, Q, K)", {"mask": draw.mask(B, Q, K)}),
         case("causal order", {"causal": True}, Q),
         case("lengths and causal order", {"valid_lens": draw.lengths((B,), Q), "causal": True}, Q),
-        case("lengths and a mask", {"valid_lens": 2 + draw.lengths((B,), K - 2), "mask": np.tri(Q, K, 1, bool)}),
+        case("lengths and a mask", {"valid_lens": draw.lengths((B,), K, 3), "mask": np.tri(Q, K, 1, bool)}),
     ]
 
 

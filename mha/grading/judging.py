@@ -9,6 +9,7 @@ import numpy as np
 from mha.grading import mistakes
 from mha.grading.cases import Case
 from mha.grading.process import Answer
+from mha.parity.described.around import more_than_attention
 from mha.parity.mistakes.mistake import Mistake, forms_of
 from mha.parity.mistakes.of_gradients import DROPOUT
 from mha.parity.pipeline.parts import PART_OF
@@ -23,6 +24,7 @@ from mha.parity.why.explanations import Explanation
 from mha.parity.why.report import Row, said
 
 SEARCHED = 3  # of the cases that differ, so many are searched at most
+EMPTY = ("rows without keys are uniform", "rows without keys are NaN")
 FORMS = 64  # of mistakes together, so many are tried at most
 Named = dict[str, np.ndarray]
 
@@ -126,10 +128,13 @@ def fits(one: Judged, explanation: Explanation, known: tuple[Mistake, ...]) -> b
     steps = steps_of(one)
     chosen = [[form for form in forms_of(known) if form.mistake.name == name] for name in explanation.mistakes]
     judge = Judge(one.problem, steps, Focus())
+    # With other keys hidden, rows may be left without keys, and have what they have then.
+    empty = [(), *((form,) for form in forms_of(known) if form.mistake.name in EMPTY)]
     for state in itertools.islice(itertools.product(*chosen), FORMS):
         possible = tuple(form for form in state if judge.all[0].possible([form]))
-        if possible and judge.judged(possible).same:
-            return True
+        for more in empty if possible else ():
+            if judge.judged(tuple(sorted((*possible, *more), key=lambda form: form.place))).same:
+                return True
     return False
 
 
@@ -157,4 +162,6 @@ def explained(one: Judged, known: tuple[Mistake, ...]) -> list[Explanation]:
     over_samples = [made((form,), judge.judged((form,)), far) for form in mistakes.OVER_SAMPLES]
     if any(each.sure for each in over_samples):
         return over_samples
+    if more := more_than_attention(one.problem, steps):
+        return [Explanation(("there is more than attention",), ("",), (f"{more}; leave that out",), 0.0, 0.0, True)]
     return attempts(one.problem, steps, known, far, Effort())[0]

@@ -7,10 +7,13 @@ import numpy as np
 
 from mha.parity.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.mistakes.mistake import Mistake, forms_of, one, with_weights
+from mha.parity.mistakes.of_softmax import filled
 from mha.parity.mistakes.of_weights import PART, PROJECTIONS
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
+
+FILLS = (-1.0, -2.0, -3.0, -5.0, -15.0)  # beside those of the catalogue
 
 
 def by_exponents(normed: bool, plan: Plan) -> Plan:
@@ -83,17 +86,6 @@ def pools_keys(plan: Plan) -> Plan | None:
     return with_weights(replace(plan, values=plan.keys), moved)
 
 
-def hidden_to_zero(plan: Plan) -> Plan | None:
-    """Multiply scores by 0 where keys are hidden."""
-    if not plan.hiding:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return pieces.normalized(plan, scores * visible)
-
-    return replace(plan, softmax=softmax)
-
-
 def by_heads(summed: bool, plan: Plan) -> Plan | None:
     """Merge the sum or the mean of the heads, as often as there are heads."""
     if plan.heads == 1:
@@ -104,6 +96,12 @@ def by_heads(summed: bool, plan: Plan) -> Plan | None:
         return right(np.broadcast_to(factor * X.sum(1, keepdims=True), X.shape).astype(X.dtype))
 
     return replace(plan, merge=merge)
+
+
+def reversed_heads(plan: Plan) -> Plan | None:
+    """Merge the last head first."""
+    right = plan.merge
+    return None if plan.heads == 1 else replace(plan, merge=lambda X: right(X[:, ::-1]))
 
 
 def along(axis: int, plan: Plan) -> Plan:
@@ -123,8 +121,8 @@ OF_STUDENTS = (
     Mistake("the softmax is not normed", "weights do not add up to 1", ("weights",),
             {"exponentials": partial(by_exponents, False), "scores themselves": not_normed}),
     Mistake("the softmax is taken twice", "of weights, again", ("weights",), {"": twice, "of all keys": masked_twice}),
-    Mistake("hidden scores become 0", "scores are multiplied by the mask: exp(0) is 1", ("weights",),
-            one(hidden_to_zero)),
+    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
+            {f"{fill:g}": partial(filled, fill, False) for fill in FILLS}),
     *(Mistake(f"{name} is left out", f"there is no projection by {name}", (PART[name],),
               one(partial(unprojected, name)))
       for name in PROJECTIONS),
@@ -139,6 +137,7 @@ OF_STUDENTS = (
     Mistake("keys are pooled, not values", "the weights are multiplied by keys", ("v",), one(pools_keys)),
     Mistake("the heads are added up", "their sum or mean is merged in place of each", ("output",),
             {"the sum": partial(by_heads, True), "the mean": partial(by_heads, False)}),
+    Mistake("the heads are merged in reverse", "the last head comes first", ("output",), one(reversed_heads)),
 )  # fmt: skip
 
 # Of these, a few samples do not show the numbers: all are computed.

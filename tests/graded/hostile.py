@@ -21,6 +21,7 @@ IN_A_LEVEL = {
     "ends itself": (at_first("import os, signal; os.kill(os.getpid(), signal.SIGTERM)"), "left", "SIGTERM"),
     "prints without end": (at_first("while True: print('x' * 1000)"), "slow", "more than 2 seconds"),
     "takes 50 GB": (at_first("np.ones(50 * 2**27)"), "memory", "4 GB"),
+    "takes 6 GB and does not use it": (at_first("np.empty(6 * 2**27)"), "memory", "4 GB"),
     "writes elsewhere": (at_first("open('/tmp/../etc/grades', 'w')"), "raised", "may not be changed"),
     "writes 100 MB": (at_first("open('big', 'wb').write(bytes(100 * 2**20))"), "raised", "OSError"),
     "forks": (at_first("import os\n    while True: os.fork()"), "raised", "no other process"),
@@ -38,7 +39,7 @@ IN_A_LEVEL = {
     "returns objects": (at_first("return np.array([print], dtype=object)"), "raised", "TypeError"),
     "patches NumPy": (at_first("np.savez = np.load = None"), "passed", ""),
     "says that it has passed": (
-        at_first("import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'{\"facts\": {}}\\n')\n        except OSError: pass"),
+        at_first("import os\n    for fd in range(3, 256):\n        try: os.write(fd, b'{\"facts\": {}}\\n')\n        except OSError: pass"),
         "passed",
         "",
     ),

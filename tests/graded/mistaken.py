@@ -42,5 +42,5 @@ SPLIT, MERGE, MIXED = "the split lacks the permute", "the merge lacks the permut
 LATE, AXIS, ZERO = (
     "hidden keys are blanked after the softmax",
     "the softmax is over another axis",
-    "hidden scores become 0",
+    "weak mask fill",
 )

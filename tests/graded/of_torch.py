@@ -166,4 +166,25 @@ IN_TORCH = (
         "    return torch.cat(X.chunk(num_heads, dim=0), dim=-1)",
     ),
     one("torch_loops", {1: "raised"}, "X[b, i, n:] = -1e6", "X[b, i, n::0] = -1e6"),
+    one("torch_layer", {6: "weak mask fill", 9: "unknown"}, "-1e9), -1)", "-5.0), -1)"),
+    one("torch_layer", {6: LONG}, "torch.arange(K) < lens", "torch.arange(K) <= lens"),
+    one(
+        "torch_layer",
+        {8: "the rotation is off by one"},
+        "rotate(k, start + torch.arange(k.shape[2]), self.rotary)",
+        "rotate(k, start + 1 + torch.arange(k.shape[2]), self.rotary)",
+    ),
+    one(
+        "torch_layer",
+        {9: "beams are reordered for keys alone"},
+        'cache = {"k": k, "v": v}',
+        'cache = {"k": k, "v": v.flip(0)}',
+    ),
+    one("torch_loops", {2: "another scale"}, "/ np.sqrt(keys.size(-1))", "* np.sqrt(keys.size(-1))"),
+    one(
+        "torch_book",
+        {6: SHORT},
+        "valid_lens = torch.repeat_interleave(valid_lens, repeats=self.num_heads, dim=0)",
+        "valid_lens = torch.repeat_interleave(valid_lens, repeats=self.num_heads, dim=0) - 1",
+    ),
 )

@@ -125,7 +125,7 @@ def forbid_own_attention(framework: str) -> None:
                 found = getattr(sys.modules[parent], last, None)
         own = getattr(found, name, None)
         if isinstance(own, type):
-            own.__init__ = refuse(f"{module}.{name}")  # type: ignore[misc]
+            own.__new__ = refuse(f"{module}.{name}")  # type: ignore[method-assign]
         elif own is not None:
             setattr(found, name, refuse(f"{module}.{name}"))
 
