@@ -56,6 +56,11 @@ def test_another_seed_draws_other_inputs(level):
     assert not any(np.array_equal(X, other[name]) for name, X in first.items() if X.dtype == np.float32)
 
 
+def test_lengths_of_queries_are_of_queries():
+    each = [case for level in (1, 2, 6) for case in cases(level, 0) if "(B, Q)" in case.words]
+    assert [case.call["valid_lens"].ndim for case in each] == [2, 2, 2]
+
+
 def test_names_may_be_others(tmp_path):
     text = LAYER.replace("self.W_q", "self.query").replace('getattr(self, f"W_{letter}")', "self.kernel(letter)")
     text += """

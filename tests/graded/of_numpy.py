@@ -204,4 +204,12 @@ IN_NUMPY = (
         "(mask if mask.ndim == 2 else np.repeat(mask, H, 0))",
         "~(mask if mask.ndim == 2 else np.repeat(mask, H, 0))",
     ),
+    one(
+        "numpy_layer",
+        {1: AXIS},
+        "X.max(axis=-1, keepdims=True)",
+        "X.max(axis=0, keepdims=True)",
+        "e.sum(axis=-1, keepdims=True)",
+        "e.sum(axis=0, keepdims=True)",
+    ),
 )
