@@ -33,6 +33,7 @@ from mha.positions import Rotary, Temperature, alibi, t5_buckets
 from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
 from mha.seeds import manual_seed
 from mha.sources import from_native, load, sync
+from mha.written import write
 
 # `mha.backends` is a package that can be called; a type checker can know it only as one of the two.
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ __all__ = [
     "to_numpy",
     "transpose_output",
     "transpose_qkv",
+    "write",
     "yarn",
     "zeros",
 ]

@@ -70,6 +70,7 @@ FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_location
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures
 HDF5 = ("h5py>=3",)  # reads files of Keras
 NOTEBOOKS = ("nbformat>=5",)  # reads notebooks that are handed in
+WRITE = ("libcst>=1.5", "ruff>=0.12")  # read the lesson and form a file of its own
 
 
 def _read(name: BackendName) -> Framework:

@@ -267,7 +267,7 @@ def test_prefixes_choose_and_the_other_file_follows(models, ours):
         (("ours", "--from-a", "gpt2"), "with --from-a gpt2"),
         (("theirs", "--num-heads", "5"), "expected a multiple of --num-heads = 5"),
         (("theirs", "--prefix-b", "x"), "is there with --from-b auto --prefix-b x; choose --from-b bert"),
-        (("theirs", "--rotary", "x"), "--rotary is 'x', expected a number above 0, such as 10000, or none"),
+        (("theirs", "--rotary", "x"), "--rotary is 'x': base of Rotary"),
         (("theirs", "--rotary", "100"), "--rotary BASE is not needed: both files say it"),
     ],
 )  # fmt: skip

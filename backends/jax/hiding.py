@@ -18,18 +18,18 @@ from mha.checks import FURTHEST
 def visible_keys(queries, keys, call):
     """Combine all that hides keys from queries into one array of booleans, True = may attend.
 
-    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. Of the call, a checked
-    `mha.call.Call`: lengths hide the keys from there on; a mask hides where it is False, a bias where it is -inf. Query
-    i is at position offset + i and key j at j, or where positions and key_positions say: causal hides the keys after a
-    query, window = (left, right) those further before or after it, None = no bound, and chunk = n those of other runs
-    of n positions, counted from 0. A token that is said to be at a position below 0 is padding: a key there is hidden,
-    a query there sees nothing. segments and key_segments hide the keys of another
-    segment than the query's, and those of one below 0, which is padding, too.
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. The rest is a checked
+    `mha.call.Call`. Lengths hide the keys from there on. A mask hides where it is False. A score_bias hides where it is
+    -inf. Query i is at position offset + i and key j at j. Tokens are where positions and key_positions say instead;
+    one at a position below 0 is padding: a key there is hidden, a query there sees nothing. A causal order hides the
+    keys after a query. window = (left, right) hides those further before or after it; None = no bound. chunk = n hides
+    those of other runs of n positions, counted from 0. segments and key_segments hide the keys of another segment than
+    the query's, and those of one below 0, which is padding.
+
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
     left, right = call.window or (None, None)
-    if call.causal or 0 in (queries.shape[1], keys.shape[1]):  # an empty order: without queries no key is seen
-        right = 0
+    causal = call.causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
     conditions = []
     if call.valid_lens is not None:
         per_query = call.valid_lens[:, None] if call.valid_lens.ndim == 1 else call.valid_lens  # (B, 1 or Q)
@@ -39,7 +39,7 @@ def visible_keys(queries, keys, call):
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    if call.by_positions() or not left is right is call.chunk is None:
+    if causal or call.by_positions() or not left is right is call.chunk is None:
         each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
         each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
     if call.positions is not None:
@@ -51,6 +51,8 @@ def visible_keys(queries, keys, call):
         own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
         others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
         conditions += [own >= 0, own == others]  # (B or 1, 1, Q, 1), (B or 1, 1, Q, K)
+    if causal:
+        conditions.append(each_key <= each_query)  # (B or 1, 1, Q, K)
     if left is not None:
         conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
@@ -61,9 +63,9 @@ def visible_keys(queries, keys, call):
 
 
 def places(X, given=None, offset=0):
-    """Positions or segments (B or 1, T) of the rows of X (B, T, any): those that are given, integers (T,) or (B, T).
+    """Places (B or 1, T) of the rows of X (B, T, any), one after another.
 
-    None = one after another, the first at offset, an int or (B or 1, 1).
+    given: positions or segments instead, integers (T,) or (B, T). offset: that of the first, an int or (B or 1, 1).
     """
     if given is not None:
         return signed(given if len(given.shape) == 2 else given[None], FURTHEST)  # (B or 1, T)

@@ -31,8 +31,8 @@ class AttentionPooling(nn.Module):
     def __call__(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool values (B, K, dv) for queries (B, Q, d) over keys (B, K, d).
 
-        visible and score_bias, which is added to the scores, broadcast against (B, Q, K); sinks, (B or 1, Q or 1, 1),
-        are one more score of each query, which takes its share of the softmax and pools nothing.
+        visible broadcasts against (B, Q, K). score_bias, which is added to the scores, does, too. sinks, (B or 1, Q or
+        1, 1), are one more score of each query, which takes its share of the softmax and pools nothing.
         Returns the pooled values (B, Q, dv) and the weights (B, Q, K) before dropout.
         """
         return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training, sinks)

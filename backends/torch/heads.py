@@ -63,7 +63,7 @@ def gate_by(pooled, gates):
 
 
 class HeadNorm(nn.Module):
-    """An `mha.Norm` of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
+    """A norm of heads: of each, with one scale (d,) for all, or of all heads of a row together, with (H*d,)."""
 
     def __init__(self, norm, num_heads, width, dtype):
         super().__init__()
@@ -89,8 +89,8 @@ class HeadNorm(nn.Module):
 def rotate(X, places, rotary, num_heads):
     """Turn pairs of components of X (B*H, T, d) by their frequency times the position; the rest of them stays.
 
-    places: positions, integers (B or 1, T); rotary: an `mha.Rotary`, whose first `dim` components are pairs (i, n + i),
-    or (2i, 2i + 1) if it is interleaved. In half precision it is computed in float32.
+    places: positions, integers (B or 1, T). rotary: an `mha.Rotary`. The first components are pairs (i, n + i). If it
+    is interleaved, these are (2i, 2i + 1). In half precision it is computed in float32.
     """
     (BH, T, _), n, wide = X.shape, rotary.dim // 2, widen(X)
     cos, sin = turns(places, rotary, wide.dtype)  # (B or 1, T, n)
@@ -121,7 +121,7 @@ def turns(places, rotary, dtype):
 def temper(X, places, temperature, num_heads):
     """X (B*H, T, d) times a factor that grows with its position; in half precision it is computed in float32.
 
-    places: positions, integers (B or 1, T), of which those below 0 count as 0; temperature: an `mha.Temperature`.
+    places: positions, integers (B or 1, T), of which those below 0 count as 0. temperature: an `mha.Temperature`.
     """
     (BH, T, _), wide = X.shape, widen(X)
     steps = (places.clamp(min=0) + temperature.shift) // temperature.floor  # (B or 1, T)

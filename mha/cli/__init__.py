@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 import mha
-from mha.cli import audit, backends, bench, case, compare, demo, explain, grade, heads, options, page, parity, weights
+from mha.cli import (
+    audit,
+    backends,
+    bench,
+    case,
+    compare,
+    demo,
+    explain,
+    grade,
+    heads,
+    options,
+    page,
+    parity,
+    weights,
+    write,
+)
 
 OPTIONS: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 app = typer.Typer(**OPTIONS)
@@ -44,6 +59,7 @@ def main(
       mha heads model.safetensors --text "The cat sat down"
       mha page -o page.html
       mha grade student.py
+      mha write torch -o attention.py
 
     Exit codes: 0 if all is well; 1 if something was computed and is wrong, or if a framework is broken; 2 if the
     command is wrong, if a framework that it needs is not installed, or if a file cannot be used.
@@ -68,6 +84,7 @@ app.command()(options.command(compare.compare))
 app.command()(options.command(audit.audit))
 app.command()(options.command(grade.grade))
 app.command(name="page")(options.command(page.write))
+app.command()(options.command(write.write))
 
 files_of_weights = typer.Typer(**OPTIONS)
 files_of_weights.command()(options.command(weights.show))

@@ -32,7 +32,7 @@ def compare(
         int | None, typer.Option(metavar="H", help="The number of heads, if a file does not say it.")
     ] = None,
     rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="The base of the rotary positions, or none; likewise.")
+        str | None, typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N; likewise.")
     ] = None,
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")

@@ -21,6 +21,7 @@ from mha.positions import Rotary
 from mha.tables import plain_table
 from mha.weights import models, readers, schemes
 from mha.weights.readers import Source
+from mha.written import commands
 
 
 def show(
@@ -75,7 +76,7 @@ def convert(
     ] = None,
     rotary: Annotated[
         str | None,
-        typer.Option(metavar="BASE", help="The base of the rotary positions, or none, if no file beside IN says it."),
+        typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N,interleaved=true."),
     ] = None,
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
@@ -144,16 +145,11 @@ def _opened(name: str) -> Iterator[Source]:
 
 def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
     """The options of a layer that --rotary and --qk-norm give."""
-    said: dict[str, Any] = {} if rotary is None else {"rotary": _rotary(rotary)}
-    return said if qk_norm is None else said | {"qk_norm": qk_norm}
-
-
-def _rotary(base: str) -> Rotary | None:
-    """The rotation that --rotary gives: a base, or none."""
+    said = {"rotary": rotary, "qk_norm": qk_norm}
     try:
-        return None if base == "none" else Rotary(base=float(base))
-    except ValueError:
-        terminal.fail(f"--rotary is {base!r}, expected a number above 0, such as 10000, or none")
+        return {name: commands.part(name, text) for name, text in said.items() if text is not None}
+    except (TypeError, ValueError) as error:
+        terminal.fail(error)
 
 
 def _norm(array: np.ndarray) -> str:

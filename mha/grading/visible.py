@@ -132,7 +132,7 @@ def attended(num_heads, inputs, **call):
     layer = mine.MultiHeadAttention(num_hiddens=num_hiddens, num_heads=num_heads, dropout=0.0, bias=False)
     call = call or {{"valid_lens": None}}
 {called}'''
-README = """# Attention, from scratch
+GUIDE = """# Attention, from scratch
 
 Write what raises `NotImplementedError` in `attention.py`, level by level. Signatures and docstrings say what each
 function gets and returns; keep the names. Do not use the framework's own attention.
@@ -168,7 +168,7 @@ def written(backend: BackendName, levels: tuple[Level, ...]) -> str:
 def readme(packages: str, levels: tuple[Level, ...]) -> str:
     """Write the readme for students."""
     rows = [f"| {level.number} | {level.title}: {' and '.join(_words(level))} |" for level in levels]
-    return README.format(packages=packages, table="\n".join(rows))
+    return GUIDE.format(packages=packages, table="\n".join(rows))
 
 
 def _words(level: Level) -> list[str]:

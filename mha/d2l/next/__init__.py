@@ -1,7 +1,7 @@
 """The names of the next edition of *Dive into Deep Learning*: `from mha.d2l.next import torch as d2l` (or jax).
 
-They are those that its chapter "Attention" uses, with its argument orders. `docs/book.md` says from which state of that
-edition, and what differs. `mha.d2l` has the names of the editions before.
+They are those that its chapter "Attention" uses, with its argument orders. `mha.d2l` has the names of the editions
+before.
 """
 
 from typing import Any

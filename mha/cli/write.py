@@ -1,0 +1,125 @@
+"""`mha write`: a layer as a file of its own, with its proof beside it; and whether a file is as it was written."""
+
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+from mha import written
+from mha.cli import terminal
+from mha.config import Config
+from mha.written import commands
+
+Number = float | None
+Size = int | None
+
+
+def write(
+    backend: Annotated[
+        str | None, typer.Argument(metavar="[BACKEND]", help="The framework that the file is for.", show_default=False)
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write, a Python module.")
+    ] = "attention.py",
+    num_hiddens: Annotated[Size, typer.Option(min=1, metavar="D", help="Width of the output.")] = None,
+    num_heads: Annotated[Size, typer.Option(min=1, metavar="H", help="Number of heads.")] = None,
+    dropout: Annotated[float, typer.Option(metavar="P", help="Default for dropout of weights.")] = 0.0,
+    bias: Annotated[bool, typer.Option("--bias", help="Default: projections add a bias.")] = False,
+    query_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of queries, if not D.")] = None,
+    key_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of keys, if not D.")] = None,
+    value_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of values, if not D.")] = None,
+    key_dim: Annotated[Size, typer.Option(min=1, metavar="d", help="Width of a head, if not D / H.")] = None,
+    value_dim: Annotated[Size, typer.Option(min=1, metavar="dv", help="Width of a head of values.")] = None,
+    num_key_value_heads: Annotated[
+        Size, typer.Option(min=1, metavar="G", help="Heads of keys and values, shared.")
+    ] = None,
+    scale: Annotated[Number, typer.Option(metavar="X", help="Factor of the dot products.")] = None,
+    softcap: Annotated[Number, typer.Option(metavar="X", help="Cap of the scores.")] = None,
+    window: Annotated[
+        str | None, typer.Option(metavar="LEFT,RIGHT", help="Keys that a query sees: 4095,0 or 4095,none.")
+    ] = None,
+    chunk: Annotated[Size, typer.Option(min=1, metavar="N", help="Positions of a chunk.")] = None,
+    rotary: Annotated[
+        str | None, typer.Option(metavar="BASE", help="A base, or base=B,dim=N,interleaved=true.")
+    ] = None,
+    qk_norm: Annotated[
+        str | None, typer.Option(metavar="KIND", help="rms or layer, or kind=rms,eps=1e-6,over=all.")
+    ] = None,
+    value_norm: Annotated[str | None, typer.Option(metavar="KIND", help="Norm of values, likewise.")] = None,
+    temperature: Annotated[str | None, typer.Option(metavar="PARTS", help="scale=0.1,floor=8192,shift=1.")] = None,
+    sinks: Annotated[bool, typer.Option("--sinks", help="One more score per head, pools nothing.")] = False,
+    output_gate: Annotated[
+        Literal["element", "head"] | None, typer.Option(help="Gates of the pooled heads.", metavar="KIND")
+    ] = None,
+    pooling: Annotated[Literal["dot", "additive"], typer.Option(help="The scores.", metavar="KIND")] = "dot",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="Default for the dtype.")] = "float32",
+    call: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME", help="More arguments of a call: positions, ...")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    check: Annotated[
+        str | None, typer.Option("--check", metavar="FILE", help="Say whether FILE is as it was written.")
+    ] = None,
+) -> None:
+    """Write a layer as one file that needs its framework and nothing of mha, with its proof beside it.
+
+    The file is made from the lesson: it has the options that are asked for, and no trace of others. Sizes and numbers
+    stay arguments of its constructor. Beside FILE come a test and a case file: `pytest test_attention.py` proves the
+    copy with the framework, NumPy and safetensors alone. Its calls take valid_lens, mask and causal; others by --call.
+
+    \b
+    Examples:
+      mha write torch
+      mha write torch --num-key-value-heads 2 --rotary 500000 --window 4095,0
+      mha write jax --qk-norm rms --call positions,return_weights -o layer.py
+      mha write --check attention.py
+
+    Exit codes: 0 if the file was written, or is as it was written; 1 if --check finds it edited or outdated; 2 if the
+    command is wrong, or there is no such file.
+    """
+    if check is not None:
+        _check(check)
+    if backend is None:
+        terminal.fail("BACKEND is missing, expected a framework, such as torch, or --check FILE")
+    G = num_key_value_heads
+    heads = num_heads if num_heads is not None else 8 if G is None else 4 * G
+    given: dict[str, Any] = {
+        "num_hiddens": 64 * heads if num_hiddens is None else num_hiddens,
+        "num_heads": heads,
+        **{name: value for name, value in locals().items() if name in OPTIONS},
+    }
+    try:
+        if window is not None:
+            given["window"] = commands.window(window)
+        for name in commands.PARTS:
+            if given[name] is not None:
+                given[name] = commands.part(name, given[name])
+        config = Config(**given)
+        asked = [] if call is None else call.split(",")
+        paths = written.write(config, backend, output, call=asked, force=force)
+    except FileExistsError as error:
+        terminal.fail(str(error).replace("force=True", "--force"))
+    except (OSError, TypeError, ValueError, ImportError) as error:
+        terminal.fail(error)
+    console = terminal.console()
+    lines = len(paths[0].read_text().splitlines())
+    console.print(f"{paths[0]} is written: {lines} lines; prove it with pytest {paths[1]}", highlight=False)
+
+
+OPTIONS = (
+    "dropout", "bias", "query_size", "key_size", "value_size", "key_dim", "value_dim", "num_key_value_heads", "scale",
+    "softcap", "window", "chunk", "rotary", "qk_norm", "value_norm", "temperature", "sinks", "output_gate", "pooling",
+    "dtype",
+)  # fmt: skip
+
+
+def _check(file: str) -> NoReturn:
+    """Print whether a file is as it was written; exit code 1 if not."""
+    try:
+        problem = written.check(file)
+    except FileNotFoundError:
+        terminal.fail(f"there is no file {file}")
+    except (OSError, ValueError, ImportError) as error:
+        terminal.fail(error)
+    console = terminal.console()
+    console.print(problem or f"{file} is as it was written", highlight=False)
+    raise typer.Exit(1 if problem else 0)

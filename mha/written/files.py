@@ -1,0 +1,112 @@
+"""The files of a layer: its text with what it was made of, and the test and the case beside it."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from mha import checks, dispatch
+from mha.call import ARGUMENTS
+from mha.config import Config
+from mha.names import BackendName
+from mha.written import commands
+
+PLAIN = ("valid_lens", "mask", "causal")  # of a call, what every file takes
+MADE_OF = "# Made of: "
+
+
+def write(
+    layer: Any,
+    backend: str,
+    path: str | Path,
+    *,
+    call: Collection[str] = (),
+    force: bool = False,
+) -> list[Path]:
+    """Write a layer as one file that imports its framework and nothing of `mha`, with a test and a case beside it.
+
+    The file is made from the lesson: it has the options of this layer and no others, with the lesson's names, shape
+    comments and docstrings. Whether an option is there is decided; sizes and numbers stay arguments of the constructor.
+    The layer keeps no weights of `layer`, and checks no arguments. Needs the extra `write`.
+
+    Args:
+        layer: an `mha.MultiHeadAttention`, or its configuration, an `mha.config.Config`.
+        backend: name of the framework.
+        path: file to write, "attention.py"; beside it come "test_attention.py" and "attention.safetensors".
+        call: arguments of a call beside valid_lens, mask and causal: "positions", "score_bias", ...
+        force: whether to overwrite files.
+
+    Returns the paths of the three files.
+    Raises TypeError or ValueError if an argument is not as above, or the framework or its layer lacks an option;
+    FileExistsError if a file exists and force is False; ImportError if the extra is not installed.
+    """
+    config = layer if isinstance(layer, Config) else getattr(layer, "config", None)
+    if not isinstance(config, Config):
+        raise TypeError(f"layer is a {type(layer).__name__}, expected an mha.MultiHeadAttention or its .config")
+    name, path = dispatch.named("backend", backend), Path(path)
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
+    texts = {path: made(config, name, call)}
+    from mha.written import proof
+    from mha.written.lesson import finishing
+
+    beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
+    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem), beside=path.stem)
+    cases = proof.cases(config, name, asked(name, call))
+    if not force:
+        there = next((one for one in (path, *beside) if one.exists()), None)
+        if there is not None:
+            raise FileExistsError(f"{there} exists already; give another path, or force=True to overwrite it")
+    for one, text in texts.items():
+        one.write_text(text)
+    beside[1].write_bytes(cases)
+    return [path, *beside]
+
+
+def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
+    """The arguments that calls of a file take, in their order; raises ValueError where one is none of a call's."""
+    known = [name for name in ARGUMENTS if name not in ("cache", "training")]
+    for name in call:
+        checks.choice("call", name, tuple(known))
+    more = set(call) | set(PLAIN)
+    if "key_positions" in more:
+        more.add("positions")
+    if {"segments", "key_segments"} & more:
+        more |= {"segments", "key_segments"}
+    if "a state of training" in dispatch.FRAMEWORKS[backend].lacks or backend in ("numpy", "tensorflow"):
+        more.add("training")
+    return tuple(name for name in ARGUMENTS if name in more)
+
+
+def made(config: Config, backend: BackendName, call: Collection[str]) -> str:
+    """The text of a file, with what it was made of on its first line."""
+    try:
+        from mha.written.lesson import finishing, specialise
+    except ModuleNotFoundError as error:
+        if error.name != "libcst":
+            raise
+        message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip(dispatch.WRITE)}"
+        raise ImportError(message) from None
+    takes = asked(backend, call)
+    program = specialise.specialised(config, backend, takes)
+    text = finishing.finished(program, config, backend, takes, header(config, backend, call))
+    of = {"backend": backend, "call": sorted(call), "config": commands.options(config), "digest": digest(text)}
+    return f"{MADE_OF}{json.dumps(of)}\n{text}"
+
+
+def header(config: Config, backend: BackendName, call: Collection[str]) -> str:
+    """The docstring of a file: what it is, what its letters are, and the command that writes it."""
+    version = sys.modules["mha"].__version__  # of the package, which hands this function on
+    return (
+        f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
+        "either, H heads. Arguments are not checked.\n\n"
+        f"mha {version}: {commands.said(config, backend, call)}\nSPDX-License-Identifier: Apache-2.0\n"
+        '"""\n'
+    )
+
+
+def digest(text: str) -> str:
+    """What tells whether a text was edited."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,63 @@
+"""The lesson of a framework as syntax trees: the definitions of its chapters by name, and the imports they need."""
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+import libcst as cst
+
+from mha import cache, checks, dispatch
+from mha.names import BackendName
+from mha.written.lesson import idioms, layering
+from mha.written.trees import nodes
+from mha.written.trees.nodes import code
+from mha.written.trees.program import LAYER, Program
+
+READ = ("hiding", "pooling", "heads", "weights", "slots", "cache", "layer", "arrays")
+
+
+def program(backend: BackendName) -> Program:
+    """The lesson of a framework as one program, without what only a library needs; imports no framework."""
+    made = _read(backend)
+    return dataclasses.replace(made, definitions=dict(made.definitions), imports=dict(made.imports))
+
+
+@functools.lru_cache
+def _read(backend: BackendName) -> Program:
+    definitions: dict[str, Any] = {}
+    imports: dict[str, str] = {}
+    for chapter in READ:
+        path = dispatch.FOLDER / backend / f"{chapter}.py"
+        for line in cst.parse_module(path.read_text()).body:
+            if isinstance(line, cst.FunctionDef | cst.ClassDef):
+                definitions.setdefault(line.name.value, line)
+            elif (made := nodes.assigned(line)) is not None and isinstance(made[0], cst.Name):
+                definitions.setdefault(made[0].value, line)
+            elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
+                imports |= _imports(nodes.small(line))
+    for name, value in {"LOST": cache.LOST, "FURTHEST": checks.FURTHEST}.items():
+        definitions[name] = nodes.statement(f"{name} = {value}\n")
+    definitions["left_of"] = nodes.statement(inspect.getsource(cache.left_of))
+    entry = dispatch.FRAMEWORKS[backend].method or "__call__"
+    setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
+    lesson = Program(definitions, imports, entry, setup)
+    layering.layered(lesson)
+    idioms.applied(lesson, backend)
+    return lesson
+
+
+def _imports(line: Any) -> dict[str, str]:
+    """The statements that import each name, of modules outside of `mha`."""
+    if isinstance(line, cst.ImportFrom):
+        if line.relative or line.module is None or code(line.module).split(".")[0] == "mha":
+            return {}
+        module = code(line.module)
+        return {_bound(each): f"from {module} import {code(each).rstrip(', ')}" for each in line.names}  # type: ignore
+    return {
+        _bound(each): f"import {code(each).rstrip(', ')}" for each in line.names if not code(each).startswith("mha")
+    }
+
+
+def _bound(alias: cst.ImportAlias) -> str:
+    return code(alias.asname.name) if alias.asname is not None else code(alias.name).split(".")[0]

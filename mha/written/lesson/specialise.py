@@ -1,0 +1,119 @@
+"""From the lesson to a file for one configuration: what is known is folded, what is called once is inlined."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import libcst as cst
+
+from mha.config import Config
+from mha.names import BackendName
+from mha.written.lesson import chapters, facts, layering, pooled, texts
+from mha.written.trees import folding, inlining, linking, nodes, tidying
+from mha.written.trees.folding import PRESENT
+from mha.written.trees.nodes import code
+from mha.written.trees.program import LAYER, Program, takes
+
+# Names that stay functions however short they are: they are the lesson's words.
+WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax", "widen"}
+
+
+def specialised(config: Config, backend: BackendName, asked: Collection[str]) -> Program:
+    """The program of a layer with this configuration and calls with these arguments."""
+    program = chapters.program(backend)
+    known = facts.known(config, asked)
+    if "training" not in asked:
+        known["call.training"] = None
+    pooled.with_one_method(program, blanks="cache" in asked)
+    same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
+    program.each(lambda tree: nodes.replaced(tree, same))
+    roots = {(LAYER, program.entry), (LAYER, program.setup)}
+    linking.pruned(program, roots)
+    program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+    linking.pruned(program, roots)
+    while inlining.inlined(program, program.definitions.keys() - {"pooling"}, only=""):
+        pass
+    while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
+        linking.pruned(program, roots)
+        program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+    pooled.without_part(program)
+    layering.spread_call(program)
+    layering.spread_parts(program, config)
+    program.each(lambda tree: nodes.replaced(tree, same))
+    program.words = texts.words_of(program)
+    of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
+    _enter(program, of_call, asked)
+    known |= {name: of_call[name] for name in ("window", "chunk", "gates", "sinks") if of_call[name] is not None}
+    while True:
+        before = program.text()
+        program.mapped(lambda owner, name, tree: tidying.tidied(tree, _within(owner, name, tree, known, program)))
+        linking.linked(program, roots)
+        while inlining.inlined(program, {program.entry} | WORDS):
+            pass
+        if "cache" not in asked:
+            program.put(LAYER, program.entry, _hiding_once(program.function(LAYER, program.entry)))
+        if program.text() == before:
+            break
+    program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
+    program.mapped(lambda owner, name, tree: tidying.joined(tree))
+    linking.pruned(program, roots)
+    return program
+
+
+def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
+    """A function that gives the arguments of a call by position, where they stand in the order of the parameters."""
+
+    def change(call: cst.Call) -> cst.Call:
+        of, name = program.called(owner, call) or ("", "")
+        tree = program.function(of, name)
+        if tree is None or name == "setup" or isinstance(tree.params.star_arg, cst.Param):
+            return call
+        order = takes(tree)
+        given = [order[n] if each.keyword is None else each.keyword.value for n, each in enumerate(call.args)]
+        if any(each.star for each in call.args) or given != order[: len(given)]:
+            return call
+        return call.with_changes(args=[cst.Arg(each.value) for each in call.args])
+
+    return change
+
+
+def _hiding_once(tree: Any) -> Any:
+    """The layer's entry with one array of what is visible: split heads have the sizes of what they are split from."""
+    calls = [call for call in nodes.calls(tree) if code(call.func) == "visible_keys"]
+    if len(calls) < 2:
+        return tree
+    assigned = (nodes.assigned(line) for line in nodes.body_of(tree))
+    name = next(code(made[0]) for made in assigned if made is not None and made[1] is calls[0])
+    second = code(calls[1])
+    return tree.visit(nodes.Mapping(lambda call: cst.Name(name) if code(call) == second else call))
+
+
+def _within(owner: str, name: str, tree: Any, known: dict[str, Any], program: Program) -> dict[str, Any]:
+    """What is known inside of a function: of a call's arguments, those that it has as parameters of this name."""
+    if name == "visible_softmax":  # which calls itself without sinks
+        return {text: value for text, value in known.items() if text != "sinks"}
+    return known | {"in_size": PRESENT} if name == "dense" else known
+
+
+def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
+    """Give the layer's entry the arguments that are asked for, and the layer's own window and chunk."""
+    tree = program.function(LAYER, program.entry)
+    own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
+    tree = nodes.replaced(tree, own)
+    gone = {name: known[name] for name in layering.fields() if name in known and name not in asked}
+    constants = {
+        name: value
+        for name, value in gone.items()
+        if folding.literal(value) is not None and name not in ("window", "chunk")
+    }
+    params = []
+    for each in tree.params.params:
+        name = each.name.value
+        if name in layering.fields():
+            if name in asked:
+                default = facts.default_of(name)
+                params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(default))))
+        else:
+            params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+    tree = tree.with_changes(params=tree.params.with_changes(params=params))
+    by: Any = {n: folding.literal(value) for n, value in constants.items() if n not in nodes.targets(tree.body)}
+    program.put(LAYER, program.entry, nodes.replaced(tree, by))

@@ -1,0 +1,174 @@
+"""The proof beside a file: a small case with numbers of NumPy in float64, and a test that needs the framework alone."""
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from mha.config import Config
+from mha.layer import MultiHeadAttention
+from mha.names import BackendName
+from mha.parity.same.rules import bound
+from mha.written.lesson import facts
+
+FOLDER = Path(__file__).with_name("proofs")
+SEED = 20
+BY = "queries", "keys", "values", "W_q.kernel"
+PADDED = 1  # the number of the call whose padding the test fills with what is no number
+
+
+def test(backend: BackendName, module: str) -> str:
+    """The text of the test of a module."""
+    own = (FOLDER / f"{backend}.txt").read_text()
+    common = (FOLDER / "test.txt").read_text()
+    return common.replace("MODULE", module).replace("# FRAMEWORK\n", own)
+
+
+def small(config: Config) -> Config:
+    """A small layer with the same options: three heads of queries for each of keys, or three in all; small numbers."""
+    H, G = (6, 2) if config.num_key_value_heads < config.num_heads else (3, 3)
+    part = config.rotary is not None and config.rotary.dim != config.key_dim
+    d = 4 if part else 2
+    D = H * d if facts.by_width(config) else 10
+    sizes: dict[str, Any] = {"num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "key_dim": d}
+    sizes["value_dim"] = d if config.value_dim == config.key_dim else 5
+    for name, size in {"query_size": 7, "key_size": 5, "value_size": 11}.items():
+        sizes[name] = D if getattr(config, name) == config.num_hiddens else size
+    if config.window is not None:
+        sizes["window"] = tuple(None if side is None else n for side, n in zip(config.window, (2, 1), strict=True))
+    if config.chunk is not None:
+        sizes["chunk"] = 3
+    if config.rotary is not None:
+        n = 1
+        given = config.rotary.frequencies
+        changes: dict[str, Any] = {"dim": 2 * n, "frequencies": None if given is None else given[-n:]}
+        sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
+    if config.temperature is not None:
+        sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
+    return dataclasses.replace(config, dropout=0.0, bias=True, dtype="float32", **sizes)
+
+
+def cases(config: Config, backend: BackendName, asked: Collection[str]) -> bytes:
+    """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
+    made, random = small(config), np.random.default_rng(SEED)
+    double = dataclasses.replace(made, dtype="float64")
+    layers = {one.dtype: _layer(one) for one in (made, double)}
+    weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
+    for name in weights:
+        if name.endswith(".scale"):
+            weights[name] = 1 + weights[name]
+    for dtype, layer in layers.items():
+        layer.weights = {name: X.astype(dtype) for name, X in weights.items()}
+    B, Q, K = 2, 5, 7
+    inputs = {
+        "queries": _drawn(random, (B, Q, made.query_size)),
+        "keys": _drawn(random, (B, K, made.key_size)),
+        "values": _drawn(random, (B, K, made.value_size)),
+        "cotangent": _drawn(random, (B, Q, made.num_hiddens)),
+    }
+    arrays = {f"weights/{name}": X for name, X in weights.items()} | {f"inputs/{name}": X for name, X in inputs.items()}
+    calls: dict[str, Any] = {}
+    every = list(_calls(random, made, asked, B, Q, K))
+    for number, call in enumerate(every):
+        name = f"{number}"
+        given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
+        arrays |= {f"call/{name}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()}
+        found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
+        bounds = {}
+        for one, X in found["float64"].items():
+            if one.startswith("gradient") and number not in (PADDED, len(every) - 1):
+                continue
+            if one == "gradient/W_q.kernel" and number != PADDED:
+                continue
+            arrays[f"expected/{name}/{one}"] = X
+            gradient = one.startswith("gradient")
+            bounds[one] = {
+                "float32": float(f"{bound('float32', X, found['float32'][one], gradient=gradient):.2e}"),
+                "float64": float(f"{bound('float64', X, X, gradient=gradient):.2e}"),
+            }
+        calls[name] = {
+            "arrays": sorted(given),
+            "plain": {one: X for one, X in call.items() if one not in given},
+            "bounds": bounds,
+        }
+    meta = {"padded": str(PADDED), "sizes": _constructor(made, config), "calls": calls, "asked": list(asked)}
+    return save({name: np.ascontiguousarray(X) for name, X in arrays.items()}, {"case": json.dumps(meta)})
+
+
+def _layer(config: Config) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, backend="numpy"
+    )
+
+
+def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
+    """Random numbers that float32 has exactly, so that every dtype gets the same."""
+    return (scale * random.standard_normal(shape)).astype("float32")
+
+
+def _calls(random: Any, config: Config, asked: Collection[str], B: int, Q: int, K: int) -> Iterator[dict[str, Any]]:
+    """Calls that use each argument: alone, and together."""
+    H = config.num_heads
+    whole: dict[str, Any] = {
+        "valid_lens": np.array([K - 2, 0], "int32"),
+        "mask": random.random((B, H, Q, K)) > 0.3,
+        "score_bias": _drawn(random, (1, H, Q, K)),
+        "causal": True,
+        "offset": 1,
+        "head_gates": _drawn(random, (B, H)),
+        "positions": np.array([[*range(2, Q + 1), -1], [*range(1, Q + 1)]], "int32"),
+        "key_positions": np.array([[*range(1, K), -1], [*range(K)]], "int32"),
+        "segments": np.array([[0] * 3 + [1] * (Q - 3), [2] * Q], "int32"),
+        "key_segments": np.array([[0] * 3 + [1] * (K - 3), [2] * (K - 1) + [-1]], "int32"),
+        "return_weights": True,
+    }
+    names = [name for name in whole if name in asked]
+    yield {}
+    yield {"valid_lens": whole["valid_lens"]}
+    yield {"valid_lens": random.integers(1, K + 1, (B, Q)).astype("int32")}
+    yield {"mask": random.random((Q, K)) > 0.3}
+    yield {"causal": True}
+    for name in names:
+        if name not in ("valid_lens", "mask", "causal"):
+            alone = {name: whole[name]}
+            if name == "key_segments":
+                continue
+            if name == "segments":
+                alone["key_segments"] = whole["key_segments"]
+            if name == "key_positions":
+                alone["positions"] = whole["positions"]
+            yield alone | ({"causal": True} if name in ("offset", "positions", "key_positions") else {})
+    left_out = {"offset"} | ({"positions"} if "segments" in asked and "key_positions" not in asked else set())
+    yield {name: whole[name] for name in names if name not in left_out}
+
+
+def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
+    """The output of a call, the weights where they are asked for, and the gradients of the inputs."""
+
+    def cast(X: Any) -> Any:
+        return X.astype(dtype) if isinstance(X, np.ndarray) and X.dtype == "float32" else X
+
+    given = {name: cast(X) for name, X in call.items()}
+    arrays = [cast(inputs[name]) for name in ("queries", "keys", "values")]
+    output = layer(*arrays, **given)
+    weights = {}
+    if given.pop("return_weights", False):
+        output, weights["weights"] = output
+    gradients = layer.gradients(*arrays, cotangent=cast(inputs["cotangent"]), **given)
+    return {"output": output} | weights | {f"gradient/{name}": gradients[name] for name in BY}
+
+
+def _constructor(made: Config, config: Config) -> dict[str, Any]:
+    """The numbers for the constructor, under the names that they have there."""
+    found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": True}
+    named = facts.constructor(made)
+    for expression, (name, _) in named.items():
+        value: Any = made
+        for step in expression.split(".")[1:]:
+            value = getattr(value, step)
+        found[name] = value
+    return found

@@ -1,0 +1,232 @@
+"""What holds between functions: arguments that are always the same or never used, and what nobody calls."""
+
+import functools
+from typing import Any
+
+import libcst as cst
+
+from mha.written.trees import folding, nodes
+from mha.written.trees.nodes import code
+from mha.written.trees.program import Program, bound, defaults, takes
+
+
+def linked(program: Program, roots: set[tuple[str, str]]) -> None:
+    """Take out parameters that are always the same or never used, and what cannot be reached. roots: who is called."""
+    for owner, name, _ in list(program.functions()):
+        tree = program.function(owner, name)
+        if (owner, name) not in roots and not tree.decorators:
+            _without_parameters(program, owner, name, tree)
+    for owner, tree in list(program.definitions.items()):
+        if isinstance(tree, cst.ClassDef):
+            _without_fields(program, owner)
+    pruned(program, roots)
+
+
+def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> None:
+    """Take out the parameters of one function that say the same in every call, or that it does not use."""
+    sites = program.sites(owner, name)
+    fields = program.fields(owner) if owner and name == program.setup and program.setup != "__init__" else None
+    if not sites or isinstance(tree.params.star_arg, cst.Param):
+        return
+    given = takes(tree) if fields is None else fields
+    default = defaults(tree) if fields is None else _field_defaults(program, owner)
+    calls = [bound(call, given) for _, _, call in sites]
+    if any(call is None for call in calls):
+        return
+    for parameter in given:
+        values = [(call or {}).get(parameter, default.get(parameter)) for call in calls]
+        own = [value for value in values if value is not None]
+        if len(own) < len(values):
+            continue
+        alike = folding.is_constant(own[0]) and all(nodes.same(value, own[0]) for value in own)
+        if fields is None:
+            used = parameter in nodes.names(tree.body)
+        else:
+            used = any(f"self.{parameter}" in code(line) for line in program.definitions[owner].body.body)
+        if used and not alike:
+            continue
+        if fields is None:
+            new = nodes.replaced(tree, {parameter: own[0]}) if used else tree
+            if parameter in nodes.targets(tree.body) and used:
+                new = _given_first(tree, parameter, own[0])
+                if new is None:
+                    continue
+            program.put(owner, name, _taking_less(new, parameter))
+        else:
+            program.definitions[owner] = _with_field(program.definitions[owner], parameter, own[0] if used else None)
+        _giving_less(program, owner, name, given, parameter)
+        _without_parameters(program, owner, name, program.function(owner, name))
+        return
+
+
+def _given_first(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
+    """A function whose first statement about a parameter gives it another value, with a constant in that statement."""
+    body = nodes.body_of(tree)
+    for number, line in enumerate(body):
+        if parameter in nodes.names(line):
+            made = nodes.assigned(line)
+            if made is None or code(made[0]) != parameter:
+                return None
+            new = nodes.assignment(made[0], nodes.replaced(made[1], {parameter: value}), like=line)
+            return nodes.with_body(tree, [*body[:number], new, *body[number + 1 :]])
+    return None
+
+
+def _taking_less(tree: Any, parameter: str) -> Any:
+    """A function without one of its parameters."""
+
+    def without(parameters: Any) -> list[cst.Param]:
+        left = [each for each in parameters if each.name.value != parameter]
+        return [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
+
+    parameters = tree.params.with_changes(
+        params=without(tree.params.params), kwonly_params=without(tree.params.kwonly_params)
+    )
+    if not parameters.kwonly_params:
+        parameters = parameters.with_changes(star_arg=cst.MaybeSentinel.DEFAULT)
+    return tree.with_changes(params=parameters)
+
+
+def _giving_less(program: Program, owner: str, name: str, given: list[str], parameter: str) -> None:
+    """Take the argument of a parameter out of every call of a function."""
+    position = given.index(parameter)
+
+    def less(of_class: str, caller: str, tree: Any) -> Any:
+        def change(call: cst.Call) -> cst.Call:
+            if program.called(of_class, call) != (owner, name):
+                return call
+            left = [
+                each
+                for number, each in enumerate(call.args)
+                if (each.keyword.value != parameter if each.keyword is not None else number != position)
+            ]
+            left = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
+            return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))
+
+        return tree.visit(nodes.Mapping(change))
+
+    for of_class, caller in {site[:2] for site in program.sites(owner, name)}:
+        program.put(of_class, caller, less(of_class, caller, program.function(of_class, caller)))
+
+
+def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
+    lines = [nodes.small(line) for line in program.definitions[owner].body.body]
+    return {
+        code(line.target): line.value for line in lines if isinstance(line, cst.AnnAssign) and line.value is not None
+    }
+
+
+def _with_field(tree: Any, field: str, value: cst.BaseExpression | None) -> Any:
+    """A class without one of its fields, and with a constant where it is read."""
+    lines = [
+        line
+        for line in tree.body.body
+        if not (isinstance(nodes.small(line), cst.AnnAssign) and code(nodes.small(line).target) == field)
+    ]
+    tree = tree.with_changes(body=tree.body.with_changes(body=lines))
+    return tree if value is None else nodes.replaced(tree, {f"self.{field}": value})
+
+
+def _without_fields(program: Program, owner: str) -> None:
+    """Take attributes out of a class that are constant, or that nothing reads."""
+    tree = program.definitions[owner]
+    made: dict[str, list[Any]] = {}
+    for of_class, _, function in program.functions():
+        if of_class == owner:
+            for line in _all_lines(function):
+                for target, given in nodes.pairs(line):
+                    if code(target).startswith("self."):
+                        made.setdefault(code(target), []).append(given)
+    everything = program.text()
+    for attribute, values in made.items():
+        if len(values) != 1:
+            continue
+        constant = folding.is_constant(values[0])
+        read = _reads(tree, attribute)
+        if isinstance(values[0], cst.Call) and "." in code(values[0].func) and not constant:
+            continue  # a part or a parameter of a framework, which it finds by itself
+        if constant:
+            tree = nodes.replaced(tree, {attribute: values[0]})
+        if constant or not read:
+            if not constant and f".{attribute.removeprefix('self.')}" in everything.replace(attribute, ""):
+                continue
+            tree = nodes.lines_mapped(tree, functools.partial(_not_assigning, attribute=attribute))
+    program.definitions[owner] = tree
+
+
+def _reads(tree: Any, attribute: str) -> bool:
+    reads = [False]
+
+    class Reads(cst.CSTVisitor):
+        def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+            return False
+
+        def visit_Attribute(self, node: cst.Attribute) -> None:
+            reads[0] = reads[0] or code(node) == attribute
+
+    tree.visit(Reads())
+    return reads[0]
+
+
+def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
+    """Statements without the assignment to an attribute."""
+    kept = []
+    for line in lines:
+        pairs = nodes.pairs(line)
+        left = [pair for pair in pairs if code(pair[0]) != attribute]
+        if len(left) == len(pairs):
+            kept.append(line)
+        elif left:
+            targets, values = zip(*left, strict=True)
+            made = nodes.assignment(nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True), like=line)
+            kept.append(made)
+    return kept
+
+
+def _all_lines(function: Any) -> list[Any]:
+    found: list[Any] = []
+
+    class Lines(cst.CSTVisitor):
+        def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+            found.append(node)
+
+    function.visit(Lines())
+    return found
+
+
+def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
+    """Take out definitions, methods and imports that nothing reaches from the roots."""
+    reached = {owner for owner, _ in roots}
+    waiting = list(reached)
+    while waiting:
+        tree = program.definitions[waiting.pop()]
+        for name in _mentioned(tree):
+            if name in program.definitions and name not in reached:
+                reached.add(name)
+                waiting.append(name)
+        for name, other in program.definitions.items():  # what completes a function stands in its decorators
+            completed = {code(each.decorator).split(".")[0] for each in getattr(other, "decorators", ())}
+            if name not in reached and completed & reached & program.definitions.keys():
+                reached.add(name)
+                waiting.append(name)
+    program.definitions = {name: tree for name, tree in program.definitions.items() if name in reached}
+    kept = {name for _, name in roots} | {program.entry, program.setup, "__init__", "setup"}
+    for owner, name, _ in list(program.functions()):
+        if owner and name not in kept and not name.startswith("__"):
+            text = "\n".join(code(tree) for a, b, tree in program.functions() if (a, b) != (owner, name))
+            if f".{name}(" not in text:
+                program.put(owner, name, None)
+
+
+def _mentioned(tree: Any) -> set[str]:
+    """The names of others that a definition mentions."""
+    if isinstance(tree, cst.FunctionDef):
+        return (
+            set(nodes.names(tree))
+            - set(nodes.targets(tree.body))
+            - {each.name.value for each in nodes.parameters(tree)}
+        )
+    if isinstance(tree, cst.ClassDef):
+        heads = [each.value for each in tree.bases]
+        return set().union(*(_mentioned(line) for line in (*tree.body.body, *heads)))
+    return set(nodes.names(tree))

@@ -1,0 +1,218 @@
+"""Files that `mha.write` writes: their proof where there is no `mha`, their text, and what a file cannot be."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import writing
+from typer.testing import CliRunner
+
+import mha
+from mha import cli, dispatch
+from mha.written import check, commands, files
+
+BACKENDS = tuple(dispatch.FRAMEWORKS)
+LLAMA = {"num_key_value_heads": 2, "rotary": mha.Rotary(base=500000.0)}
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """The text of a plain file for each framework."""
+    return {backend: files.made(writing.config(), backend, ()) for backend in BACKENDS}
+
+
+@pytest.mark.parametrize(
+    ("options", "call"), [({}, ()), (writing.TOGETHER, writing.MORE)], ids=["plain", "all options"]
+)
+def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call):
+    config = writing.config(**options)
+    paths = mha.write(config, backend, tmp_path / "attention.py", call=call)
+    assert [path.name for path in paths] == ["attention.py", "test_attention.py", "attention.safetensors"]
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 0, output
+    assert re.search(r"\d+ passed", output)
+    assert check(paths[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[:, None, None] <= ", "[:, None, None] < "),
+        ("< per_query", "<= per_query"),
+        ("math.sqrt(", "abs("),
+        ("scores, hidden", "scores + 1e-9 * scores, hidden"),
+        ("(seen, keys, torch.zeros_like(keys))", "(seen, keys, keys)"),
+        ("(seen, values, torch.zeros_like(values))", "(seen, values, values)"),
+        ("(sees, queries, torch.zeros_like(queries))", "(sees, queries, queries)"),
+        ("permute(0, 2, 1, 3)  # (B, H, T, d)", "reshape(B, num_heads, T, width // num_heads)"),
+    ],
+)  # fmt: skip
+@pytest.mark.backends("torch")
+def test_a_proof_fails_on_an_edited_file(backend, tmp_path, old, new):
+    path = mha.write(writing.config(), backend, tmp_path / "attention.py")[0]
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 1, output
+    assert " is off by " in output
+
+
+@pytest.mark.xdist_group("texts of files")  # one process makes them
+@pytest.mark.backends("numpy")
+class TestTexts:
+    def test_each_imports_its_framework_and_nothing_of_mha(self, texts):
+        for backend, text in texts.items():
+            tree = ast.parse(text)
+            imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+            imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+            ours = dispatch.FRAMEWORKS[backend].needs
+            roots = {name.split(".")[0] for name in imported}
+            assert roots - {"functools", "math", "operator", "numpy"} == {one.split(".")[0] for one in ours} - {"numpy"}
+
+    def test_none_has_a_trace_of_options_that_are_not_there(self, texts):
+        absent = {
+            *(
+                "window",
+                "chunk",
+                "sinks",
+                "rotary",
+                "norm",
+                "temperature",
+                "softcap",
+                "gate",
+                "bucket",
+                "cache",
+                "keep",
+            ),
+            *("score_bias", "positions", "segments", "offset", "traced", "config", "readable", "mha."),
+        }
+        for backend, text in texts.items():
+            body = text.partition('"""\n')[2]
+            words = set(re.findall(r"[a-z_.]+", body))
+            assert not absent & words, backend
+            assert "call." not in body
+
+    def test_the_lines_for_torch_are_few(self, texts):
+        code, lines = writing.counted(texts["torch"])
+        assert (code <= 70, lines <= 110) == (True, True), (code, lines)
+        code, lines = writing.counted(files.made(writing.config(**LLAMA), "torch", ()))
+        assert (code <= 120, lines <= 180) == (True, True), (code, lines)
+
+    def test_style_checkers_find_nothing(self, texts, tmp_path):
+        for backend, text in texts.items():
+            (tmp_path / f"{backend}_attention.py").write_text(text)
+        together = files.made(writing.config(**writing.TOGETHER), "torch", writing.MORE)
+        (tmp_path / "together.py").write_text(together)
+        for command in (["check"], ["format", "--check", "--line-length", "120"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."],
+                cwd=tmp_path, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout
+
+    def test_the_same_command_gives_the_same_bytes(self, tmp_path):
+        found = []
+        for seed in ("1", "2"):
+            folder = tmp_path / seed
+            folder.mkdir()
+            command = [sys.executable, "-m", "mha", "write", "torch", "--num-hiddens", "24", "--num-heads", "4"]
+            done = subprocess.run(
+                [*command, "-o", str(folder / "attention.py")],
+                env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            found.append([path.read_bytes() for path in sorted(folder.iterdir())])
+        assert found[0] == found[1]
+        assert len(found[0]) == 3
+
+    def test_shapes_and_docstrings_of_the_lesson_are_there(self, texts):
+        for text in texts.values():
+            for line in re.findall(r"\n[^\n]*(?:reshape|transpose|permute)\([^\n]*", text):
+                assert re.search(r"# \(|swapaxes|transpose_b|def |transpose_(qkv|output)", line), line
+            tree = ast.parse(text)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != "setup":
+                    assert ast.get_docstring(node), node.name
+
+    def test_check_says_whether_a_file_is_as_written(self, tmp_path, monkeypatch):
+        path = tmp_path / "attention.py"
+        result = run("write", "numpy", "-o", str(path), "--num-hiddens", "24", "--num-heads", "4")
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "attention.py is written: " in result.stdout
+        assert run("write", "--check", str(path)).exit_code == 0
+        text = path.read_text()
+        path.write_text(text.replace("math.sqrt", "math.cbrt"))
+        result = run("write", "--check", str(path))
+        assert (result.exit_code, "was edited" in result.stdout) == (1, True)
+        path.write_text(text)
+        monkeypatch.setattr(mha, "__version__", "99.0")
+        result = run("write", "--check", str(path))
+        assert (result.exit_code, "is outdated" in result.stdout) == (1, True)
+        result = run("write", "--check", str(tmp_path / "other.py"))
+        assert (result.exit_code, "there is no file" in result.stderr) == (2, True)
+        path.write_text("x = 1\n")
+        result = run("write", "--check", str(path))
+        assert (result.exit_code, "no file that mha wrote" in result.stderr) == (2, True)
+
+    def test_nothing_is_overwritten_without_force(self, tmp_path):
+        path = tmp_path / "attention.py"
+        (tmp_path / "test_attention.py").write_text("kept")
+        result = run("write", "numpy", "-o", str(path))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "test_attention.py exists already; give another path, or --force to overwrite it" in result.stderr
+        assert [one.name for one in tmp_path.iterdir()] == ["test_attention.py"]
+        assert run("write", "numpy", "-o", str(path), "--force").exit_code == 0
+        assert len(list(tmp_path.iterdir())) == 3
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            ((), "BACKEND is missing, expected a framework, such as torch, or --check FILE"),
+            (("pytorc",), "backend is 'pytorc', expected one of"),
+            (("torch", "-o", "a-b.py"), "expected a name of a Python module, such as attention.py"),
+            (("torch", "--window", "5"), "--window is '5', expected two numbers of keys"),
+            (("torch", "--rotary", "dim=3"), "--rotary is 'dim=3': dim of Rotary is 3, expected an even number"),
+            (("torch", "--rotary", "speed=3"), "expected base alone, none, or parts such as base=...: dim, base"),
+            (("torch", "--qk-norm", "rns"), "--qk-norm is 'rns': kind of Norm is 'rns', expected one of rms, layer"),
+            (("torch", "--call", "posit"), "call is 'posit', expected one of valid_lens"),
+            (("torch", "--num-heads", "3", "--num-key-value-heads", "2"), "expected a divisor of num_heads = 3"),
+        ],
+    )  # fmt: skip
+    def test_what_is_wrong_is_one_line(self, tmp_path, monkeypatch, arguments, told):
+        monkeypatch.chdir(tmp_path)
+        result = run("write", *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert told in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_layer_is_as_good_as_its_configuration(self, tmp_path):
+        layer = mha.MultiHeadAttention(24, 4, seed=1)
+        path = mha.write(layer, "numpy", tmp_path / "attention.py")[0]
+        assert path.read_text() == files.made(writing.config(), "numpy", ())
+        with pytest.raises(TypeError, match=r"layer is a dict, expected an mha.MultiHeadAttention or its .config"):
+            mha.write({}, "numpy", tmp_path / "attention.py")
+
+    @pytest.mark.parametrize("name", writing.OPTIONS)
+    def test_the_command_in_a_file_is_its_configuration(self, name):
+        config = writing.config(**writing.OPTIONS[name])
+        words = commands.said(config, "torch", ("offset",)).split()
+        given = dict(zip(words[3::2], words[4::2], strict=False)) if "--bias" not in words else {}
+        for option in commands.PARTS:
+            value = getattr(config, option)
+            written = given.get(f"--{option.replace('_', '-')}")
+            if value is not None:
+                made = commands.part(option, written)
+                made = made.within(config.key_dim) if option == "rotary" else made
+                assert made == value
+            else:
+                assert written is None
+        if config.window is not None:
+            assert commands.window(given["--window"]) == config.window

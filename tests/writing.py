@@ -1,0 +1,98 @@
+"""Files that `mha.write` writes, for tests: configurations with each option, and the proof of a file on its own."""
+
+import subprocess
+import sys
+
+import numpy as np
+
+import mha
+from mha.call import ARGUMENTS
+from mha.config import Config
+
+OPTIONS = {
+    "nothing more": {},
+    "sizes": {"query_size": 7, "key_size": 11, "value_size": 13, "key_dim": 6, "value_dim": 5},
+    "head width": {"num_hiddens": 26, "key_dim": 6},
+    "shared heads": {"num_key_value_heads": 2},
+    "bias": {"bias": True},
+    "scale": {"scale": 0.3},
+    "softcap": {"softcap": 2.0},
+    "window": {"window": (5, 0)},
+    "window to the left": {"window": (5, None)},
+    "window to the right": {"window": (None, 5)},
+    "chunk": {"chunk": 3},
+    "rotary": {"rotary": mha.Rotary(base=500000.0)},
+    "rotary in part": {"rotary": mha.Rotary(dim=4, interleaved=True)},
+    "frequencies": {"rotary": mha.Rotary(frequencies=(1.0, 0.5, 0.25), magnitude=1.3)},
+    "norm": {"qk_norm": "rms"},
+    "norm after": {"qk_norm": mha.Norm("layer", over="all", after=True), "rotary": mha.Rotary()},
+    "norms": {"value_norm": "rms", "qk_norm": mha.Norm("layer", eps=1e-5)},
+    "sinks": {"sinks": True},
+    "gate of elements": {"output_gate": "element"},
+    "gate of heads": {"output_gate": "head"},
+    "temperature": {"temperature": mha.Temperature(0.1, 3)},
+    "additive": {"pooling": "additive"},
+}
+TOGETHER = {
+    "num_key_value_heads": 2, "bias": True, "scale": 0.3, "softcap": 2.0, "window": (5, None), "chunk": 4,
+    "rotary": mha.Rotary(dim=4), "qk_norm": mha.Norm("rms", over="all"), "value_norm": "layer", "sinks": True,
+    "output_gate": "head", "temperature": mha.Temperature(0.1, 3), "query_size": 7,
+}  # fmt: skip
+MORE = tuple(name for name in ARGUMENTS if name not in ("valid_lens", "mask", "causal", "cache", "training"))
+# What a proof's process runs: nothing of `mha` can be imported there. MXNet needs help on today's NumPy, before that.
+ALONE = """
+import sys
+for name in sys.argv[2:]:
+    from mha import import_mxnet
+    import_mxnet.enable()
+    __import__(name)
+for name in [one for one in sys.modules if one.split(".")[0] == "mha"]:
+    del sys.modules[name]
+sys.meta_path = [finder for finder in sys.meta_path if "import_mxnet" not in type(finder).__module__]
+sys.modules["mha"] = None
+import pytest
+sys.exit(pytest.main(["-q", "-x", "-p", "no:mha", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[1]]))
+"""
+
+
+def config(**options):
+    """A configuration with these options, of 4 heads."""
+    return Config(**{"num_hiddens": 24, "num_heads": 4} | options)
+
+
+def drawn(seed):
+    """A configuration with options drawn at random, and arguments of a call."""
+    random = np.random.default_rng(seed)
+    names = [name for name in OPTIONS if random.random() < 0.3]
+    options = {}
+    for name in names:
+        options |= OPTIONS[name]
+    if "additive" in names:
+        options = {
+            name: value for name, value in options.items() if name not in ("scale", "rotary", "qk_norm", "temperature")
+        }
+    if options.get("rotary") is not None and options["rotary"].frequencies is not None:
+        options["key_dim"] = 6
+    return config(**options), [name for name in MORE if random.random() < 0.3]
+
+
+def proof(folder, backend):
+    """The exit code and the output of the proof in a folder, in a process without `mha`."""
+    more = ["mxnet"] if backend == "mxnet" else []
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folder), *more], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def counted(text):
+    """The lines of code of a file, without docstrings, comments and blank lines; and all its lines."""
+    import ast
+
+    said = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            said |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    lines = text.splitlines()
+    code = [line for number, line in enumerate(lines, 1) if line.strip() and number not in said]
+    return sum(not line.strip().startswith("#") for line in code), len(lines)
