@@ -446,4 +446,4 @@ def test_convert_asks_for_what_nothing_says(write, tmp_path):
     assert mha.load(out, "numpy").config.rotary is None
     wrong = run(*arguments, "--rotary", "fast")
     assert wrong.exit_code == 2
-    assert "--rotary is 'fast', expected a number above 0" in wrong.stderr
+    assert "--rotary is 'fast': base of Rotary is 'fast' (str), expected a number above 0" in wrong.stderr
