@@ -31,6 +31,7 @@ import bugs_of_parity
 import bugs_of_records
 import bugs_of_showing
 import bugs_of_taps
+import bugs_of_writing
 import pytest
 import typer
 from rich.console import Console
@@ -53,6 +54,7 @@ OF_MHA = (
     | bugs_of_devices.GROUPS
     | bugs_of_showing.GROUPS
     | bugs_of_taps.GROUPS
+    | bugs_of_writing.GROUPS
 )
 
 

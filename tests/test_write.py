@@ -1,16 +1,22 @@
 """Files that `mha.write` writes: their proof where there is no `mha`, their text, and what a file cannot be."""
 
 import ast
+import dataclasses
+import importlib
+import json
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import writing
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import mha
-from mha import cli, dispatch
+from mha import cli, dispatch, parity
+from mha.weights import schemes
 from mha.written import check, commands, files
 
 BACKENDS = tuple(dispatch.FRAMEWORKS)
@@ -38,6 +44,44 @@ def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call
     assert code == 0, output
     assert re.search(r"\d+ passed", output)
     assert check(paths[0]) == ""
+
+
+@pytest.mark.parametrize("scheme", ["llama", "opt", "distilbert"])
+@pytest.mark.backends("torch", "mlx")
+def test_a_file_may_have_the_names_of_checkpoints(backend, tmp_path, scheme):
+    options = {"num_key_value_heads": 2} | ({"qk_norm": "rms", "sinks": True} if scheme == "llama" else {})
+    path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", names=scheme)[0]
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 0, output
+    assert "self.W_q" not in path.read_text()
+    assert check(path) == ""
+
+
+@pytest.mark.backends("torch")
+def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path, monkeypatch):
+    import torch
+
+    layer = mha.MultiHeadAttention(24, 4, num_key_value_heads=2, rotary=mha.Rotary(base=500.0), seed=3, backend="numpy")
+    bare = dataclasses.replace(layer.config, rotary=None)  # which names do not say
+    arrays = {
+        f"model.layers.{n}.self_attn.{name}": np.ascontiguousarray(X + n)
+        for n in (0, 10)
+        for name, X in schemes.from_canonical(bare, layer.weights, "llama").items()
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    model = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24}
+    (tmp_path / "config.json").write_text(json.dumps(model | {"rope_theta": 500.0}))
+    path = tmp_path / "attention.py"
+    result = run("write", backend, "--like", str(tmp_path), "--layer", "0", "--names", "llama", "-o", str(path))
+    assert (result.exit_code, result.stderr) == (0, "")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "attention", raising=False)
+    own = importlib.import_module("attention").MultiHeadAttention(24, 4)
+    prefix = "model.layers.0.self_attn."
+    own.load_state_dict({name.removeprefix(prefix): torch.tensor(X) for name, X in arrays.items() if prefix in name})
+    X = np.random.default_rng(5).standard_normal((2, 7, 24)).astype("float32")
+    assert parity.ratio(layer, own(torch.tensor(X), torch.tensor(X), torch.tensor(X)).detach().numpy(), X, X, X) <= 1
+    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +227,13 @@ class TestTexts:
             (("torch", "--qk-norm", "rns"), "--qk-norm is 'rns': kind of Norm is 'rns', expected one of rms, layer"),
             (("torch", "--call", "posit"), "call is 'posit', expected one of valid_lens"),
             (("torch", "--num-heads", "3", "--num-key-value-heads", "2"), "expected a divisor of num_heads = 3"),
+            (("torch", "--names", "lama"), "names is 'lama', expected one of mha, "),
+            (("torch", "--names", "gpt2"), "names is 'gpt2', whose c_attn.weight is no array of one part of a layer"),
+            (("torch", "--names", "opt", "--sinks"), "names is 'opt', whose files have no sinks; choose another"),
+            (("jax", "--names", "llama"), "names is 'llama', expected none for JAX, whose arrays lie otherwise"),
+            (("torch", "--like", "absent"), "absent"),
+            (("torch", "--like", ".", "--softcap", "3"), "--softcap is given beside --like, whose file says it"),
+            (("torch", "--layer", "3"), "--layer is given without --like, expected both"),
         ],
     )  # fmt: skip
     def test_what_is_wrong_is_one_line(self, tmp_path, monkeypatch, arguments, told):

@@ -1,12 +1,15 @@
 """`mha write`: a layer as a file of its own, with its proof beside it; and whether a file is as it was written."""
 
+import re
+import types
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-from mha import written
+from mha import weights, written
 from mha.cli import terminal
 from mha.config import Config
+from mha.weights import readers, schemes
 from mha.written import commands
 
 Number = float | None
@@ -55,6 +58,11 @@ def write(
     call: Annotated[
         str | None, typer.Option(metavar="NAME,NAME", help="More arguments of a call: positions, ...")
     ] = None,
+    names: Annotated[
+        str | None, typer.Option(metavar="SCHEME", help="Names as in its checkpoints: llama, opt, ...")
+    ] = None,
+    like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,
+    layer: Annotated[Size, typer.Option(min=0, metavar="N", help="The layer of PATH; default: its first.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     check: Annotated[
         str | None, typer.Option("--check", metavar="FILE", help="Say whether FILE is as it was written.")
@@ -71,6 +79,7 @@ def write(
       mha write torch
       mha write torch --num-key-value-heads 2 --rotary 500000 --window 4095,0
       mha write jax --qk-norm rms --call positions,return_weights -o layer.py
+      mha write torch --like checkpoint_dir --names llama
       mha write --check attention.py
 
     Exit codes: 0 if the file was written, or is as it was written; 1 if --check finds it edited or outdated; 2 if the
@@ -87,15 +96,22 @@ def write(
         "num_heads": heads,
         **{name: value for name, value in locals().items() if name in OPTIONS},
     }
+    if like is not None:
+        said = [name for name, value in given.items() if name in OPTIONS and value != getattr(PLAIN, name, None)]
+        said += ["num_hiddens"] * (num_hiddens is not None) + ["num_heads"] * (num_heads is not None)
+        if said:
+            terminal.fail(f"--{said[0].replace('_', '-')} is given beside --like, whose file says it; leave one out")
+    elif layer is not None:
+        terminal.fail("--layer is given without --like, expected both: it is a layer of a checkpoint")
     try:
         if window is not None:
             given["window"] = commands.window(window)
         for name in commands.PARTS:
             if given[name] is not None:
                 given[name] = commands.part(name, given[name])
-        config = Config(**given)
+        config = Config(**given) if like is None else _like(like, layer)
         asked = [] if call is None else call.split(",")
-        paths = written.write(config, backend, output, call=asked, force=force)
+        paths = written.write(config, backend, output, call=asked, names=names, force=force)
     except FileExistsError as error:
         terminal.fail(str(error).replace("force=True", "--force"))
     except (OSError, TypeError, ValueError, ImportError) as error:
@@ -110,6 +126,22 @@ OPTIONS = (
     "softcap", "window", "chunk", "rotary", "qk_norm", "value_norm", "temperature", "sinks", "output_gate", "pooling",
     "dtype",
 )  # fmt: skip
+
+
+PLAIN = types.SimpleNamespace(dropout=0.0, bias=False, sinks=False, pooling="dot", dtype="float32")
+
+
+def _like(path: str, layer: int | None) -> Config:
+    """The configuration of a layer of a checkpoint: of its first, or of that with this number in its names."""
+    with readers.opened(path) as source:
+        found = [] if weights.is_own(source) else schemes.recognise(source.entries, source.format_of)
+        numbers = {prefix: [int(n) for n in re.findall(r"\d+", prefix)] for _, prefix in found}
+        chosen = [one for one in found if layer is None or layer in numbers[one[1]]]
+        if layer is not None and not chosen:
+            raise ValueError(f"--layer is {layer}, expected one of the {len(found)} attention layers of {path}")
+        chosen.sort(key=lambda one: numbers[one[1]])
+        config, _ = weights.take(source, *(chosen[0] if chosen else weights.choose(source)))
+    return config
 
 
 def _check(file: str) -> NoReturn:

@@ -17,13 +17,14 @@ def check(path: str | Path) -> str:
     line, _, body = text.partition("\n")
     try:
         of = json.loads(line.removeprefix(files.MADE_OF))
-        config, backend, call, digest = of_recorded(of["config"]), of["backend"], of["call"], of["digest"]
+        config, digest = of_recorded(of["config"]), of["digest"]
+        rest = of["backend"], of["call"], of["names"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path} is no file that mha wrote: its first line does not begin with {files.MADE_OF!r}"
         ) from None
     if files.digest(body) != digest:
         return f"{path} was edited: it is not the text that was written"
-    if files.made(config, backend, call) != text:
+    if files.made(config, *rest) != text:
         return f"{path} is outdated: this version writes it otherwise; write it again with --force"
     return ""

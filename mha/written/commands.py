@@ -85,7 +85,7 @@ def options(config: Config) -> dict[str, Any]:
     return {"num_hiddens": config.num_hiddens, "num_heads": config.num_heads} | found
 
 
-def said(config: Config, backend: BackendName, call: Collection[str]) -> str:
+def said(config: Config, backend: BackendName, call: Collection[str], names: str | None = None) -> str:
     """The command that writes a layer with this configuration."""
     words = ["mha write", backend]
     for name, value in options(config).items():
@@ -99,7 +99,9 @@ def said(config: Config, backend: BackendName, call: Collection[str]) -> str:
             words.append(option)
         else:
             words += [option, str(value)]
-    return " ".join([*words, *(f"--call {','.join(sorted(call))}",)] if call else words)
+    words += [] if names is None else ["--names", names]
+    words += ["--call", ",".join(sorted(call))] if call else []
+    return " ".join(words)
 
 
 def _parts(name: str, value: Any, config: Config) -> str:

@@ -23,6 +23,7 @@ def write(
     path: str | Path,
     *,
     call: Collection[str] = (),
+    names: str | None = None,
     force: bool = False,
 ) -> list[Path]:
     """Write a layer as one file that imports its framework and nothing of `mha`, with a test and a case beside it.
@@ -36,6 +37,8 @@ def write(
         backend: name of the framework.
         path: file to write, "attention.py"; beside it come "test_attention.py" and "attention.safetensors".
         call: arguments of a call beside valid_lens, mask and causal: "positions", "score_bias", ...
+        names: a scheme of `mha.weights.SCHEMES` whose names the layer's arrays get, so that the framework's own
+            `load_state_dict` and the like take its files; None = those of `mha`.
         force: whether to overwrite files.
 
     Returns the paths of the three files.
@@ -48,13 +51,13 @@ def write(
     name, path = dispatch.named("backend", backend), Path(path)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
-    texts = {path: made(config, name, call)}
+    texts = {path: made(config, name, call, names)}
     from mha.written import proof
     from mha.written.lesson import finishing
 
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
     texts[beside[0]] = finishing.formatted(proof.test(name, path.stem), beside=path.stem)
-    cases = proof.cases(config, name, asked(name, call))
+    cases = proof.cases(config, name, asked(name, call), names)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
         if there is not None:
@@ -80,10 +83,10 @@ def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in ARGUMENTS if name in more)
 
 
-def made(config: Config, backend: BackendName, call: Collection[str]) -> str:
+def made(config: Config, backend: BackendName, call: Collection[str], names: str | None = None) -> str:
     """The text of a file, with what it was made of on its first line."""
     try:
-        from mha.written.lesson import finishing, specialise
+        from mha.written.lesson import finishing, renaming, specialise
     except ModuleNotFoundError as error:
         if error.name != "libcst":
             raise
@@ -91,18 +94,26 @@ def made(config: Config, backend: BackendName, call: Collection[str]) -> str:
         raise ImportError(message) from None
     takes = asked(backend, call)
     program = specialise.specialised(config, backend, takes)
-    text = finishing.finished(program, config, backend, takes, header(config, backend, call))
-    of = {"backend": backend, "call": sorted(call), "config": commands.options(config), "digest": digest(text)}
+    if names is not None:
+        renaming.renamed(program, renaming.own_names(config, backend, names))
+    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names))
+    of = {
+        "backend": backend,
+        "call": sorted(call),
+        "names": names,
+        "config": commands.options(config),
+        "digest": digest(text),
+    }
     return f"{MADE_OF}{json.dumps(of)}\n{text}"
 
 
-def header(config: Config, backend: BackendName, call: Collection[str]) -> str:
+def header(config: Config, backend: BackendName, call: Collection[str], names: str | None) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
     return (
         f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
         "either, H heads. Arguments are not checked.\n\n"
-        f"mha {version}: {commands.said(config, backend, call)}\nSPDX-License-Identifier: Apache-2.0\n"
+        f"mha {version}: {commands.said(config, backend, call, names)}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'
     )
 

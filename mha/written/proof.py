@@ -13,7 +13,7 @@ from mha.config import Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName
 from mha.parity.same.rules import bound
-from mha.written.lesson import facts
+from mha.written.lesson import facts, renaming
 
 FOLDER = Path(__file__).with_name("proofs")
 SEED = 20
@@ -52,7 +52,7 @@ def small(config: Config) -> Config:
     return dataclasses.replace(config, dropout=0.0, bias=True, dtype="float32", **sizes)
 
 
-def cases(config: Config, backend: BackendName, asked: Collection[str]) -> bytes:
+def cases(config: Config, backend: BackendName, asked: Collection[str], names: str | None = None) -> bytes:
     """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
     made, random = small(config), np.random.default_rng(SEED)
     double = dataclasses.replace(made, dtype="float64")
@@ -95,7 +95,14 @@ def cases(config: Config, backend: BackendName, asked: Collection[str]) -> bytes
             "plain": {one: X for one, X in call.items() if one not in given},
             "bounds": bounds,
         }
-    meta = {"padded": str(PADDED), "sizes": _constructor(made, config), "calls": calls, "asked": list(asked)}
+    own = {} if names is None else renaming.own_names(made, backend, names)
+    meta = {
+        "padded": str(PADDED),
+        "names": own,
+        "sizes": _constructor(made, config),
+        "calls": calls,
+        "asked": list(asked),
+    }
     return save({name: np.ascontiguousarray(X) for name, X in arrays.items()}, {"case": json.dumps(meta)})
 
 

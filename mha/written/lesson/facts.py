@@ -28,6 +28,8 @@ def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
     if config.rotary is not None:
         found["config.rotary.interleaved"] = config.rotary.interleaved
         found["config.rotary.frequencies"] = _present(config.rotary.frequencies)
+        if config.rotary.frequencies is not None:
+            found["rotary_frequencies"] = PRESENT  # as a parameter of functions
         if config.rotary.magnitude == 1:
             found["config.rotary.magnitude"] = 1.0
     found |= {f"call.{name}": row.default for name, row in ROWS.items() if name not in asked}

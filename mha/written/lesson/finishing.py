@@ -14,6 +14,7 @@ from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
 
+LONG = 10  # characters of a name that is kept on a line with others
 DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the framework
 ANNOTATED = {
     "dropout": "float",
@@ -125,9 +126,10 @@ def _kept(tree: Any, names: list[str], fields: bool, by_width: bool, width: str,
     """The method that makes the layer, which keeps what the others read."""
     own = [] if fields else [name for name in names if name in given]
     lines = []
-    for start in range(0, len(own), 4):
-        part = own[start : start + 4]
-        lines.append(nodes.statement(f"{', '.join(f'self.{name}' for name in part)} = {', '.join(part)}\n"))
+    for wide in (False, True):  # the long names on lines of their own
+        part = [name for name in own if (len(name) > LONG) == wide]
+        for some in [[name] for name in part] if wide else [part] * bool(part):
+            lines.append(nodes.statement(f"{', '.join(f'self.{name}' for name in some)} = {', '.join(some)}\n"))
     if by_width and "key_dim" in names:
         lines.append(nodes.statement(f"self.key_dim = {'self.num_hiddens // self.num_heads' if fields else width}\n"))
     body = nodes.body_of(tree)
