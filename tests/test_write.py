@@ -46,6 +46,18 @@ def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call
     assert check(paths[0]) == ""
 
 
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)}])
+@pytest.mark.backends("torch")
+def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
+    path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", fused=True, call=["positions"])[0]
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 0, output
+    text = path.read_text()
+    assert "scaled_dot_product_attention(" in text
+    assert "softmax" not in text
+    assert check(path) == ""
+
+
 @pytest.mark.parametrize("scheme", ["llama", "opt", "distilbert"])
 @pytest.mark.backends("torch", "mlx")
 def test_a_file_may_have_the_names_of_checkpoints(backend, tmp_path, scheme):
@@ -232,6 +244,9 @@ class TestTexts:
             (("torch", "--names", "opt", "--sinks"), "names is 'opt', whose files have no sinks; choose another"),
             (("jax", "--names", "llama"), "names is 'llama', expected none for JAX, whose arrays lie otherwise"),
             (("torch", "--like", "absent"), "absent"),
+            (("torch", "--fused", "--softcap", "3"), "fused is True beside softcap, which the kernel does not know"),
+            (("torch", "--fused", "--call", "return_weights"), "fused is True beside return_weights, which the kernel"),
+            (("mxnet", "--fused"), "fused is True, expected False for MXNet, of which no kernel is taken"),
             (("torch", "--like", ".", "--softcap", "3"), "--softcap is given beside --like, whose file says it"),
             (("torch", "--layer", "3"), "--layer is given without --like, expected both"),
         ],

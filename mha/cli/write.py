@@ -61,6 +61,7 @@ def write(
     names: Annotated[
         str | None, typer.Option(metavar="SCHEME", help="Names as in its checkpoints: llama, opt, ...")
     ] = None,
+    fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
     like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,
     layer: Annotated[Size, typer.Option(min=0, metavar="N", help="The layer of PATH; default: its first.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
@@ -111,7 +112,7 @@ def write(
                 given[name] = commands.part(name, given[name])
         config = Config(**given) if like is None else _like(like, layer)
         asked = [] if call is None else call.split(",")
-        paths = written.write(config, backend, output, call=asked, names=names, force=force)
+        paths = written.write(config, backend, output, call=asked, names=names, fused=fused, force=force)
     except FileExistsError as error:
         terminal.fail(str(error).replace("force=True", "--force"))
     except (OSError, TypeError, ValueError, ImportError) as error:

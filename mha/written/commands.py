@@ -85,7 +85,9 @@ def options(config: Config) -> dict[str, Any]:
     return {"num_hiddens": config.num_hiddens, "num_heads": config.num_heads} | found
 
 
-def said(config: Config, backend: BackendName, call: Collection[str], names: str | None = None) -> str:
+def said(
+    config: Config, backend: BackendName, call: Collection[str], names: str | None = None, fused: bool = False
+) -> str:
     """The command that writes a layer with this configuration."""
     words = ["mha write", backend]
     for name, value in options(config).items():
@@ -100,6 +102,7 @@ def said(config: Config, backend: BackendName, call: Collection[str], names: str
         else:
             words += [option, str(value)]
     words += [] if names is None else ["--names", names]
+    words += ["--fused"] if fused else []
     words += ["--call", ",".join(sorted(call))] if call else []
     return " ".join(words)
 

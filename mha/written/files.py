@@ -24,6 +24,7 @@ def write(
     *,
     call: Collection[str] = (),
     names: str | None = None,
+    fused: bool = False,
     force: bool = False,
 ) -> list[Path]:
     """Write a layer as one file that imports its framework and nothing of `mha`, with a test and a case beside it.
@@ -39,6 +40,7 @@ def write(
         call: arguments of a call beside valid_lens, mask and causal: "positions", "score_bias", ...
         names: a scheme of `mha.weights.SCHEMES` whose names the layer's arrays get, so that the framework's own
             `load_state_dict` and the like take its files; None = those of `mha`.
+        fused: whether to pool by the framework's own kernel, as PyTorch's `scaled_dot_product_attention`.
         force: whether to overwrite files.
 
     Returns the paths of the three files.
@@ -51,7 +53,7 @@ def write(
     name, path = dispatch.named("backend", backend), Path(path)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
-    texts = {path: made(config, name, call, names)}
+    texts = {path: made(config, name, call, names, fused)}
     from mha.written import proof
     from mha.written.lesson import finishing
 
@@ -83,37 +85,42 @@ def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in ARGUMENTS if name in more)
 
 
-def made(config: Config, backend: BackendName, call: Collection[str], names: str | None = None) -> str:
+def made(
+    config: Config, backend: BackendName, call: Collection[str], names: str | None = None, fused: bool = False
+) -> str:
     """The text of a file, with what it was made of on its first line."""
     try:
-        from mha.written.lesson import finishing, renaming, specialise
+        from mha.written.lesson import finishing, kernels, renaming, specialise
     except ModuleNotFoundError as error:
         if error.name != "libcst":
             raise
         message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip(dispatch.WRITE)}"
         raise ImportError(message) from None
     takes = asked(backend, call)
-    program = specialise.specialised(config, backend, takes)
+    if fused:
+        kernels.refuse(config, backend, call)
+    program = specialise.specialised(config, backend, takes, fused)
     if names is not None:
         renaming.renamed(program, renaming.own_names(config, backend, names))
-    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names))
+    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names, fused))
     of = {
         "backend": backend,
         "call": sorted(call),
         "names": names,
+        "fused": fused,
         "config": commands.options(config),
         "digest": digest(text),
     }
     return f"{MADE_OF}{json.dumps(of)}\n{text}"
 
 
-def header(config: Config, backend: BackendName, call: Collection[str], names: str | None) -> str:
+def header(config: Config, backend: BackendName, call: Collection[str], names: str | None, fused: bool) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
     return (
         f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
         "either, H heads. Arguments are not checked.\n\n"
-        f"mha {version}: {commands.said(config, backend, call, names)}\nSPDX-License-Identifier: Apache-2.0\n"
+        f"mha {version}: {commands.said(config, backend, call, names, fused)}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'
     )
 

@@ -7,7 +7,7 @@ import libcst as cst
 
 from mha.config import Config
 from mha.names import BackendName
-from mha.written.lesson import chapters, facts, layering, pooled, texts
+from mha.written.lesson import chapters, facts, kernels, layering, pooled, texts
 from mha.written.trees import folding, inlining, linking, nodes, tidying
 from mha.written.trees.folding import PRESENT
 from mha.written.trees.nodes import code
@@ -17,13 +17,15 @@ from mha.written.trees.program import LAYER, Program, takes
 WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax", "widen"}
 
 
-def specialised(config: Config, backend: BackendName, asked: Collection[str]) -> Program:
-    """The program of a layer with this configuration and calls with these arguments."""
+def specialised(config: Config, backend: BackendName, asked: Collection[str], fused: bool = False) -> Program:
+    """The program of a layer with this configuration and calls with these arguments; fused: with a kernel."""
     program = chapters.program(backend)
     known = facts.known(config, asked)
     if "training" not in asked:
         known["call.training"] = None
     pooled.with_one_method(program, blanks="cache" in asked)
+    if fused:
+        kernels.fuse(program, backend)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
     program.each(lambda tree: nodes.replaced(tree, same))
     roots = {(LAYER, program.entry), (LAYER, program.setup)}
