@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from mha.call import ARGUMENTS, ROWS
+from mha.call import ROWS
 from mha.config import Config
 from mha.written.trees.folding import PRESENT
 
@@ -40,6 +40,8 @@ def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
     found["call.window"], found["call.chunk"] = found["config.window"], found["config.chunk"]
     if "return_weights" not in asked:
         found["call.return_weights"] = False
+    if "training" not in asked:
+        found["call.training"] = None  # as the framework says
     return found
 
 
@@ -86,8 +88,3 @@ def by_width(config: Config) -> bool:
 
 def _present(value: Any) -> Any:
     return None if value is None else PRESENT
-
-
-def default_of(name: str) -> Any:
-    """The default of an argument of a call."""
-    return ARGUMENTS[name]

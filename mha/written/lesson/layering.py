@@ -6,7 +6,6 @@ from typing import Any
 import libcst as cst
 
 from mha.call import ARGUMENTS
-from mha.config import Config
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.written.trees import nodes
@@ -163,14 +162,14 @@ def _with_setup_above(setup: Any, above: Any) -> Any:
     return nodes.with_body(setup, lines)
 
 
-def fields() -> list[str]:
+def call_fields() -> list[str]:
     """The names of what a call has."""
     return [*ARGUMENTS, *OWN]
 
 
 def spread_call(program: Program) -> None:
     """The arguments of a call, and what is known of it, as parameters of their own."""
-    fields = [*ARGUMENTS, *OWN]
+    fields = call_fields()
     changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
 
     def spread(owner: str, name: str, tree: Any) -> Any:
@@ -256,7 +255,7 @@ def _given(call: cst.Call, name: str, values: list[Any], keywords: list[str]) ->
     return call.with_changes(args=arguments) if changed else call
 
 
-def spread_parts(program: Program, config: Config) -> None:
+def spread_parts(program: Program) -> None:
     """The numbers of a rotation, a norm or a temperature as parameters of their own."""
     for part, kind in PARTS.items():
         fields = [field.name for field in dataclasses.fields(kind)]

@@ -5,6 +5,7 @@ from typing import Any
 
 import libcst as cst
 
+from mha.call import ARGUMENTS
 from mha.config import Config
 from mha.names import BackendName
 from mha.written.lesson import chapters, facts, kernels, layering, pooled, texts
@@ -19,46 +20,56 @@ WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax",
 
 def specialised(config: Config, backend: BackendName, asked: Collection[str], fused: bool = False) -> Program:
     """The program of a layer with this configuration and calls with these arguments; fused: with a kernel."""
-    program = chapters.program(backend)
-    known = facts.known(config, asked)
-    if "training" not in asked:
-        known["call.training"] = None
+    program, known = chapters.program(backend), facts.known(config, asked)
     pooled.with_one_method(program, blanks="cache" in asked)
     if fused:
         kernels.fuse(program, backend)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
     program.each(lambda tree: nodes.replaced(tree, same))
-    roots = {(LAYER, program.entry), (LAYER, program.setup)}
-    linking.pruned(program, roots)
-    program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
-    linking.pruned(program, roots)
-    while inlining.inlined(program, program.definitions.keys() - {"pooling"}, only=""):
-        pass
-    while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
-        linking.pruned(program, roots)
-        program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+    _in_one(program, known)
     pooled.without_part(program)
     layering.spread_call(program)
-    layering.spread_parts(program, config)
+    layering.spread_parts(program)
     program.each(lambda tree: nodes.replaced(tree, same))
     program.words = texts.words_of(program)
     of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
     _enter(program, of_call, asked)
     known |= {name: of_call[name] for name in ("window", "chunk", "gates", "sinks") if of_call[name] is not None}
-    while True:
+    _until_nothing_changes(program, known, asked)
+    program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
+    program.mapped(lambda owner, name, tree: tidying.joined(tree))
+    linking.pruned(program, _roots(program))
+    return program
+
+
+def _roots(program: Program) -> set[tuple[str, str]]:
+    """What users call."""
+    return {(LAYER, program.entry), (LAYER, program.setup)}
+
+
+def _in_one(program: Program, known: dict[str, Any]) -> None:
+    """Put the steps of the layer, which still hand a call on, into its entry."""
+    linking.pruned(program, _roots(program))
+    program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+    linking.pruned(program, _roots(program))
+    while inlining.inlined(program, program.definitions.keys() - {"pooling"}, only=""):
+        pass
+    while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
+        linking.pruned(program, _roots(program))
+        program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+
+
+def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
+    """Fold, take out and inline, each of which may make room for the others."""
+    before = ""
+    while program.text() != before:
         before = program.text()
-        program.mapped(lambda owner, name, tree: tidying.tidied(tree, _within(owner, name, tree, known, program)))
-        linking.linked(program, roots)
+        program.mapped(lambda owner, name, tree: tidying.tidied(tree, _within(name, known)))
+        linking.linked(program, _roots(program))
         while inlining.inlined(program, {program.entry} | WORDS):
             pass
         if "cache" not in asked:
             program.put(LAYER, program.entry, _hiding_once(program.function(LAYER, program.entry)))
-        if program.text() == before:
-            break
-    program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
-    program.mapped(lambda owner, name, tree: tidying.joined(tree))
-    linking.pruned(program, roots)
-    return program
 
 
 def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
@@ -89,8 +100,8 @@ def _hiding_once(tree: Any) -> Any:
     return tree.visit(nodes.Mapping(lambda call: cst.Name(name) if code(call) == second else call))
 
 
-def _within(owner: str, name: str, tree: Any, known: dict[str, Any], program: Program) -> dict[str, Any]:
-    """What is known inside of a function: of a call's arguments, those that it has as parameters of this name."""
+def _within(name: str, known: dict[str, Any]) -> dict[str, Any]:
+    """What is known inside of a function of this name."""
     if name == "visible_softmax":  # which calls itself without sinks
         return {text: value for text, value in known.items() if text != "sinks"}
     return known | {"in_size": PRESENT} if name == "dense" else known
@@ -101,7 +112,7 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     tree = program.function(LAYER, program.entry)
     own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
     tree = nodes.replaced(tree, own)
-    gone = {name: known[name] for name in layering.fields() if name in known and name not in asked}
+    gone = {name: known[name] for name in layering.call_fields() if name in known and name not in asked}
     constants = {
         name: value
         for name, value in gone.items()
@@ -110,10 +121,9 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     params = []
     for each in tree.params.params:
         name = each.name.value
-        if name in layering.fields():
+        if name in layering.call_fields():
             if name in asked:
-                default = facts.default_of(name)
-                params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(default))))
+                params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(ARGUMENTS[name]))))
         else:
             params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
     tree = tree.with_changes(params=tree.params.with_changes(params=params))
