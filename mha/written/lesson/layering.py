@@ -1,13 +1,9 @@
-"""The layer as one class that needs no library, and a call's arguments and an option's numbers by their names."""
+"""The layer as one class that needs no library: without checks, its bases and its configuration in it."""
 
-import dataclasses
 from typing import Any
 
 import libcst as cst
 
-from mha.call import ARGUMENTS
-from mha.norms import Norm
-from mha.positions import Rotary, Temperature
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -16,8 +12,6 @@ from mha.written.trees.program import LAYER, Program
 DROPPED = (
     "whole_heads", "must_fit", "refuse_masks", "check", "arrays.refuse_to_narrow", "call.cache.use_up",
 )  # fmt: skip
-OWN = ("window", "chunk", "sinks", "gates", "traced", "columns")  # of a call, beside its arguments
-PARTS = {"rotary": Rotary, "norm": Norm, "temperature": Temperature}
 SAID = {
     "call.by_positions()": "call.positions is not None or call.key_positions is not None",
     "call.packed().values()": "(call.segments, call.segments if call.key_segments is None else call.key_segments)",
@@ -160,172 +154,3 @@ def _with_setup_above(setup: Any, above: Any) -> Any:
         by = dict(zip(given, (each.value for each in call.args), strict=False))
         lines += [nodes.replaced(each, by) for each in nodes.body_of(above)]
     return nodes.with_body(setup, lines)
-
-
-def call_fields() -> list[str]:
-    """The names of what a call has."""
-    return [*ARGUMENTS, *OWN]
-
-
-def spread_call(program: Program) -> None:
-    """The arguments of a call, and what is known of it, as parameters of their own."""
-    fields = call_fields()
-    changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
-
-    def spread(owner: str, name: str, tree: Any) -> Any:
-        if "call" not in nodes.names(tree) and not _takes(tree, "call"):
-            return tree
-        if _takes(tree, "call"):
-            params: list[cst.Param] = []
-            for each in tree.params.params:
-                if each.name.value == "call":
-                    params += [cst.Param(cst.Name(field)) for field in fields]
-                else:
-                    params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-            tree = tree.with_changes(params=tree.params.with_changes(params=params))
-        tree = nodes.lines_mapped(tree, lambda lines: _assigned_fields(lines, changing))
-        tree = tree.visit(
-            nodes.Mapping(lambda call: _given(call, "call", [cst.Name(field) for field in fields], fields))
-        )
-        return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
-
-    program.mapped(spread)
-
-
-def _takes(tree: Any, parameter: str) -> bool:
-    return any(each.name.value == parameter for each in nodes.parameters(tree))
-
-
-def _changed(tree: Any, fields: list[str]) -> list[str]:
-    """The fields of a call that a function changes in the call that it returns, in their order."""
-    found: set[str] = set()
-    for call in nodes.calls(tree.body):
-        if code(call.func) == "call._replace":
-            found |= {each.keyword.value for each in call.args if each.keyword is not None}
-    return [field for field in fields if field in found]
-
-
-def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
-    """`call = call._replace(a=b)` as `a = b`, and returned calls as the fields that changed."""
-    found: list[Any] = []
-    for line in lines:
-        made = nodes.assigned(line)
-        if made is not None and code(made[0]) == "call" and code(made[1]).startswith("call._replace("):
-            call: Any = made[1]
-            pairs = [(each.keyword, each.value) for each in call.args]
-            found += [nodes.assignment(*pair, like=line if n == 0 else None) for n, pair in enumerate(pairs)]
-            continue
-        if made is not None and (targets := nodes.elements(made[0])) is not None:
-            values = nodes.elements(made[1])
-            if values is not None and len(values) == len(targets):
-                line = _parallel(line, targets, values)
-            elif any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
-                fields = changing.get(code(made[1].func).removeprefix("self."), [])
-                new = [
-                    one for each in targets for one in ([*map(cst.Name, fields)] if code(each) == "call" else [each])
-                ]
-                line = nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)
-        found.append(line)
-    return found
-
-
-def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
-    """`a, call = b, call._replace(c=d)` as `a, c = b, d`."""
-    pairs: list[tuple[Any, Any]] = []
-    for target, value in zip(targets, values, strict=True):
-        if code(target) == "call" and code(value).startswith("call._replace("):
-            pairs += [(each.keyword, each.value) for each in value.args]
-        elif code(target) != "call" or code(value) != "call":
-            pairs.append((target, value))
-    left, right = zip(*pairs, strict=True)
-    return nodes.assignment(nodes.tuple_of(left, bare=True), nodes.tuple_of(right, bare=True), like=line)
-
-
-def _given(call: cst.Call, name: str, values: list[Any], keywords: list[str]) -> cst.Call:
-    """A call with arguments by name in the place of one that is this name."""
-    arguments: list[cst.Arg] = []
-    changed = False
-    for each in call.args:
-        if code(each.value) != name:
-            arguments.append(each)
-            continue
-        changed = True
-        bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-        arguments += [cst.Arg(v, cst.Name(k), equal=bare) for v, k in zip(values, keywords, strict=True)]
-    return call.with_changes(args=arguments) if changed else call
-
-
-def spread_parts(program: Program) -> None:
-    """The numbers of a rotation, a norm or a temperature as parameters of their own."""
-    for part, kind in PARTS.items():
-        fields = [field.name for field in dataclasses.fields(kind)]
-        names = {f"{part}.{field}": cst.Name(f"{part}_{field}") for field in fields}
-        own = {f"self.{part}.{field}": nodes.expression(f"self.{part}_{field}") for field in fields}
-
-        def spread(owner: str, name: str, tree: Any, part: str = part, fields: Any = fields, names: Any = names) -> Any:
-            if _takes(tree, part):
-                params: list[cst.Param] = []
-                for each in tree.params.params:
-                    if each.name.value == part:
-                        params += [cst.Param(cst.Name(f"{part}_{field}")) for field in fields]
-                    else:
-                        params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-                tree = tree.with_changes(params=tree.params.with_changes(params=params))
-
-            def change(call: cst.Call) -> cst.Call:
-                arguments: list[cst.Arg] = []
-                for each in call.args:
-                    text = code(each.value)
-                    if text == part or text in OPTIONS_OF[part]:
-                        parts = [f"{text}.{field}" if text != part else f"{part}_{field}" for field in fields]
-                        arguments += [cst.Arg(nodes.expression(one)) for one in parts]
-                    else:
-                        arguments.append(each)
-                return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
-
-            return nodes.replaced(tree.visit(nodes.Mapping(change)), names)
-
-        program.mapped(spread)
-        for name, tree in list(program.definitions.items()):
-            program.definitions[name] = _own_fields(nodes.replaced(tree, own), part, fields)
-
-
-OPTIONS_OF = {
-    "rotary": ("config.rotary",),
-    "norm": ("config.qk_norm", "config.value_norm"),
-    "temperature": ("config.temperature",),
-}
-
-
-def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
-    """`self.norm = norm` as one assignment for each field, and `norm: Norm` as one annotation for each."""
-
-    def change(lines: list[Any]) -> list[Any]:
-        found: list[Any] = []
-        for line in lines:
-            made = nodes.assigned(line)
-            small = nodes.small(line)
-            if isinstance(small, cst.AnnAssign) and code(small.target) == part:
-                found += [nodes.statement(f"{part}_{field}: {ANNOTATIONS[field]}\n") for field in fields]
-                continue
-            pairs = None if made is None else [made]
-            if made is not None and (left := nodes.elements(made[0])) is not None:
-                right = nodes.elements(made[1])
-                pairs = list(zip(left, right, strict=True)) if right is not None and len(left) == len(right) else None
-            if pairs is None or not any(code(target) == f"self.{part}" for target, _ in pairs):
-                found.append(line)
-                continue
-            new: list[Any] = []
-            for target, value in pairs:
-                if code(target) == f"self.{part}":
-                    own = [(f"self.{part}_{field}", f"{code(value)}_{field}") for field in fields]
-                    new += [(nodes.expression(one), nodes.expression(other)) for one, other in own]
-                else:
-                    new.append((target, value))
-            found += [nodes.assignment(*pair) for pair in new]
-        return found
-
-    return nodes.lines_mapped(tree, change)
-
-
-ANNOTATIONS = {"kind": "str", "eps": "float", "over": "str", "after": "bool"}

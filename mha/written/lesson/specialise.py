@@ -8,7 +8,7 @@ import libcst as cst
 from mha.call import ARGUMENTS
 from mha.config import Config
 from mha.names import BackendName
-from mha.written.lesson import chapters, facts, kernels, layering, pooled, texts
+from mha.written.lesson import chapters, facts, kernels, pooled, spreading, texts
 from mha.written.trees import folding, inlining, linking, nodes, tidying
 from mha.written.trees.folding import PRESENT
 from mha.written.trees.nodes import code
@@ -28,8 +28,8 @@ def specialised(config: Config, backend: BackendName, asked: Collection[str], fu
     program.each(lambda tree: nodes.replaced(tree, same))
     _in_one(program, known)
     pooled.without_part(program)
-    layering.spread_call(program)
-    layering.spread_parts(program)
+    spreading.spread_call(program)
+    spreading.spread_parts(program)
     program.each(lambda tree: nodes.replaced(tree, same))
     program.words = texts.words_of(program)
     of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
@@ -112,7 +112,7 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     tree = program.function(LAYER, program.entry)
     own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
     tree = nodes.replaced(tree, own)
-    gone = {name: known[name] for name in layering.call_fields() if name in known and name not in asked}
+    gone = {name: known[name] for name in spreading.call_fields() if name in known and name not in asked}
     constants = {
         name: value
         for name, value in gone.items()
@@ -121,7 +121,7 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     params = []
     for each in tree.params.params:
         name = each.name.value
-        if name in layering.call_fields():
+        if name in spreading.call_fields():
             if name in asked:
                 params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(ARGUMENTS[name]))))
         else:
