@@ -3,7 +3,6 @@
 import csv
 import json
 
-import nbformat
 import pytest
 from commands import run
 from graded.running import failed, graded, right
@@ -19,6 +18,8 @@ LONG = LAYER.replace("< lens[..., None], X, -1e6", "<= lens[..., None], X, -1e6"
 @pytest.fixture
 def folder(tmp_path):
     """A class of four: a file, one with a mistake, a notebook with the same, and a folder of two files."""
+    import nbformat
+
     made = tmp_path / "class"
     (made / "dora" / "more").mkdir(parents=True)
     (made / "anna.py").write_text(LAYER, encoding="utf-8")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
 import mha
 from mha.plot import cache_bytes, slots
@@ -26,8 +25,12 @@ def by_hand(t, S, left):
 
 
 @pytest.mark.parametrize(("T", "S", "left"), [(7, 3, 2), (9, 5, 2), (4, 2, 0), (5, 7, None), (3, 3, None)])
-def test_a_picture_has_what_the_cache_has(backend, T, S, left):
-    attention = layer(None if left is None else (left, 0), backend, bias=True)
+@pytest.mark.parametrize("name", list(mha.backends()))
+@pytest.mark.all_backends
+def test_a_picture_has_what_the_cache_has(name, T, S, left):
+    from matplotlib.colors import to_rgba
+
+    attention = layer(None if left is None else (left, 0), name, bias=True)
     panel = slots(attention, T, S).axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == [f"t{t}" for t in range(T)]
     assert [label.get_text() for label in panel.get_xticklabels()] == [f"s{slot}" for slot in range(S)]

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 from calls import own
-from matplotlib.colors import to_rgb
 
 import mha
 from mha.plot.splits import HEADS
@@ -15,6 +14,8 @@ pytestmark = pytest.mark.backends("numpy")
 
 def drawn(figure):
     """The panels of the three parts of a figure: in each cell its number, token and feature, and the colour's head."""
+    from matplotlib.colors import to_rgb
+
     parts = []
     for room in figure.subfigs:
         panels = []

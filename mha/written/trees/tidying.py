@@ -185,7 +185,7 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
             continue
         pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
         if pairs is None:
-            found.append(line)
+            found.append(_with_dashes(line, made, live))
             continue
         kept = [pair for pair in pairs if not (isinstance(pair[0], cst.Name) and pair[0].value not in live)]
         if len(kept) == len(pairs):
@@ -195,6 +195,17 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
             left, right = nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True)
             found.append(nodes.assignment(left, right, like=line))
     return found
+
+
+def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
+    """An assignment of what a call gives, with `_` for the parts that nothing reads."""
+    targets = nodes.elements(made[0])
+    if targets is None or not isinstance(made[1], cst.Call):
+        return line
+    new = [cst.Name("_") if nodes.is_name(each) and code(each) not in live else each for each in targets]
+    if all(nodes.same(one, other) for one, other in zip(new, targets, strict=True)):
+        return line
+    return nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)
 
 
 def _same_conditions(lines: list[Any]) -> list[Any]:
