@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from mha import checks
-from mha.plot.pictures import ending_of, figure_class, save
+from mha.plot.pictures import begun, save
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -43,8 +43,7 @@ def cache_bytes(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     bars = by_groups(num_heads, head_dim, size, batch_size=batch_size, layers=layers, dtype=dtype)
     figure = new_figure(figsize=(6.5, 0.9 + 0.3 * len(bars)), layout="constrained")
     panel = figure.subplots()
@@ -60,8 +59,7 @@ def cache_bytes(
     panel.set_title(
         f"H = {num_heads}, d = {head_dim}, S = {size:,}, B = {batch_size}, layers: {layers}, {dtype}", fontsize=9
     )
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 

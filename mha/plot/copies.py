@@ -7,7 +7,7 @@ import numpy as np
 
 from mha import checks
 from mha.plot import copying
-from mha.plot.pictures import ending_of, figure_class, save
+from mha.plot.pictures import begun, save
 
 MOST = 6  # things: each has its fit
 SHARES = np.linspace(0, 1, 41)  # of one head's weight on the first thing
@@ -36,8 +36,7 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     if not 2 <= checks.size("things", things) <= MOST:
         raise ValueError(f"things is {things}, expected 2 to {MOST}")
     figure = new_figure(figsize=(11, 3.9 + 0.3 * things), layout="constrained")
@@ -59,8 +58,7 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
     _ends(ends, of, best, fits)
     for panel in (one, fit, ends):
         panel.tick_params(labelsize=8)
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 

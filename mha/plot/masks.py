@@ -7,7 +7,7 @@ import numpy as np
 
 from mha import arrays, checks
 from mha.layer import MultiHeadAttention
-from mha.plot.pictures import ending_of, figure_class, hatch, save
+from mha.plot.pictures import begun, check_sample, hatch, save
 
 MOST = 24  # queries, and keys: each weight is written
 CELL = 0.36  # inches of a cell
@@ -57,12 +57,10 @@ def masks(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     found = compose(scores, valid_lens, mask=mask, causal=causal, window=window)
     B, Q, K = found.seen.shape
-    if not 0 <= checks.whole("sample", sample) < B:
-        raise ValueError(f"sample is {sample}, expected 0 to {B - 1}, since scores has shape {(B, Q, K)}")
+    check_sample(sample, B, "scores", (B, Q, K))
     rules = {name: seen[sample] for name, seen in found.rules.items()}
     seen, weights, book = found.seen[sample], found.weights[sample], found.book[sample]  # (Q, K) each
     across = min(ACROSS, len(rules) + 3)
@@ -76,8 +74,7 @@ def masks(
     _draw(next(panels), "weights in the book", book, np.zeros_like(seen), seen)
     for panel in panels:
         panel.set_axis_off()
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 

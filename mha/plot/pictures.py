@@ -56,8 +56,7 @@ def heatmaps(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     found, hides = _of_sample(weights, hidden, sample, num_heads)  # (H, Q, K) both
     H, Q, K = found.shape
     shown = _heads(heads, H)
@@ -87,23 +86,27 @@ def heatmaps(
     figure.colorbar(image, ax=panels, label="attention weight", aspect=40, pad=0.01, shrink=min(1.0, 6 / size[1]))
     if title is not None:
         figure.suptitle(title, fontsize=large + 2, parse_math=False)
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 
-def figure_class() -> Any:
-    """The class of pictures. Raises ModuleNotFoundError, which says how to install it, if matplotlib is missing."""
+def begun(path: str | os.PathLike[str] | None) -> tuple[Any, str | None]:
+    """The class of pictures, and the format of the file to write, None = none.
+
+    Raises ModuleNotFoundError, which says how to install it, if matplotlib is missing, or as `ending_of` does.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         message = f"mha.plot needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
         raise ModuleNotFoundError(message, name=error.name) from error
-    return Figure
+    return Figure, None if path is None else ending_of(path)
 
 
-def save(figure: Any, path: str | os.PathLike[str], ending: str | None) -> None:
-    """Write a picture to a file, in the format of its ending."""
+def save(figure: Any, path: str | os.PathLike[str] | None, ending: str | None) -> None:
+    """Write a picture to a file, in the format of its ending; None = to no file."""
+    if path is None:
+        return
     picture = io.BytesIO()
     figure.savefig(picture, format=ending, dpi=120)
     files.write(path, picture.getvalue())
@@ -138,8 +141,7 @@ def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[
             )
     found = found.reshape(four)  # (B, H, Q, K)
     hides = np.broadcast_to(hides.reshape(four) if hides.shape == shape else hides, found.shape)  # (B, H, Q, K)
-    if not 0 <= checks.whole("sample", sample) < len(found):
-        raise ValueError(f"sample is {sample}, expected 0 to {len(found) - 1}, since weights has shape {shape}")
+    check_sample(sample, len(found), "weights", shape)
     return found[sample], hides[sample]
 
 
@@ -166,6 +168,12 @@ def _names(argument: str, names: Any, number: int) -> list[str]:
         raise ValueError(f"{argument} holds {len(names)} names, expected {number}, one for each of the {argument}")
     # A dollar sign begins a formula in matplotlib.
     return [str(name).replace("$", r"\$") for name in names]
+
+
+def check_sample(sample: Any, B: int, name: str, shape: tuple[int, ...]) -> None:
+    """Raise TypeError or ValueError if there is no such sample among B, those of the array of this name and shape."""
+    if not 0 <= checks.whole("sample", sample) < B:
+        raise ValueError(f"sample is {sample}, expected 0 to {B - 1}, since {name} has shape {shape}")
 
 
 def ending_of(path: str | os.PathLike[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mha.parity.records.records_report import RecordsReport
 from mha.parity.whole.audit_report import AuditReport
-from mha.plot.pictures import ending_of, figure_class, save
+from mha.plot.pictures import begun, save
 
 LEAST = 1e-3  # the smallest ratio that is shown; smaller ones have a bar of this length
 MOST = 1e9
@@ -33,8 +33,7 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
         TypeError, ValueError: if an argument is not as above.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     bars = _bars(report)
     longest = max(len(name) for name, _, _ in bars)
     figure = new_figure(figsize=(5 + LETTER * longest, 1.2 + BAR * len(bars)), layout="constrained")
@@ -51,8 +50,7 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
     panel.margins(y=0.01)
     panel.axvline(1, color="black", linewidth=1)
     panel.set_xlabel("error, by what rounding explains: the same up to 1")
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 

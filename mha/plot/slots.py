@@ -7,7 +7,7 @@ import numpy as np
 
 from mha import arrays, checks
 from mha.layer import MultiHeadAttention
-from mha.plot.pictures import ending_of, figure_class, save
+from mha.plot.pictures import begun, save
 
 MOST = 64  # tokens, and slots
 CELL = 0.5, 0.3  # inches of a slot, across and down
@@ -46,8 +46,7 @@ def slots(
         TypeError, ValueError: if an argument is not as above, or if the cache is too small for so many tokens.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     for name, value in (("tokens", tokens), *((("size", size),) if size is not None else ())):
@@ -59,8 +58,7 @@ def slots(
     panel = figure.subplots()
     _draw(panel, filled)
     _legend(figure)
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 

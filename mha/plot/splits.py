@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import arrays, checks
-from mha.plot.pictures import ending_of, figure_class, save
+from mha import arrays
+from mha.plot.pictures import begun, check_sample, save
 
 MOST = 400  # numbers of a sample: each of them is written
 CELL = 0.62, 0.42  # inches of a number, across and down
@@ -37,8 +37,7 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure = figure_class()
-    ending = None if path is None else ending_of(path)
+    new_figure, ending = begun(path)
     right = arrays.to_numpy(arrays.transpose_qkv(X, num_heads))  # (B*H, T, d)
     features = arrays.to_numpy(X)
     B, T, width = features.shape
@@ -46,8 +45,7 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         raise ValueError(
             f"X has {T} tokens of {width} features, expected 1 to {MOST} numbers a sample: each is written"
         )
-    if not 0 <= checks.whole("sample", sample) < B:
-        raise ValueError(f"sample is {sample}, expected 0 to {B - 1}, since X has shape {features.shape}")
+    check_sample(sample, B, "X", features.shape)
     own = slice(sample * num_heads, (sample + 1) * num_heads)
     origins = np.arange(T * width).reshape(1, T, width)
     parts = [
@@ -63,8 +61,7 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         for head, panel in enumerate(panels):
             _draw(panel, numbers[head], places[head], width, num_heads)
             panel.set_title("" if numbers.shape == (1, T, width) else f"head {head}", fontsize=9)
-    if path is not None:
-        save(figure, path, ending)
+    save(figure, path, ending)
     return figure
 
 
