@@ -1,7 +1,7 @@
 """`mha write`: a layer as a file of its own, with its proof beside it; and whether a file is as it was written."""
 
+import dataclasses
 import re
-import types
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
@@ -98,7 +98,7 @@ def write(
         **{name: value for name, value in locals().items() if name in OPTIONS},
     }
     if like is not None:
-        said = [name for name, value in given.items() if name in OPTIONS and value != getattr(PLAIN, name, None)]
+        said = [name for name, value in given.items() if name in OPTIONS and value != OPTIONS[name]]
         said += ["num_hiddens"] * (num_hiddens is not None) + ["num_heads"] * (num_heads is not None)
         if said:
             terminal.fail(f"--{said[0].replace('_', '-')} is given beside --like, whose file says it; leave one out")
@@ -122,14 +122,10 @@ def write(
     console.print(f"{paths[0]} is written: {lines} lines; prove it with pytest {paths[1]}", highlight=False)
 
 
-OPTIONS = (
-    "dropout", "bias", "query_size", "key_size", "value_size", "key_dim", "value_dim", "num_key_value_heads", "scale",
-    "softcap", "window", "chunk", "rotary", "qk_norm", "value_norm", "temperature", "sinks", "output_gate", "pooling",
-    "dtype",
-)  # fmt: skip
-
-
-PLAIN = types.SimpleNamespace(dropout=0.0, bias=False, sinks=False, pooling="dot", dtype="float32")
+# The options of a layer beside its two sizes, and what they are where nobody gives them.
+OPTIONS = {
+    field.name: field.default for field in dataclasses.fields(Config) if field.default is not dataclasses.MISSING
+}
 
 
 def _like(path: str, layer: int | None) -> Config:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from mha.call import ROWS
+from mha.call import ARGUMENTS
 from mha.config import Config
 from mha.written.trees.folding import PRESENT
 
@@ -32,16 +32,11 @@ def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
             found["rotary_frequencies"] = PRESENT  # as a parameter of functions
         if config.rotary.magnitude == 1:
             found["config.rotary.magnitude"] = 1.0
-    found |= {f"call.{name}": row.default for name, row in ROWS.items() if name not in asked}
-    found |= {f"call.{name}": None for name in ("cache",) if name not in asked}
+    found |= {f"call.{name}": default for name, default in ARGUMENTS.items() if name not in asked}
     found |= {"call.traced": False, "call.lesson": True}
     found["call.gates"] = _present(config.output_gate)
     found["call.sinks"] = PRESENT if config.sinks else None
     found["call.window"], found["call.chunk"] = found["config.window"], found["config.chunk"]
-    if "return_weights" not in asked:
-        found["call.return_weights"] = False
-    if "training" not in asked:
-        found["call.training"] = None  # as the framework says
     return found
 
 

@@ -30,7 +30,7 @@ def finished(program: Program, config: Config, backend: BackendName, asked: Any,
     """The text of the file."""
     given = constructed(program, config, backend)
     program.each(nodes.plain_brackets)
-    texts.documented(program, config, backend, asked, given)
+    texts.documented(program, asked, given)
     parts = [code(tree).strip("\n") for tree in _in_order(program)]
     body = "\n\n\n".join(parts) + "\n"
     imports = sorted(

@@ -49,8 +49,7 @@ def _change(call: cst.Call) -> Any:
     arguments: list[cst.Arg] = []
     for each in call.args:
         if each.star == "**" and code(each.value).startswith("(options |"):
-            bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-            arguments.append(cst.Arg(nodes.expression("config.dtype"), cst.Name("dtype"), equal=bare))
+            arguments.append(nodes.keyword("dtype", nodes.expression("config.dtype")))
             arguments.append(each.with_changes(value=cst.Name("options")))
         else:
             arguments.append(each)

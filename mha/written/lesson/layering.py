@@ -70,10 +70,7 @@ def _with_plain_names(program: Program) -> None:
     for line in layer.body.body:
         made = nodes.assigned(line)
         if made is not None and "staticmethod(" in code(made[1]):
-            left = nodes.elements(made[0]) or [made[0]]
-            right = nodes.elements(made[1]) or [made[1]]
-            for one, value in zip(left, right, strict=True):
-                handed[f"self.{code(one)}"] = value.args[0].value  # type: ignore[attr-defined]
+            handed |= {f"self.{code(one)}": value.args[0].value for one, value in nodes.pairs(line)}
         elif (
             (isinstance(line, cst.FunctionDef) and line.name.value in (program.entry, "compute_mask", "get_config"))
             or (isinstance(line, cst.FunctionDef) and line.decorators)

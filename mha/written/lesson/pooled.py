@@ -44,12 +44,7 @@ def without_part(program: Program) -> None:
     lines: list[Any] = []
     inside = part if part is not None else program.function(name, program.setup)
     for line in nodes.body_of(inside) if inside is not None else []:
-        assigned = nodes.assigned(line)
-        if assigned is None:
-            continue
-        left = nodes.elements(assigned[0]) or [assigned[0]]
-        right = nodes.elements(assigned[1]) or [assigned[1]]
-        for target, value in zip(left, right, strict=True):
+        for target, value in nodes.pairs(line):
             if not (isinstance(value, cst.Name) and value.value in given):
                 lines.append(nodes.assignment(target, nodes.replaced(value, own | given)))
     body = []

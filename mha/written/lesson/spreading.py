@@ -29,18 +29,9 @@ def spread_call(program: Program) -> None:
     def spread(owner: str, name: str, tree: Any) -> Any:
         if "call" not in nodes.names(tree) and not _takes(tree, "call"):
             return tree
-        if _takes(tree, "call"):
-            params: list[cst.Param] = []
-            for each in tree.params.params:
-                if each.name.value == "call":
-                    params += [cst.Param(cst.Name(field)) for field in fields]
-                else:
-                    params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-            tree = tree.with_changes(params=tree.params.with_changes(params=params))
+        tree = _taking(tree, "call", fields)
         tree = nodes.lines_mapped(tree, lambda lines: _assigned_fields(lines, changing))
-        tree = tree.visit(
-            nodes.Mapping(lambda call: _given(call, "call", [cst.Name(field) for field in fields], fields))
-        )
+        tree = tree.visit(nodes.Mapping(lambda call: _giving(call, fields)))
         return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
 
     program.mapped(spread)
@@ -48,6 +39,17 @@ def spread_call(program: Program) -> None:
 
 def _takes(tree: Any, parameter: str) -> bool:
     return any(each.name.value == parameter for each in nodes.parameters(tree))
+
+
+def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
+    """A function with parameters of other names in the place of one, if it has that."""
+    params: list[cst.Param] = []
+    for each in tree.params.params:
+        if each.name.value == parameter:
+            params += [cst.Param(cst.Name(name)) for name in instead]
+        else:
+            params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+    return tree.with_changes(params=tree.params.with_changes(params=params))
 
 
 def _changed(tree: Any, fields: list[str]) -> list[str]:
@@ -91,22 +93,16 @@ def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
             pairs += [(each.keyword, each.value) for each in value.args]
         elif code(target) != "call" or code(value) != "call":
             pairs.append((target, value))
-    left, right = zip(*pairs, strict=True)
-    return nodes.assignment(nodes.tuple_of(left, bare=True), nodes.tuple_of(right, bare=True), like=line)
+    return nodes.of_pairs(pairs, like=line)
 
 
-def _given(call: cst.Call, name: str, values: list[Any], keywords: list[str]) -> cst.Call:
-    """A call with arguments by name in the place of one that is this name."""
+def _giving(call: cst.Call, fields: list[str]) -> cst.Call:
+    """A call that hands a call on, with the fields of that by name."""
     arguments: list[cst.Arg] = []
-    changed = False
     for each in call.args:
-        if code(each.value) != name:
-            arguments.append(each)
-            continue
-        changed = True
-        bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-        arguments += [cst.Arg(v, cst.Name(k), equal=bare) for v, k in zip(values, keywords, strict=True)]
-    return call.with_changes(args=arguments) if changed else call
+        handed = code(each.value) == "call"
+        arguments += [nodes.keyword(field, cst.Name(field)) for field in fields] if handed else [each]
+    return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
 
 
 def spread_parts(program: Program) -> None:
@@ -117,14 +113,7 @@ def spread_parts(program: Program) -> None:
         own = {f"self.{part}.{field}": nodes.expression(f"self.{part}_{field}") for field in fields}
 
         def spread(owner: str, name: str, tree: Any, part: str = part, fields: Any = fields, names: Any = names) -> Any:
-            if _takes(tree, part):
-                params: list[cst.Param] = []
-                for each in tree.params.params:
-                    if each.name.value == part:
-                        params += [cst.Param(cst.Name(f"{part}_{field}")) for field in fields]
-                    else:
-                        params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-                tree = tree.with_changes(params=tree.params.with_changes(params=params))
+            tree = _taking(tree, part, [f"{part}_{field}" for field in fields])
 
             def change(call: cst.Call) -> cst.Call:
                 arguments: list[cst.Arg] = []
@@ -157,16 +146,11 @@ def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
     def change(lines: list[Any]) -> list[Any]:
         found: list[Any] = []
         for line in lines:
-            made = nodes.assigned(line)
-            small = nodes.small(line)
+            small, pairs = nodes.small(line), nodes.pairs(line)
             if isinstance(small, cst.AnnAssign) and code(small.target) == part:
                 found += [nodes.statement(f"{part}_{field}: {ANNOTATIONS[field]}\n") for field in fields]
                 continue
-            pairs = None if made is None else [made]
-            if made is not None and (left := nodes.elements(made[0])) is not None:
-                right = nodes.elements(made[1])
-                pairs = list(zip(left, right, strict=True)) if right is not None and len(left) == len(right) else None
-            if pairs is None or not any(code(target) == f"self.{part}" for target, _ in pairs):
+            if not any(code(target) == f"self.{part}" for target, _ in pairs):
                 found.append(line)
                 continue
             new: list[Any] = []

@@ -9,8 +9,6 @@ from typing import Any
 import libcst as cst
 
 from mha.call import ARGUMENTS, ROWS
-from mha.config import Config
-from mha.names import BackendName
 from mha.written.trees import nodes
 from mha.written.trees.program import LAYER, Program
 
@@ -34,9 +32,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def documented(
-    program: Program, config: Config, backend: BackendName, asked: Collection[str], given: dict[str, str]
-) -> None:
+def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
     """Put docstrings that speak of what is there, alone."""
     absent = {name for name in (*ARGUMENTS, *OPTIONS) if name not in asked and name not in given}
     absent = {word for name in absent for word in (name, *ALSO.get(name, ()))}
@@ -44,14 +40,14 @@ def documented(
         if owner == LAYER and name == program.setup:
             continue
         if owner == LAYER and name == program.entry:
-            program.put(owner, name, _with_docstring(tree, _of_call(config, asked), 8))
+            program.put(owner, name, _with_docstring(tree, _of_call(asked), 8))
             continue
         gone = program.words.get((owner, name), set()) - {each.name.value for each in nodes.parameters(tree)}
         program.put(owner, name, _filtered(tree, absent | gone, 8 if owner else 4))
     for name, tree in list(program.definitions.items()):
         if isinstance(tree, cst.ClassDef) and name != LAYER:
             program.definitions[name] = _filtered(tree, absent, 4)
-    program.definitions[LAYER] = _with_docstring(program.definitions[LAYER], _of_layer(config, given), 4)
+    program.definitions[LAYER] = _with_docstring(program.definitions[LAYER], _of_layer(given), 4)
 
 
 OPTIONS = ("softcap", "window", "chunk", "sinks", "rotary", "qk_norm", "temperature", "output_gate")
@@ -91,17 +87,10 @@ def _with_docstring(tree: Any, text: str, indent: int) -> Any:
     return tree.with_changes(body=tree.body.with_changes(body=[made, *body]))
 
 
-def _meanings() -> dict[str, str]:
-    """The meaning of each field of a configuration, from its docstring."""
-    text = inspect.cleandoc(Config.__doc__ or "")
-    found = {}
-    for names, meaning in re.findall(r"^    ([a-z_, ]+): ((?:.|\n        )+)", text, re.MULTILINE):
-        for name in names.split(", "):
-            found[name] = " ".join(meaning.split())
-    return found
-
-
-NUMBERS = {
+MEANINGS = {
+    "num_hiddens": "width D of the output",
+    "num_heads": "number of heads H",
+    "dropout": "probability, in [0, 1), that training drops an attention weight",
     "rotary_dim": "number of components of a head that turn, the first ones",
     "rotary_base": "pair i of n of them turns by base ** (-i / n) from one position to the next",
     "rotary_frequencies": "the angles, in radians, by which the pairs turn from one position to the next",
@@ -124,12 +113,11 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def _of_layer(config: Config, given: dict[str, str]) -> str:
-    meanings = _meanings() | NUMBERS
-    return "Multi-head attention.\n\n" + " ".join(f"{name}: {meanings[name].rstrip('.')}." for name in given)
+def _of_layer(given: dict[str, str]) -> str:
+    return "Multi-head attention.\n\n" + " ".join(f"{name}: {MEANINGS[name]}." for name in given)
 
 
-def _of_call(config: Config, asked: Collection[str]) -> str:
+def _of_call(asked: Collection[str]) -> str:
     meanings = {name: row.meaning for name, row in ROWS.items()} | OTHERS
     if "offset" not in asked:
         meanings = {name: meaning.replace("offset + ", "") for name, meaning in meanings.items()}

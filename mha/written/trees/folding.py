@@ -89,8 +89,6 @@ class _Folding(nodes.Replacing):
         value = self.known.get(text, UNKNOWN)
         return None if value is UNKNOWN or value is PRESENT else literal(value)
 
-    def visit_FunctionDef_params(self, node: cst.FunctionDef) -> None: ...
-
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
         holds = truth(updated_node.test, self.known)
         if holds is None:
@@ -181,16 +179,12 @@ class _Folding(nodes.Replacing):
             if each.star == "**" and isinstance(each.value, cst.Dict):
                 entries: Any = each.value.elements
                 for one in entries:
-                    keyword = cst.Name(ast.literal_eval(code(one.key)))
-                    arguments.append(cst.Arg(one.value, keyword, equal=_BARE))
+                    arguments.append(nodes.keyword(ast.literal_eval(code(one.key)), one.value))
             elif each.star == "*" and values is not None:
                 arguments += [cst.Arg(value) for value in values]
             else:
                 arguments.append(each)
         return updated_node.with_changes(args=arguments)
-
-    def leave_Dict(self, original_node: cst.Dict, updated_node: cst.Dict) -> Any:
-        return updated_node
 
     def leave_Tuple(self, original_node: cst.Tuple, updated_node: cst.Tuple) -> Any:
         """Elements of a tuple after a star, as elements; a starred thing alone, itself."""
@@ -199,9 +193,6 @@ class _Folding(nodes.Replacing):
             inner = nodes.elements(each.value) if isinstance(each, cst.StarredElement) else None
             found += [each] if inner is None else [cst.Element(value) for value in inner]
         return updated_node.with_changes(elements=found)
-
-
-_BARE = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
 
 
 def _led(lines: Iterable[Any], by: cst.If) -> list[Any]:

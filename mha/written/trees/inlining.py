@@ -9,7 +9,6 @@ from mha.written.trees.nodes import code
 from mha.written.trees.program import Program, bound, defaults, takes
 
 SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
-LONGEST = 8  # statements of a function that is put where it is called
 
 
 def inlined(program: Program, keep: set[str], only: str | None = None) -> bool:

@@ -91,22 +91,20 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], para
     """Take the argument of a parameter out of every call of a function."""
     position = given.index(parameter)
 
-    def less(of_class: str, caller: str, tree: Any) -> Any:
-        def change(call: cst.Call) -> cst.Call:
-            if program.called(of_class, call) != (owner, name):
-                return call
-            left = [
-                each
-                for number, each in enumerate(call.args)
-                if (each.keyword.value != parameter if each.keyword is not None else number != position)
-            ]
-            left = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
-            return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))
-
-        return tree.visit(nodes.Mapping(change))
+    def less(of_class: str, call: cst.Call) -> cst.Call:
+        if program.called(of_class, call) != (owner, name):
+            return call
+        left = [
+            each
+            for number, each in enumerate(call.args)
+            if (each.keyword.value != parameter if each.keyword is not None else number != position)
+        ]
+        left = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
+        return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))
 
     for of_class, caller in {site[:2] for site in program.sites(owner, name)}:
-        program.put(of_class, caller, less(of_class, caller, program.function(of_class, caller)))
+        change = nodes.Mapping(functools.partial(less, of_class))
+        program.put(of_class, caller, program.function(of_class, caller).visit(change))
 
 
 def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
@@ -177,9 +175,7 @@ def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
         if len(left) == len(pairs):
             kept.append(line)
         elif left:
-            targets, values = zip(*left, strict=True)
-            made = nodes.assignment(nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True), like=line)
-            kept.append(made)
+            kept.append(nodes.of_pairs(left, like=line))
     return kept
 
 

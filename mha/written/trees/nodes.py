@@ -46,6 +46,12 @@ def tuple_of(values: Sequence[cst.BaseExpression], bare: bool = False) -> cst.Ba
     return cst.Tuple(made, lpar=[], rpar=[]) if bare else cst.Tuple(made)
 
 
+def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
+    """An argument by name."""
+    bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    return cst.Arg(value, cst.Name(name), equal=bare)
+
+
 def in_brackets(value: Any) -> Any:
     """An expression that can stand as a part of any other."""
     plain = cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.Integer, cst.Float, cst.SimpleString, cst.List
@@ -93,6 +99,12 @@ def assignment(target: Any, value: cst.BaseExpression, like: Any = None) -> cst.
         value = value.with_changes(lpar=[], rpar=[])
     line = cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(target)], value)])
     return line if like is None else with_comments(line, like)
+
+
+def of_pairs(made: Sequence[tuple[Any, Any]], like: Any = None) -> cst.SimpleStatementLine:
+    """One assignment of several values to their targets, with the comments of a line that it is like."""
+    targets, values = zip(*made, strict=True)
+    return assignment(tuple_of(targets, bare=True), tuple_of(values, bare=True), like=like)
 
 
 def with_comments(line: Any, like: Any) -> Any:

@@ -16,8 +16,8 @@ LAYER = "MultiHeadAttention"
 class Program:
     """Functions, classes and constants by name, in the order in which they are to be read.
 
-    imports: the import statements by the names that they bind; layer: the class of the layer, ENTRY its method;
-    setup: the method that makes its parts.
+    imports: the import statements by the names that they bind; entry: the method of a layer in which it computes;
+    setup: the one that makes its parts; words: the parameters that functions had in the lesson.
     """
 
     definitions: dict[str, Any]

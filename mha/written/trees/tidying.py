@@ -51,8 +51,7 @@ def _parts(lines: list[Any]) -> list[Any]:
         together = [pair for pair in pairs if not _is_alone(*pair)]
         made_lines = []
         if together:
-            left, right = zip(*together, strict=True)
-            made_lines.append(nodes.assignment(nodes.tuple_of(left, bare=True), nodes.tuple_of(right, bare=True)))
+            made_lines.append(nodes.of_pairs(together))
         made_lines += [nodes.assignment(*pair) for pair in alone]
         if made_lines:
             made_lines[0] = nodes.with_comments(made_lines[0], line)
@@ -82,16 +81,12 @@ def _pairs(target: Any, value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _top(function: Any) -> list[Any]:
-    return nodes.body_of(function)
-
-
 def _constants(function: Any) -> dict[str, Any]:
     """The names that a function gives a constant, once and for all, and what that is."""
     count = Counter(nodes.targets(function.body))
     given = {each.name.value for each in nodes.parameters(function)}
     found = {}
-    for line in _top(function):
+    for line in nodes.body_of(function):
         made = nodes.assigned(line)
         if made is None or not isinstance(made[0], cst.Name):
             continue
@@ -107,7 +102,7 @@ def _without_copies(function: Any) -> Any:
     given = {each.name.value for each in nodes.parameters(function)}
     by: dict[str, Any] = {}
     body = []
-    for line in _top(function):
+    for line in nodes.body_of(function):
         made = nodes.assigned(line)
         if made is None:
             body.append(line)
@@ -128,12 +123,9 @@ def _without_copies(function: Any) -> Any:
                 else:
                     kept[code(other) if code(other) not in kept else code(one)] = one, other
             if len(kept) < len(left):
-                targets, values = zip(*kept.values(), strict=True) if kept else ((), ())
                 if not kept:
                     continue
-                line = nodes.assignment(
-                    nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True), like=line
-                )
+                line = nodes.of_pairs([*kept.values()], like=line)
         body.append(line)
     if not by:
         return function
@@ -191,9 +183,7 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
         if len(kept) == len(pairs):
             found.append(line)
         elif kept:
-            targets, values = zip(*kept, strict=True)
-            left, right = nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True)
-            found.append(nodes.assignment(left, right, like=line))
+            found.append(nodes.of_pairs(kept, like=line))
     return found
 
 
@@ -255,8 +245,7 @@ def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
         return line
     if not left:
         return None
-    targets, values = zip(*left, strict=True)
-    return nodes.assignment(nodes.tuple_of(targets, bare=True), nodes.tuple_of(values, bare=True), like=line)
+    return nodes.of_pairs(left, like=line)
 
 
 def _unpacked(function: Any) -> Any:
