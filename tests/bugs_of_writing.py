@@ -37,6 +37,16 @@ GROUPS = {
             "        if False:\n            terminal.fail"),
         "the first file is made alone": (r"for one, text in texts\.items\(\):",
             "for one, text in [*texts.items()][:1]:"),
+        "a cache stays as it was": (r'"cache\.frozen": nodes\.FALSE', '"cache.frozen": nodes.TRUE'),
+        "a mask stands by columns beside a cache": (r"for name in OF_PAIRS:\n            own =",
+            "for name in ():\n            own ="),
+        "keys have no positions beside a cache": (r'name not in \("positions", "key_positions"\)',
+            'name != "positions"'),
+        "empty slots are at position 0": (r"'np\.full\(SLOTS, -1, \"int32\"\)'", "'np.full(SLOTS, 0, \"int32\")'"),
+        "position 0 is lost from the start": (r"lengths, lengths - 1\)", "lengths, lengths)"),
+        "beside a cache, inputs are blanked, too": (
+            r"orelse=cst\.Else\(first\.body\.with_changes\(body=assigning\(rest\)\)\)", "orelse=None"
+        ),
         "expected numbers are those of float32": (r'bounds\[one\] = \{', 'X += 1e-3\n            bounds[one] = {'),
     }),
 }

@@ -34,7 +34,9 @@ def texts():
 
 
 @pytest.mark.parametrize(
-    ("options", "call"), [({}, ()), (writing.TOGETHER, writing.MORE)], ids=["plain", "all options"]
+    ("options", "call"),
+    [({}, ()), (LLAMA | {"window": (2, None)}, ("cache",)), (writing.TOGETHER, writing.MORE)],
+    ids=["plain", "cache", "all options"],
 )
 def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call):
     config = writing.config(**options)
@@ -44,6 +46,24 @@ def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call
     assert code == 0, output
     assert re.search(r"\d+ passed", output)
     assert check(paths[0]) == ""
+
+
+@pytest.mark.backends("torch")
+def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path, monkeypatch):
+    import torch
+
+    mha.write(writing.config(), backend, tmp_path / "attention.py", call=["cache"])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "attention", raising=False)
+    own, X = importlib.import_module("attention").MultiHeadAttention(24, 4), torch.ones(2, 1, 24)
+    cache = own.cache(2, 3)
+    for number in range(4):
+        kept, (output, cache) = cache, own(X, X, X, causal=True, cache=cache)
+        assert output.isnan().all() == (number == 3)
+        assert (kept.lengths == number).all()  # the old one stays
+    output, _ = own(X, X, X, torch.tensor([1, 0]), causal=True, cache=kept._replace(lost=kept.lost * 0 - 1))
+    assert output.isnan().flatten(1).all(1).tolist() == [True, False]
+    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)}])

@@ -45,11 +45,12 @@ def remember(k, v, call):
     """Put the slots before the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), and write these into slots.
 
     Slots of earlier calls are constants, and what is written is one for later calls.
-    Returns keys (B*G, T, d), values (B*G, T, dv), the call of these, and the cache that is left.
+    Returns keys (B*G, T, d) and values (B*G, T, dv), what is left of the call, and the cache after it.
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
     keep("columns", columns)
+    key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
     G, kept = cache.keys.shape[1], (cache.keys, cache.values)
     kept = [jax.lax.stop_gradient(X.reshape(-1, *X.shape[2:])) for X in kept]  # (B*G, S, d)
     k, v = (jnp.concatenate([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
@@ -57,7 +58,6 @@ def remember(k, v, call):
         heads = [jax.lax.stop_gradient(X.reshape(-1, G, *X.shape[1:])) for X in (k, v)]  # (B, G, T, d)
         cache = cache.after(*(taken(X, columns[:, None, :, None], 2) for X in heads), *state)
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
-    key_positions = jnp.concatenate([call.cache.positions, call.key_positions], 1)  # (B, T)
     return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
 
 

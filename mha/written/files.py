@@ -58,7 +58,7 @@ def write(
     from mha.written.lesson import finishing
 
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
-    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem), beside=path.stem)
+    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, asked(name, call)), beside=path.stem)
     cases = proof.cases(config, name, asked(name, call), names)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
@@ -72,11 +72,11 @@ def write(
 
 def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
     """The arguments that calls of a file take, in their order; raises ValueError where one is none of a call's."""
-    known = [name for name in ARGUMENTS if name not in ("cache", "training")]
+    known = [name for name in ARGUMENTS if name != "training"]
     for name in call:
         checks.choice("call", name, tuple(known))
     more = set(call) | set(PLAIN)
-    if "key_positions" in more:
+    if {"key_positions", "cache"} & more:
         more.add("positions")
     if {"segments", "key_segments"} & more:
         more |= {"segments", "key_segments"}

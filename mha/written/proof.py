@@ -12,7 +12,8 @@ from safetensors.numpy import save
 from mha.config import Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName
-from mha.parity.same.rules import bound
+from mha.parity.same.rules import bound, largest
+from mha.written import steps
 from mha.written.lesson import facts, renaming
 
 FOLDER = Path(__file__).with_name("proofs")
@@ -21,11 +22,13 @@ BY = "queries", "keys", "values", "W_q.kernel"
 PADDED = 1  # the number of the call whose padding the test fills with what is no number
 
 
-def test(backend: BackendName, module: str) -> str:
-    """The text of the test of a module."""
-    own = (FOLDER / f"{backend}.txt").read_text()
-    common = (FOLDER / "test.txt").read_text()
-    return common.replace("MODULE", module).replace("# FRAMEWORK\n", own)
+def test(backend: BackendName, module: str, asked: Collection[str]) -> str:
+    """The text of the test of a module whose calls take these arguments."""
+    parts = {"CALL": "steps" if "cache" in asked else "call", "FRAMEWORK": backend}
+    text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
+    for place, part in parts.items():
+        text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
+    return text
 
 
 def small(config: Config) -> Config:
@@ -73,26 +76,30 @@ def cases(config: Config, backend: BackendName, asked: Collection[str], names: s
     arrays = {f"weights/{name}": X for name, X in weights.items()} | {f"inputs/{name}": X for name, X in inputs.items()}
     calls: dict[str, Any] = {}
     every = list(_calls(random, made, asked, B, Q, K))
+    whole = sum("cache" not in call for call in every)
     for number, call in enumerate(every):
         name = f"{number}"
+        if "cache" in call:
+            call = steps.fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
         given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
         arrays |= {f"call/{name}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()}
         found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
         bounds = {}
+        steep = max((largest(X) for one, X in found["float64"].items() if one.startswith("gradient")), default=0.0)
         for one, X in found["float64"].items():
-            if one.startswith("gradient") and number not in (PADDED, len(every) - 1):
+            if one.startswith("gradient") and number not in (PADDED, whole - 1):
                 continue
             if one == "gradient/W_q.kernel" and number != PADDED:
                 continue
             arrays[f"expected/{name}/{one}"] = X
             gradient = one.startswith("gradient")
             bounds[one] = {
-                "float32": float(f"{bound('float32', X, found['float32'][one], gradient=gradient):.2e}"),
-                "float64": float(f"{bound('float64', X, X, gradient=gradient):.2e}"),
+                dtype: float(f"{bound(dtype, X, layer[one], gradient=gradient, scale=steep * gradient):.2e}")
+                for dtype, layer in found.items()
             }
         calls[name] = {
             "arrays": sorted(given),
-            "plain": {one: X for one, X in call.items() if one not in given},
+            "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
             "bounds": bounds,
         }
     own = {} if names is None else renaming.own_names(made, backend, names)
@@ -151,6 +158,8 @@ def _calls(random: Any, config: Config, asked: Collection[str], B: int, Q: int, 
             yield alone | ({"causal": True} if name in ("offset", "positions", "key_positions") else {})
     left_out = {"offset"} | ({"positions"} if "segments" in asked and "key_positions" not in asked else set())
     yield {name: whole[name] for name in names if name not in left_out}
+    if "cache" in asked:
+        yield from steps.calls(asked, whole, random)
 
 
 def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +170,8 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
 
     given = {name: cast(X) for name, X in call.items()}
     arrays = [cast(inputs[name]) for name in ("queries", "keys", "values")]
+    if "cache" in given:
+        return steps.results(layer, arrays, given)
     output = layer(*arrays, **given)
     weights = {}
     if given.pop("return_weights", False):

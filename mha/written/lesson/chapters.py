@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import inspect
 from typing import Any
 
 import libcst as cst
 
-from mha import cache, checks, dispatch
+from mha import dispatch
 from mha.names import BackendName
-from mha.written.lesson import idioms, layering
+from mha.written.lesson import caching, idioms, layering
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -36,14 +35,12 @@ def _read(backend: BackendName) -> Program:
                 definitions.setdefault(made[0].value, line)
             elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
                 imports |= _imports(nodes.small(line))
-    for name, value in {"LOST": cache.LOST, "FURTHEST": checks.FURTHEST}.items():
-        definitions[name] = nodes.statement(f"{name} = {value}\n")
-    definitions["left_of"] = nodes.statement(inspect.getsource(cache.left_of))
     entry = dispatch.FRAMEWORKS[backend].method or "__call__"
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
     lesson = Program(definitions, imports, entry, setup)
     layering.layered(lesson)
     idioms.applied(lesson, backend)
+    caching.tupled(lesson, backend)
     return lesson
 
 

@@ -32,7 +32,8 @@ def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
             found["rotary_frequencies"] = PRESENT  # as a parameter of functions
         if config.rotary.magnitude == 1:
             found["config.rotary.magnitude"] = 1.0
-    found |= {f"call.{name}": default for name, default in ARGUMENTS.items() if name not in asked}
+    own = {"key_positions"} if "cache" in asked else set()  # what a layer says itself
+    found |= {f"call.{name}": default for name, default in ARGUMENTS.items() if name not in {*asked, *own}}
     found |= {"call.traced": False, "call.lesson": True}
     found["call.gates"] = _present(config.output_gate)
     found["call.sinks"] = PRESENT if config.sinks else None

@@ -8,7 +8,7 @@ import libcst as cst
 from mha.call import ARGUMENTS
 from mha.config import Config
 from mha.names import BackendName
-from mha.written.lesson import chapters, facts, kernels, pooled, spreading, texts
+from mha.written.lesson import caching, chapters, facts, kernels, pooled, spreading, texts
 from mha.written.trees import folding, inlining, linking, nodes, tidying
 from mha.written.trees.folding import PRESENT
 from mha.written.trees.nodes import code
@@ -21,6 +21,7 @@ WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax",
 def specialised(config: Config, backend: BackendName, asked: Collection[str], fused: bool = False) -> Program:
     """The program of a layer with this configuration and calls with these arguments; fused: with a kernel."""
     program, known = chapters.program(backend), facts.known(config, asked)
+    caching.without_what_is_not_asked(program, asked)
     pooled.with_one_method(program, blanks="cache" in asked)
     if fused:
         kernels.fuse(program, backend)
@@ -35,10 +36,14 @@ def specialised(config: Config, backend: BackendName, asked: Collection[str], fu
     of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
     _enter(program, of_call, asked)
     known |= {name: of_call[name] for name in ("window", "chunk", "gates", "sinks") if of_call[name] is not None}
+    if config.window is not None:
+        known["window[0]"] = known["window"][0]
     _until_nothing_changes(program, known, asked)
     program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
     program.mapped(lambda owner, name, tree: tidying.joined(tree))
-    linking.pruned(program, _roots(program))
+    if "cache" in asked:
+        caching.with_empty(program, backend, config)
+    linking.pruned(program, _roots(program) | {(LAYER, caching.EMPTY)})
     return program
 
 
@@ -52,6 +57,9 @@ def _in_one(program: Program, known: dict[str, Any]) -> None:
     linking.pruned(program, _roots(program))
     program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
     linking.pruned(program, _roots(program))
+    blanked = program.function(LAYER, "blanked")
+    if inlining.returns_early(blanked):  # beside a cache, tokens are placed instead
+        program.put(LAYER, "blanked", inlining.in_branches(blanked))
     while inlining.inlined(program, program.definitions.keys() - {"pooling"}, only=""):
         pass
     while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
@@ -127,5 +135,8 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
         else:
             params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
     tree = tree.with_changes(params=tree.params.with_changes(params=params))
-    by: Any = {n: folding.literal(value) for n, value in constants.items() if n not in nodes.targets(tree.body)}
+    changed = [name for name in ARGUMENTS if name not in asked and name in nodes.targets(tree.body)]
+    by: Any = {name: folding.literal(value) for name, value in constants.items() if name not in changed}
+    first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS[name]))) for name in changed]
+    tree = nodes.with_body(tree, [*first, *nodes.body_of(tree)])
     program.put(LAYER, program.entry, nodes.replaced(tree, by))

@@ -25,13 +25,17 @@ def spread_call(program: Program) -> None:
     """The arguments of a call, and what is known of it, as parameters of their own."""
     fields = call_fields()
     changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
+    own = {name: [each.name.value for each in nodes.parameters(tree)] for _, name, tree in program.functions()}
 
     def spread(owner: str, name: str, tree: Any) -> Any:
         if "call" not in nodes.names(tree) and not _takes(tree, "call"):
             return tree
-        tree = _taking(tree, "call", fields)
+        tree = _taking(tree, "call", [field for field in fields if field not in own[name]])
         tree = nodes.lines_mapped(tree, lambda lines: _assigned_fields(lines, changing))
-        tree = tree.visit(nodes.Mapping(lambda call: _giving(call, fields)))
+        tree = nodes.lines_mapped(
+            tree, lambda lines: [_returned_fields(line, changing.get(name, [])) for line in lines]
+        )
+        tree = tree.visit(nodes.Mapping(lambda call: _giving(call, fields, own)))
         return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
 
     program.mapped(spread)
@@ -85,6 +89,24 @@ def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[A
     return found
 
 
+def _returned_fields(line: Any, changed: list[str]) -> Any:
+    """`return a, call._replace(b=c)` as `return a, c`, with all that the function changes of a call."""
+    made = nodes.small(line)
+    values = nodes.elements(made.value) if isinstance(made, cst.Return) and made.value is not None else None
+    if values is None:
+        return line
+    new: list[Any] = []
+    for value in values:
+        if code(value) == "call":
+            new += map(cst.Name, changed)
+        elif code(value).startswith("call._replace("):
+            given = {each.keyword.value: each.value for each in value.args}  # type: ignore[attr-defined]
+            new += [given.get(name, cst.Name(name)) for name in changed]
+        else:
+            new.append(value)
+    return line.with_changes(body=[made.with_changes(value=nodes.tuple_of(new, bare=True))])
+
+
 def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
     """`a, call = b, call._replace(c=d)` as `a, c = b, d`."""
     pairs: list[tuple[Any, Any]] = []
@@ -96,13 +118,20 @@ def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
     return nodes.of_pairs(pairs, like=line)
 
 
-def _giving(call: cst.Call, fields: list[str]) -> cst.Call:
-    """A call that hands a call on, with the fields of that by name."""
+def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst.Call:
+    """A call that hands a call on, with the fields of that by name; own: parameters of functions beside them."""
+    if not any(code(each.value) == "call" for each in call.args):
+        return call
+    takes = [name for name in own.get(code(call.func).removeprefix("self."), []) if name != "self"]
     arguments: list[cst.Arg] = []
-    for each in call.args:
-        handed = code(each.value) == "call"
-        arguments += [nodes.keyword(field, cst.Name(field)) for field in fields] if handed else [each]
-    return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
+    for number, each in enumerate(call.args):
+        if code(each.value) == "call":
+            arguments += [nodes.keyword(field, cst.Name(field)) for field in fields if field not in takes]
+        elif each.keyword is None and arguments and arguments[-1].keyword is not None:
+            arguments.append(nodes.keyword(takes[number], each.value))
+        else:
+            arguments.append(each)
+    return call.with_changes(args=arguments)
 
 
 def spread_parts(program: Program) -> None:

@@ -13,7 +13,11 @@ from mha.written.trees import nodes
 from mha.written.trees.program import LAYER, Program
 
 WIDTH = 120
-OTHERS = {"training": "whether to drop weights", "return_weights": "whether to return the weights, too"}
+OTHERS = {
+    "training": "whether to drop weights",
+    "return_weights": "whether to return the weights, too",
+    "cache": "a Cache of earlier tokens, which queries see, too; theirs are added, and a mask is by slots after that",
+}
 ALSO = {"segments": ("segment",), "sinks": ("sink",), "gates": ("gate",), "score_bias": ("bias",)}
 
 
@@ -35,7 +39,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
 def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
     """Put docstrings that speak of what is there, alone."""
     absent = {name for name in (*ARGUMENTS, *OPTIONS) if name not in asked and name not in given}
-    absent = {word for name in absent for word in (name, *ALSO.get(name, ()))}
+    absent = {word for name in absent for word in (name, *ALSO.get(name, ()))} | {"frozen"}
     for owner, name, tree in list(program.functions()):
         if owner == LAYER and name == program.setup:
             continue
@@ -122,7 +126,15 @@ def _of_call(asked: Collection[str]) -> str:
     if "offset" not in asked:
         meanings = {name: meaning.replace("offset + ", "") for name, meaning in meanings.items()}
     said = " ".join(f"{name}: {meanings[name]}." for name in ARGUMENTS if name in asked)
-    found = "the output (B, Q, D)"
-    if "return_weights" in asked:
-        found += ", with return_weights also the weights (B, H, Q, K) before dropout"
-    return f"Attend with queries (B, Q, any) to keys (B, K, any) and values (B, K, any); returns {found}.\n\n{said}"
+    attend, found = "Attend with queries (B, Q, any) to keys (B, K, any) and values (B, K, any)", "the output (B, Q, D)"
+    more = [
+        text
+        for name, text in {
+            "return_weights": ", with return_weights also the weights (B, H, Q, K) before dropout",
+            "cache": ", with a cache also the next one",
+        }.items()
+        if name in asked
+    ]
+    if not more:
+        return f"{attend}; returns {found}.\n\n{said}"
+    return f"{attend}.\n\nReturns {found}{''.join(more)}. {said}"

@@ -59,6 +59,26 @@ def _straight(tree: Any) -> bool:
     return returns[0] == 1 and not tree.params.star_kwarg and not isinstance(tree.params.star_arg, cst.Param)
 
 
+def returns_early(tree: Any) -> bool:
+    """Whether a function begins with a condition under which it returns at once."""
+    first = nodes.body_of(tree)[0]
+    return isinstance(first, cst.If) and isinstance(nodes.small(first.body.body[-1]), cst.Return)
+
+
+def in_branches(tree: Any) -> Any:
+    """A function that may return early what its parameters become, with a branch for that and one for the rest."""
+    first, *rest = nodes.body_of(tree)
+    result = nodes.tuple_of([cst.Name(name) for name in takes(tree)], bare=True)
+
+    def assigning(lines: list[Any]) -> list[Any]:
+        *before, last = lines
+        return [*before, nodes.assignment(result, nodes.small(last).value, like=last)]
+
+    block = first.body.with_changes(body=assigning(list(first.body.body)))
+    branch = first.with_changes(body=block, orelse=cst.Else(first.body.with_changes(body=assigning(rest))))
+    return nodes.with_body(tree, [branch, cst.SimpleStatementLine([cst.Return(result)])])
+
+
 def _guard(tree: Any) -> tuple[Any, Any] | None:
     """The condition under which a function returns at once, and what; None if it does not begin so."""
     body = nodes.body_of(tree)

@@ -1,6 +1,7 @@
-"""What holds between functions: arguments that are always the same or never used, and what nobody calls."""
+"""What holds between functions: arguments and results that say nothing of their own, and what nobody calls."""
 
 import functools
+import re
 from typing import Any
 
 import libcst as cst
@@ -16,6 +17,7 @@ def linked(program: Program, roots: set[tuple[str, str]]) -> None:
         tree = program.function(owner, name)
         if (owner, name) not in roots and not tree.decorators:
             _without_parameters(program, owner, name, tree)
+            _without_results(program, owner, name)
     for owner, tree in list(program.definitions.items()):
         if isinstance(tree, cst.ClassDef):
             _without_fields(program, owner)
@@ -40,7 +42,7 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
             continue
         alike = folding.is_constant(own[0]) and all(nodes.same(value, own[0]) for value in own)
         if fields is None:
-            used = parameter in nodes.names(tree.body)
+            used = parameter in nodes.live(nodes.body_of(tree))
         else:
             used = any(f"self.{parameter}" in code(line) for line in program.definitions[owner].body.body)
         if used and not alike:
@@ -57,6 +59,57 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
         _giving_less(program, owner, name, given, parameter)
         _without_parameters(program, owner, name, program.function(owner, name))
         return
+
+
+def _without_results(program: Program, owner: str, name: str) -> None:
+    """Take out what a function returns that nobody reads, or that its caller can say: a constant, or what it has."""
+    tree, sites = program.function(owner, name), program.sites(owner, name)
+    if tree is None or len(sites) != 1 or not isinstance(nodes.small(nodes.body_of(tree)[-1]), cst.Return):
+        return
+    of_class, caller, call = sites[0]
+    *body, last = nodes.body_of(tree)
+    values = nodes.elements(nodes.small(last).value or nodes.NONE)
+    if values is None or len(program.returns(tree)) != 1:
+        return
+    double: dict[int, Any] = {}  # of results that are not returned: what their caller says instead, if anything
+
+    def less(lines: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for line in lines:
+            made = nodes.assigned(line)
+            targets = nodes.elements(made[0]) if made is not None and made[1] is call else None
+            if targets is None or len(targets) != len(values):
+                found.append(line)
+                continue
+            for n, value in enumerate(values):
+                first = next((m for m in range(n) if nodes.same(values[m], value) and nodes.is_name(targets[m])), None)
+                if code(targets[n]) == "_":
+                    double[n] = None
+                elif (constant := _constant_after(body, value)) is not None:
+                    double[n] = constant
+                elif first is not None:
+                    double[n] = targets[first]
+            left = nodes.tuple_of([each for n, each in enumerate(targets) if n not in double], bare=True)
+            said = [nodes.assignment(targets[n], value) for n, value in double.items() if value is not None]
+            found += [nodes.assignment(left, call, like=line), *said] if double else [line]
+        return found
+
+    function = program.function(of_class, caller)
+    made = nodes.lines_mapped(function, less)
+    if double and made is not function:
+        returned = nodes.tuple_of([each for n, each in enumerate(values) if n not in double], bare=True)
+        new = last.with_changes(body=[cst.Return(returned)])
+        program.put(of_class, caller, made)
+        program.put(owner, name, nodes.with_body(tree, [*body, new]))
+
+
+def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The constant that an expression is after these statements, if it is one."""
+    if folding.is_constant(value):
+        return value
+    last = next((line for line in reversed(lines) if code(value) in nodes.targets(line)), None)
+    made = None if last is None else nodes.assigned(last)
+    return made[1] if made is not None and nodes.is_name(made[0]) and folding.is_constant(made[1]) else None
 
 
 def _given_first(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
@@ -210,7 +263,7 @@ def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
     for owner, name, _ in list(program.functions()):
         if owner and name not in kept and not name.startswith("__"):
             text = "\n".join(code(tree) for a, b, tree in program.functions() if (a, b) != (owner, name))
-            if f".{name}(" not in text:
+            if not re.search(rf"\bself\.(\w+\.)?{name}\(", text):
                 program.put(owner, name, None)
 
 
