@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 
 import pytest
 from commands import run
@@ -114,6 +115,18 @@ def test_a_notebook_that_cannot_be_read(tmp_path):
     result = Grader(chosen("1")).grade(path)
     assert "is no notebook that can be read" in result.problem
     assert [one.status for one in result.levels] == ["raised"]
+
+
+def test_a_notebook_whose_cells_have_no_names_is_read_in_silence(tmp_path):
+    path, cell = (
+        tmp_path / "student.ipynb",
+        {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []},
+    )
+    book = {"cells": [cell | {"source": "%matplotlib\nx = 1"}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(book), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert files.cells(path) == "x = 1\n"
 
 
 @pytest.mark.parametrize(("text", "found"), [

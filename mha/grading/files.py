@@ -2,6 +2,7 @@
 
 import ast
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def cells(notebook: Path) -> str:
         to_do = dispatch.pip(dispatch.NOTEBOOKS)
         raise ValueError(f"{notebook.name} is a notebook, which nbformat reads: {to_do}") from None
     try:
-        book = nbformat.read(notebook, as_version=4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what a notebook lacks beside its code, such as names of its cells
+            book = nbformat.read(notebook, as_version=4)
     except Exception as error:
         raise ValueError(f"{notebook.name} is no notebook that can be read: {error}") from None
     code = []
