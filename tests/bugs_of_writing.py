@@ -2,7 +2,7 @@
 
 # fmt: off
 GROUPS = {
-    "writing": ("mha/written mha/cli", "write", {
+    "writing": ("mha/written mha/cli", "write written_loads", {
         "a name of a step is one of the layer's": (r"if local in used_after - own_targets or \(",
             "if False and ("),
         "what stands after a block is not looked at": (r"inner = not any\(", "inner = False and not any("),
@@ -32,7 +32,28 @@ GROUPS = {
         "a part is given twice": (r"if name not in fields or name in given:", "if False:"),
         "the dimension of a rotation is not said": (r'field\.name == "dim" and one == config\.key_dim:',
             'field.name == "dim":'),
-        "packed arrays are renamed": (r"if place\.part or place\.axes not in", "if place.axes in"),
+        "packed arrays are renamed": (r"not place\.part and place\.axes in \(", "place.axes in ("),
+        "names of parts of parts are renamed": (r'place\.name\.count\("\."\) <= 1', "True"),
+        "kernels lie as they come": (r'return "" if self\.axes == \(', 'return "" if True or self.axes == ('),
+        "kernels of heads are turned once more": (r'\("io" if "H" in axes else axes\)', "axes"),
+        "GPT-2's arrays are split along the inputs": (r'", -1" if kernel\.axes == "io" else ""', '""'),
+        "sections are as wide as those of keys": (r"\[H \* d, \(H \+ G\) \* d\]", "[G * d, (H + G) * d]"),
+        "values of a group lie before its keys": (r"X\[:, -2\], X\[:, -1\]", "X[:, -1], X[:, -2]"),
+        "arrays of a group are those of all": (r'by_group = kernel\.by == "group"', "by_group = False"),
+        "groups are heads": (r"\(GROUPS if grouped else HEADS\)", "(HEADS)"),
+        "sections are thirds": (r"\(SECTIONS if grouped else THIRDS\)", "(THIRDS)"),
+        "heads of the output are merged as those of queries": (r'if part == "W_o" else X\.reshape', "if False else X.reshape"),
+        "a prefix is forgotten": (r'found\["\{name\}"\] = file\.get_tensor\(f"\{\{prefix\}\}', 'found["{name}"] = file.get_tensor(f"'),
+        "a bias that a file lacks is an error": (r"if held else zeros\n", "\n"),
+        "a bias that is missing is 0": (r"PARTLY if partly else BIASED", "PARTLY"),
+        "biases are read where a layer has none": (r'f\'kind in \["\{weight\}", "\{bias\}"\] if config\.bias else \["\{weight\}"\]\'',
+            "f'kind in [\"{weight}\", \"{bias}\"]'"),
+        "a layer loads nothing": (r"if own := own_names\(config, backend, scheme\):", "if True or (own := {}):"),
+        "gates of heads have an axis of heads": (r'if gate is not None and "H" in gate\.axes', "if False"),
+        "packed heads are shared": (r"if packed and config\.num_key_value_heads", "if False and config.num_key_value_heads"),
+        "packed inputs differ": (r"if packs\(scheme\) else \{\}", "if False else {}"),
+        "T5 has biases": (r"bias=named\.biased\(names\)", "bias=True"),
+        "a proof sets the weights itself": (r"\\\\\{2 if loads else 1\}", "\\\\{1}"),
         "options beside a checkpoint are forgotten": (r"        if said:\n            terminal\.fail",
             "        if False:\n            terminal.fail"),
         "the first file is made alone": (r"for one, text in texts\.items\(\):",

@@ -1,4 +1,4 @@
-"""Every option of `mha.write` alone, and drawn ones together, each written, proven without `mha`, and compiled.
+"""Every option of `mha.write` alone, drawn ones together, and every scheme of names, each written and proven.
 
     python tests/write_all.py --backends torch,jax [--drawn 40] [--only TEXT]
 
@@ -18,10 +18,10 @@ import mha
 from mha import dispatch
 
 
-def made(folder, backend, config, call):
+def made(folder, backend, config, call, names=None):
     """Write a file into a folder of its own, and prove it; its exit code and the words of the proof."""
     folder.mkdir()
-    mha.write(config, backend, folder / "attention.py", call=call)
+    mha.write(config, backend, folder / "attention.py", call=call, names=names)
     for command in (["check"], ["format", "--check", "--line-length", "120"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."],
@@ -40,6 +40,7 @@ def main():
     given = parser.parse_args()
     every = {name: (writing.config(**options), ()) for name, options in writing.OPTIONS.items()}
     every |= {f"drawn {seed}": writing.drawn(seed) for seed in range(given.drawn)}
+    every |= {f"names {scheme}": (writing.config(), (), scheme) for scheme in mha.weights.SCHEMES}
     tasks = [(backend, name) for backend in given.backends.split(",") for name in every if given.only in name]
     wrong = 0
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(2) as pool:

@@ -1,8 +1,10 @@
 """Files that `mha.write` writes, for tests: configurations with each option, and the proof of a file on its own."""
 
+import importlib.util
 import subprocess
 import sys
 
+import adapters
 import numpy as np
 
 import mha
@@ -99,3 +101,15 @@ def counted(text):
     lines = text.splitlines()
     code = [line for number, line in enumerate(lines, 1) if line.strip() and number not in said]
     return sum(not line.strip().startswith("#") for line in code), len(lines)
+
+
+def loaded(path, backend, checkpoint, prefix, *inputs):
+    """The output of a written layer, of 19 features and 6 heads, with the weights that its `load` takes from a file."""
+    spec = importlib.util.spec_from_file_location(f"written_for_{backend}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    layer, inputs = module.MultiHeadAttention(19, 6), map(adapters.of(backend).convert, inputs)
+    if backend == "mxnet":
+        layer.initialize()
+    taken = layer.load(checkpoint, prefix)
+    return mha.to_numpy(layer(*inputs) if taken is None else layer.apply(taken, *inputs))

@@ -59,7 +59,7 @@ def write(
         str | None, typer.Option(metavar="NAME,NAME", help="More arguments of a call: positions, ...")
     ] = None,
     names: Annotated[
-        str | None, typer.Option(metavar="SCHEME", help="Names as in its checkpoints: llama, opt, ...")
+        str | None, typer.Option(metavar="SCHEME", help="Take its checkpoints: by names, else by a method load.")
     ] = None,
     fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
     like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,

@@ -39,7 +39,8 @@ def write(
         path: file to write, "attention.py"; beside it come "test_attention.py" and "attention.safetensors".
         call: arguments of a call beside valid_lens, mask and causal: "positions", "score_bias", ...
         names: a scheme of `mha.weights.SCHEMES` whose names the layer's arrays get, so that the framework's own
-            `load_state_dict` and the like take its files; None = those of `mha`.
+            `load_state_dict` and the like take its files; where no renaming gives them, the layer gets a method
+            `load(path, prefix="")`. None = the names of `mha`.
         fused: whether to pool by the framework's own kernel, as PyTorch's `scaled_dot_product_attention`.
         force: whether to overwrite files.
 
@@ -55,10 +56,11 @@ def write(
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
     texts = {path: made(config, name, call, names, fused)}
     from mha.written import proof
-    from mha.written.lesson import finishing
+    from mha.written.lesson import finishing, named
 
+    loads = names is not None and not named.own_names(config, name, names)
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
-    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, asked(name, call)), beside=path.stem)
+    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, asked(name, call), loads), beside=path.stem)
     cases = proof.cases(config, name, asked(name, call), names)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
@@ -90,7 +92,7 @@ def made(
 ) -> str:
     """The text of a file, with what it was made of on its first line."""
     try:
-        from mha.written.lesson import finishing, kernels, renaming, specialise
+        from mha.written.lesson import finishing, kernels, named, specialise
     except ModuleNotFoundError as error:
         if error.name != "libcst":
             raise
@@ -99,9 +101,11 @@ def made(
     takes = asked(backend, call)
     if fused:
         kernels.refuse(config, backend, call)
+    if names is not None:
+        named.refuse(config, names)
     program = specialise.specialised(config, backend, takes, fused)
     if names is not None:
-        renaming.renamed(program, renaming.own_names(config, backend, names))
+        named.name(program, config, backend, names)
     text = finishing.finished(program, config, backend, takes, header(config, backend, call, names, fused))
     of = {
         "backend": backend,

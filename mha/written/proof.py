@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from mha.config import Config
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName
 from mha.parity.same.rules import bound, largest
+from mha.weights import schemes
 from mha.written import steps
-from mha.written.lesson import facts, renaming
+from mha.written.lesson import facts, named
 
 FOLDER = Path(__file__).with_name("proofs")
 SEED = 20
@@ -22,17 +24,20 @@ BY = "queries", "keys", "values", "W_q.kernel"
 PADDED = 1  # the number of the call whose padding the test fills with what is no number
 
 
-def test(backend: BackendName, module: str, asked: Collection[str]) -> str:
-    """The text of the test of a module whose calls take these arguments."""
+def test(backend: BackendName, module: str, asked: Collection[str], loads: bool) -> str:
+    """The text of the test of a module whose calls take these arguments; loads: whether it has a method `load`."""
     parts = {"CALL": "steps" if "cache" in asked else "call", "FRAMEWORK": backend}
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
         text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
-    return text
+    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if loads else 1}", text, flags=re.DOTALL)
 
 
-def small(config: Config) -> Config:
-    """A small layer with the same options: three heads of queries for each of keys, or three in all; small numbers."""
+def small(config: Config, names: str | None = None) -> Config:
+    """A small layer with the same options: three heads of queries for each of keys, or three in all; small numbers.
+
+    names: the scheme that says where its weights lie in files; some have no biases, or inputs of one width.
+    """
     H, G = (6, 2) if config.num_key_value_heads < config.num_heads else (3, 3)
     part = config.rotary is not None and config.rotary.dim != config.key_dim
     d = 4 if part else 2
@@ -41,6 +46,8 @@ def small(config: Config) -> Config:
     sizes["value_dim"] = d if config.value_dim == config.key_dim else 5
     for name, size in {"query_size": 7, "key_size": 5, "value_size": 11}.items():
         sizes[name] = D if getattr(config, name) == config.num_hiddens else size
+    if named.packs(names):
+        sizes["key_size"] = sizes["value_size"] = sizes["query_size"]
     if config.window is not None:
         sizes["window"] = tuple(None if side is None else n for side, n in zip(config.window, (2, 1), strict=True))
     if config.chunk is not None:
@@ -52,12 +59,12 @@ def small(config: Config) -> Config:
         sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
     if config.temperature is not None:
         sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
-    return dataclasses.replace(config, dropout=0.0, bias=True, dtype="float32", **sizes)
+    return dataclasses.replace(config, dropout=0.0, bias=named.biased(names), dtype="float32", **sizes)
 
 
 def cases(config: Config, backend: BackendName, asked: Collection[str], names: str | None = None) -> bytes:
     """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
-    made, random = small(config), np.random.default_rng(SEED)
+    made, random = small(config, names), np.random.default_rng(SEED)
     double = dataclasses.replace(made, dtype="float64")
     layers = {one.dtype: _layer(one) for one in (made, double)}
     weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
@@ -73,7 +80,12 @@ def cases(config: Config, backend: BackendName, asked: Collection[str], names: s
         "values": _drawn(random, (B, K, made.value_size)),
         "cotangent": _drawn(random, (B, Q, made.num_hiddens)),
     }
-    arrays = {f"weights/{name}": X for name, X in weights.items()} | {f"inputs/{name}": X for name, X in inputs.items()}
+    own = {} if names is None else named.own_names(made, backend, names)
+    kept = {f"weights/{name}": X for name, X in weights.items()}
+    if names is not None and not own:
+        arranged = schemes.arranged(made, weights, names)  # type: ignore[arg-type]
+        kept = {f"file/{name}": X for name, X in arranged.items()}
+    arrays = kept | {f"inputs/{name}": X for name, X in inputs.items()}
     calls: dict[str, Any] = {}
     every = list(_calls(random, made, asked, B, Q, K))
     whole = sum("cache" not in call for call in every)
@@ -102,7 +114,6 @@ def cases(config: Config, backend: BackendName, asked: Collection[str], names: s
             "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
             "bounds": bounds,
         }
-    own = {} if names is None else renaming.own_names(made, backend, names)
     meta = {
         "padded": str(PADDED),
         "names": own,
@@ -182,7 +193,7 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
 
 def _constructor(made: Config, config: Config) -> dict[str, Any]:
     """The numbers for the constructor, under the names that they have there."""
-    found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": True}
+    found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": made.bias}
     named = facts.constructor(made)
     for expression, (name, _) in named.items():
         value: Any = made

@@ -131,6 +131,12 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     if foreign := [weight for weight in weights if weight not in places]:
         pooling = "" if config.pooling == "dot" else f" of pooling={config.pooling!r}"
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)}{pooling}")
+    return arranged(config, weights, scheme)
+
+
+def arranged(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
+    """As `from_canonical`, whatever the options of the layer: those that arrays do not show are said elsewhere."""
+    places = SCHEMES[scheme].places | dict(SCHEMES[scheme].gate)
     groups, packed = config.num_key_value_heads, dict[str, list[np.ndarray]]()
     for weight, place in places.items():
         if weight in weights:

@@ -1,0 +1,110 @@
+"""Written layers that take their weights from a checkpoint by `load`, where no renaming of their parts does that."""
+
+import re
+
+import numpy as np
+import pytest
+import stored
+import writing
+from safetensors.numpy import save_file
+
+import mha
+from mha import dispatch, parity
+from mha.config import Config
+from mha.weights import SCHEMES, schemes
+from mha.written import check, files
+from mha.written.lesson.named import loading, own_names
+
+PREFIX = "model.layers.3.attention."
+# A scheme for each way in which arrays lie: these on every framework, others on NumPy.
+FORMS = ("gpt2", "neox", "phi3", "keras", "torch-separate", "vit")
+# Arrays that some files of a scheme lack, which are zeros then.
+LACKING = {"vit": ("W_k.bias",), "llama": ("W_o.bias",), "opt": ("W_k.bias",), "internvl": ("W_q.bias", "W_k.bias")}
+
+
+def options(scheme, **given):
+    """Options of a layer with all that a scheme's files have a place for, and shared heads where they may be."""
+    known = SCHEMES[scheme]
+    found = stored.sizes(scheme) | {"bias": "W_q.bias" in known.places}
+    found |= {"num_key_value_heads": 2} if known.grouped else {}
+    found |= {"qk_norm": "rms"} if "q_norm.scale" in known.places else {}
+    found |= {"sinks": True} if "sinks" in known.places else {}
+    found |= {"output_gate": "element" if "keras" in scheme else "head"} if known.gate else {}
+    return found | given
+
+
+def cases():
+    """Schemes with options, each on its backends."""
+    found = [(scheme, {}) for scheme in SCHEMES]
+    found += [("neox", {"num_key_value_heads": 6}), ("phi3", {"num_key_value_heads": 6})]
+    found += [(scheme, {"bias": False}) for scheme in ("gpt2", "llama", "keras", "torch-separate")]
+    for scheme, given in found:
+        every = scheme in FORMS and not given
+        name = " ".join([scheme, *(f"{one}={value}" for one, value in given.items())])
+        yield pytest.param(scheme, given, id=name, marks=() if every else pytest.mark.backends("numpy"))
+
+
+@pytest.mark.parametrize(("scheme", "given"), list(cases()))
+def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme, given):
+    layer = mha.MultiHeadAttention(19, 6, **options(scheme, **given), backend="numpy")
+    random, known = np.random.default_rng(7), SCHEMES[scheme]
+    weights = {name: random.standard_normal(X.shape).astype("float32") for name, X in layer.weights.items()}
+    absent = [name for name in LACKING.get(scheme, ()) if name in weights]
+    layer.weights = weights | {name: np.zeros_like(weights[name]) for name in absent}
+    arrays = schemes.arranged(layer.config, layer.weights, scheme)
+    for name in absent:
+        del arrays[known.places[name].name]
+    checkpoint, path = tmp_path / "model.safetensors", tmp_path / "attention.py"
+    save_file({f"{PREFIX}{name}": np.ascontiguousarray(X) for name, X in arrays.items()}, checkpoint)
+    path.write_text(files.made(layer.config, backend, (), names=scheme))
+    widths = [len(weights[f"{name}.kernel"]) for name in ("W_q", "W_k", "W_v")]
+    inputs = [random.standard_normal((2, 7, width)).astype("float32") for width in widths]
+    assert parity.ratio(layer, writing.loaded(path, backend, checkpoint, PREFIX, *inputs), *inputs) <= 1
+
+
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "keras", "torch-separate", "neox"])
+@pytest.mark.backends("numpy")
+def test_an_array_that_is_missing_is_an_error(tmp_path, scheme):
+    layer = mha.MultiHeadAttention(19, 6, **options(scheme), seed=5, backend="numpy")
+    path = tmp_path / "attention.py"
+    path.write_text(files.made(layer.config, "numpy", (), names=scheme))
+    arrays = schemes.arranged(layer.config, layer.weights, scheme)
+    inputs = [np.zeros((2, 3, width), "float32") for width in (11, 11, 11)]
+    for name in arrays:
+        if SCHEMES[scheme].biases and name.endswith("bias"):
+            continue
+        held = {one: np.ascontiguousarray(X) for one, X in arrays.items() if one != name}
+        save_file(held, tmp_path / "model.safetensors")
+        with pytest.raises(Exception, match=f"does not contain tensor {re.escape(name)}$"):
+            writing.loaded(path, "numpy", tmp_path / "model.safetensors", "", *inputs)
+
+
+@pytest.mark.parametrize("scheme", ["neox", pytest.param("t5", marks=pytest.mark.backends("numpy"))])
+def test_a_file_that_loads_is_proven(backend, tmp_path, scheme):
+    config = writing.config(num_key_value_heads=2 if scheme == "neox" else 4)
+    path = mha.write(config, backend, tmp_path / "attention.py", names=scheme)[0]
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 0, output
+    assert ".load(weights" in (tmp_path / "test_attention.py").read_text()
+    assert check(path) == ""
+
+
+@pytest.mark.backends("numpy")
+def test_a_proof_fails_where_load_was_edited(backend, tmp_path):
+    path = mha.write(writing.config(num_key_value_heads=2), backend, tmp_path / "attention.py", names="neox")[0]
+    text = path.read_text()
+    for old, new in {"X[:, -2], X[:, -1]": "X[:, -1], X[:, -2]", "{prefix}dense": "dense", "o.T": "o"}.items():
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        code, output = writing.proof(tmp_path, backend)
+        assert code == 1, output
+
+
+@pytest.mark.backends("numpy")
+def test_a_load_is_15_lines_at_most():
+    for scheme, backend in ((scheme, backend) for scheme in SCHEMES for backend in dispatch.FRAMEWORKS):
+        config = Config(19, 6, **options(scheme))
+        if not own_names(config, backend, scheme):
+            lines = loading.method(config, backend, scheme).splitlines()
+            code = [line for line in lines if '"""' not in line]
+            assert (len(code) <= 15, max(map(len, lines)) <= 116) == (True, True), "\n".join(lines)
