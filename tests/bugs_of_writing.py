@@ -68,6 +68,30 @@ GROUPS = {
         "beside a cache, inputs are blanked, too": (
             r"orelse=cst\.Else\(first\.body\.with_changes\(body=assigning\(rest\)\)\)", "orelse=None"
         ),
+        "dropout beside a kernel that has none is forgotten": (r"backend in BY_HEADS and config\.dropout > 0", "False"),
+        "values are as wide as keys for JAX' kernel": (r'backend == "jax" and config\.value',
+            "False and config.value"),
         "expected numbers are those of float32": (r'bounds\[one\] = \{', 'X += 1e-3\n            bounds[one] = {'),
     }),
+    "writing for JAX": ("mha/written", "write", {
+        "a kernel pools for queries that see nothing": (r"jnp\.where\(sees, pooled, 0\)", "pooled"),
+        "a kernel in float32 is held to what float64 can": (r'FloatName = "float32" if', 'FloatName = "float64" if'),
+        "a kernel that drops no weights is made with dropout": (r'if "Dropout" not in code\(line\)', "if True"),
+        "what is hidden beside a cache matters to a kernel": (r"BLANK\[backend\] if blanks else", "() if blanks else"),
+        "a module of NNX has its parameters as they are held": (r'\[\.\.\.\]"\)', '")'),
+        "a module of NNX starts norms at 0": (r'"nn\.initializers\.ones": "jnp\.ones"',
+            '"nn.initializers.ones": "jnp.zeros"'),
+        "a module of NNX is told whether it trains": (r'drops=kind != "nnx" and', "drops="),
+        "what NNX' modules take by name is given by position": (r"each if name in by_name else cst\.Arg\(each\.value\)",
+            "cst.Arg(each.value)"),
+        "the kind of modules is not said": (r'\["--kind", kind\]', "[]"),
+        "the usual kind is said": (r"return None if kind == kinds\[0\] else kind", "return kind"),
+        "all modules are of one kind": (r"if kinds is None and kind is not None:", "if False:"),
+        "a call tells a kernel that it trains": (r"not \(fused and backend in kernels\.BY_HEADS\)", "True"),
+    }),
+    "writing for MLX": ("mha/written", "write", {
+        "a kernel pools for queries that see nothing": (r"where\(sees, pooled, mx\.zeros_like\(pooled\)\)", "pooled"),
+    }),
 }
+# fmt: on
+BACKENDS = {"writing for JAX": "jax", "writing for MLX": "mlx"}  # whose tests must notice them; of others, NumPy's

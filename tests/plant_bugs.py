@@ -94,7 +94,9 @@ class Bug:
         found += ["torch"] * (self.of in (*bugs_of_audits.TORCH, *bugs_of_book.TORCH)) + ["mlx"] * (
             self.of in bugs_of_taps.MLX
         )
-        return self.of if self.of in dispatch.FRAMEWORKS else [*found, "numpy"][0]
+        return (
+            self.of if self.of in dispatch.FRAMEWORKS else [*found, bugs_of_writing.BACKENDS.get(self.of, "numpy")][0]
+        )
 
     def _found(self, pattern: str, sources: dict[str, str]) -> list[str]:
         found = [name for name, source in sources.items() if re.search(pattern, source)]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import adapters
 import numpy as np
 import pytest
 import writing
@@ -67,15 +68,80 @@ def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path, mo
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)}])
-@pytest.mark.backends("torch")
+@pytest.mark.backends("torch", "jax", "mlx")
 def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
     path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", fused=True, call=["positions"])[0]
     code, output = writing.proof(tmp_path, backend)
     assert code == 0, output
     text = path.read_text()
-    assert "scaled_dot_product_attention(" in text
-    assert "softmax" not in text
+    assert "dot_product_attention(" in text
+    assert "softmax(" not in text
+    assert ("dropout" in text, "training" in text) == (backend == "torch", backend == "torch")  # others drop no weights
     assert check(path) == ""
+
+
+@pytest.mark.backends("torch", "jax", "mlx")
+def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng, tmp_path, monkeypatch):
+    config, convert = writing.config(num_key_value_heads=2), adapters.of(backend).convert
+    mha.write(config, backend, tmp_path / "attention.py", fused=True, call=["cache"], kind={"jax": "nnx"}.get(backend))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "attention", raising=False)
+    made = importlib.import_module("attention").MultiHeadAttention
+    layer = made(24, 4, rngs=importlib.import_module("flax.nnx").Rngs(0)) if backend == "jax" else made(24, 4)
+    queries, keys = rng.standard_normal((2, 2, 7, 24)).astype("float32")
+    mask, outputs = convert(np.arange(9)[None, None] != np.full((1, 7, 1), 3)), []
+    for hidden in (0, np.nan):
+        keys[:, 3] = hidden
+        output, _ = layer(convert(queries), convert(keys), convert(keys), mask=mask, cache=layer.cache(2, 9))
+        outputs.append(mha.to_numpy(output))
+    assert np.isfinite(outputs[1]).all()
+    np.testing.assert_array_equal(*outputs)
+    monkeypatch.delitem(sys.modules, "attention")
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "fused", "names"),
+    [
+        ({}, (), False, "gpt2"),
+        (writing.TOGETHER, writing.MORE, False, None),
+        (writing.KNOWN, ("head_gates", "segments"), True, None),
+    ],
+    ids=["names", "all options", "a kernel"],
+)
+@pytest.mark.backends("jax")
+def test_a_file_may_be_a_module_of_nnx(backend, tmp_path, options, call, fused, names):
+    config = writing.config(**options)
+    given = {"call": call, "fused": fused, "names": names, "kind": "nnx"}
+    path = mha.write(config, backend, tmp_path / "attention.py", **given)[0]
+    code, output = writing.proof(tmp_path, backend)
+    assert code == 0, output
+    text = path.read_text()
+    assert "linen" not in text
+    assert "training=" not in text  # a module of NNX knows whether it trains
+    assert f"mha write jax --kind nnx --num-hiddens {config.num_hiddens} " in text
+    assert check(path) == ""
+
+
+@pytest.mark.backends("jax")
+def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_path, monkeypatch):
+    import jax
+    from flax import nnx
+
+    mha.write(writing.config(dropout=0.5, pooling="additive"), backend, tmp_path / "attention.py", kind="nnx")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "attention", raising=False)
+    layer = importlib.import_module("attention").MultiHeadAttention(24, 4, rngs=nnx.Rngs(0))
+    X = jax.random.normal(jax.random.key(1), (2, 7, 24))
+    first, second = layer(X, X, X), layer(X, X, X)
+    assert not np.allclose(first, second)
+    sure = nnx.view(layer, deterministic=True)
+    compiled = nnx.jit(lambda layer, X: layer(X, X, X))(sure, X)
+    np.testing.assert_allclose(compiled, sure(X, X, X), rtol=1e-5, atol=1e-5)
+    found = nnx.state(layer, nnx.Param)["attention"]
+    assert {(name, array) for name, one in found.items() for array in one} == {
+        (f"{W}", "kernel") for W in ("W_q", "W_k", "w_v")
+    }
+    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize("scheme", ["llama", "opt", "distilbert"])
@@ -270,6 +336,11 @@ class TestTexts:
             (("torch", "--like", "absent"), "absent"),
             (("torch", "--fused", "--softcap", "3"), "fused is True beside softcap, which the kernel does not know"),
             (("torch", "--fused", "--call", "return_weights"), "fused is True beside return_weights, which the kernel"),
+            (("jax", "--fused", "--dropout", "0.1"), "fused is True beside dropout, which the kernel does not know"),
+            (("mlx", "--fused", "--dropout", "0.1"), "fused is True beside dropout, which the kernel does not know"),
+            (("jax", "--fused", "--value-dim", "5"), "fused is True beside value_dim, which the kernel does not know"),
+            (("jax", "--kind", "nnn"), "kind is 'nnn', expected one of linen, nnx"),
+            (("torch", "--kind", "nnx"), "kind is 'nnx', expected none for PyTorch, whose modules are all of one"),
             (("mxnet", "--fused"), "fused is True, expected False for MXNet, of which no kernel is taken"),
             (("torch", "--like", ".", "--softcap", "3"), "--softcap is given beside --like, whose file says it"),
             (("torch", "--layer", "3"), "--layer is given without --like, expected both"),
@@ -289,6 +360,10 @@ class TestTexts:
         assert path.read_text() == files.made(writing.config(), "numpy", ())
         with pytest.raises(TypeError, match=r"layer is a dict, expected an mha.MultiHeadAttention or its .config"):
             mha.write({}, "numpy", tmp_path / "attention.py")
+
+    def test_the_usual_kind_need_not_be_said(self, texts):
+        assert files.made(writing.config(), "jax", (), kind="linen") == texts["jax"]
+        assert '"kind"' not in texts["jax"]
 
     @pytest.mark.parametrize("name", writing.OPTIONS)
     def test_the_command_in_a_file_is_its_configuration(self, name):

@@ -1,8 +1,8 @@
 """Every option of `mha.write` alone, drawn ones together, and every scheme of names, each written and proven.
 
-    python tests/write_all.py --backends torch,jax [--drawn 40] [--only TEXT]
+    python tests/write_all.py --backends torch,jax,nnx [--drawn 40] [--only TEXT]
 
-Exit code 0 if every proof passes.
+nnx is JAX, with modules of NNX. Exit code 0 if every proof passes.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from mha import dispatch
 def made(folder, backend, config, call, names=None):
     """Write a file into a folder of its own, and prove it; its exit code and the words of the proof."""
     folder.mkdir()
-    mha.write(config, backend, folder / "attention.py", call=call, names=names)
+    kind = backend if backend == "nnx" else None
+    backend = "jax" if kind else backend
+    mha.write(config, backend, folder / "attention.py", call=call, names=names, kind=kind)
     for command in (["check"], ["format", "--check", "--line-length", "120"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."],
@@ -34,7 +36,7 @@ def made(folder, backend, config, call, names=None):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backends", default=",".join(dispatch.FRAMEWORKS))
+    parser.add_argument("--backends", default=",".join([*dispatch.FRAMEWORKS, "nnx"]))
     parser.add_argument("--drawn", type=int, default=40)
     parser.add_argument("--only", default="")
     given = parser.parse_args()

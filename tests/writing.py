@@ -40,6 +40,7 @@ TOGETHER = {
     "rotary": mha.Rotary(dim=4), "qk_norm": mha.Norm("rms", over="all"), "value_norm": "layer", "sinks": True,
     "output_gate": "head", "temperature": mha.Temperature(0.1, 3), "query_size": 7,
 }  # fmt: skip
+KNOWN = {name: value for name, value in TOGETHER.items() if name not in ("softcap", "sinks")}  # to kernels
 MORE = tuple(name for name in ARGUMENTS if name not in ("valid_lens", "mask", "causal", "training"))
 # What a proof's process runs: nothing of `mha` can be imported there. MXNet needs help on today's NumPy, before that.
 ALONE = """

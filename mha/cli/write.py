@@ -62,6 +62,9 @@ def write(
         str | None, typer.Option(metavar="SCHEME", help="Take its checkpoints: by names, else by a method load.")
     ] = None,
     fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Of JAX' modules: linen, the default, or nnx.")
+    ] = None,
     like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,
     layer: Annotated[Size, typer.Option(min=0, metavar="N", help="The layer of PATH; default: its first.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
@@ -80,6 +83,7 @@ def write(
       mha write torch
       mha write torch --num-key-value-heads 2 --rotary 500000 --window 4095,0
       mha write jax --qk-norm rms --call positions,return_weights -o layer.py
+      mha write jax --kind nnx --fused
       mha write torch --like checkpoint_dir --names llama
       mha write --check attention.py
 
@@ -112,7 +116,7 @@ def write(
                 given[name] = commands.part(name, given[name])
         config = Config(**given) if like is None else _like(like, layer)
         asked = [] if call is None else call.split(",")
-        paths = written.write(config, backend, output, call=asked, names=names, fused=fused, force=force)
+        paths = written.write(config, backend, output, call=asked, names=names, fused=fused, kind=kind, force=force)
     except FileExistsError as error:
         terminal.fail(str(error).replace("force=True", "--force"))
     except (OSError, TypeError, ValueError, ImportError) as error:

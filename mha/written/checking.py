@@ -18,7 +18,7 @@ def check(path: str | Path) -> str:
     try:
         of = json.loads(line.removeprefix(files.MADE_OF))
         config, digest = of_recorded(of["config"]), of["digest"]
-        rest = of["backend"], of["call"], of["names"], of["fused"]
+        rest = of["backend"], of["call"], of["names"], of["fused"], of.get("kind")
     except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path} is no file that mha wrote: its first line does not begin with {files.MADE_OF!r}"

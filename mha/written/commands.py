@@ -86,10 +86,16 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def said(
-    config: Config, backend: BackendName, call: Collection[str], names: str | None = None, fused: bool = False
+    config: Config,
+    backend: BackendName,
+    call: Collection[str],
+    names: str | None = None,
+    fused: bool = False,
+    kind: str | None = None,
 ) -> str:
     """The command that writes a layer with this configuration."""
     words = ["mha write", backend]
+    words += [] if kind is None else ["--kind", kind]
     for name, value in options(config).items():
         option = f"--{name.replace('_', '-')}"
         value = getattr(config, name)

@@ -15,6 +15,7 @@ from mha.written import commands
 
 PLAIN = ("valid_lens", "mask", "causal")  # of a call, what every file takes
 MADE_OF = "# Made of: "
+KINDS = {"jax": ("linen", "nnx")}  # of modules, where a framework has several: the lesson's first
 
 
 def write(
@@ -25,6 +26,7 @@ def write(
     call: Collection[str] = (),
     names: str | None = None,
     fused: bool = False,
+    kind: str | None = None,
     force: bool = False,
 ) -> list[Path]:
     """Write a layer as one file that imports its framework and nothing of `mha`, with a test and a case beside it.
@@ -41,7 +43,9 @@ def write(
         names: a scheme of `mha.weights.SCHEMES` whose names the layer's arrays get, so that the framework's own
             `load_state_dict` and the like take its files; where no renaming gives them, the layer gets a method
             `load(path, prefix="")`. None = the names of `mha`.
-        fused: whether to pool by the framework's own kernel, as PyTorch's `scaled_dot_product_attention`.
+        fused: whether to pool by the framework's own kernel, in PyTorch, JAX and MLX; those of the last two drop no
+            weights, and take the softmax in float32.
+        kind: "nnx" for a module of Flax' NNX on JAX; None = the framework's usual, which is "linen" there.
         force: whether to overwrite files.
 
     Returns the paths of the three files.
@@ -54,14 +58,15 @@ def write(
     name, path = dispatch.named("backend", backend), Path(path)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
-    texts = {path: made(config, name, call, names, fused)}
+    texts = {path: made(config, name, call, names, fused, kind)}
     from mha.written import proof
     from mha.written.lesson import finishing, named
 
     loads = names is not None and not named.own_names(config, name, names)
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
-    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, asked(name, call), loads), beside=path.stem)
-    cases = proof.cases(config, name, asked(name, call), names)
+    takes, kind = asked(name, call), _unusual(name, kind)
+    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, takes, kind, loads), beside=path.stem)
+    cases = proof.cases(config, name, takes, names, fused)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
         if there is not None:
@@ -72,8 +77,11 @@ def write(
     return [path, *beside]
 
 
-def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
-    """The arguments that calls of a file take, in their order; raises ValueError where one is none of a call's."""
+def asked(backend: BackendName, call: Collection[str], drops: bool = True) -> tuple[str, ...]:
+    """The arguments that calls of a file take, in their order; raises ValueError where one is none of a call's.
+
+    drops: whether a call drops weights if it is told that it trains.
+    """
     known = [name for name in ARGUMENTS if name != "training"]
     for name in call:
         checks.choice("call", name, tuple(known))
@@ -82,31 +90,50 @@ def asked(backend: BackendName, call: Collection[str]) -> tuple[str, ...]:
         more.add("positions")
     if {"segments", "key_segments"} & more:
         more |= {"segments", "key_segments"}
-    if "a state of training" in dispatch.FRAMEWORKS[backend].lacks or backend in ("numpy", "tensorflow"):
+    if drops and ("a state of training" in dispatch.FRAMEWORKS[backend].lacks or backend in ("numpy", "tensorflow")):
         more.add("training")
     return tuple(name for name in ARGUMENTS if name in more)
 
 
+def _unusual(backend: BackendName, kind: str | None) -> str | None:
+    """The kind of modules that a file has, None = the framework's usual; raises ValueError if it has no such."""
+    kinds = KINDS.get(backend)
+    if kinds is None and kind is not None:
+        title = dispatch.FRAMEWORKS[backend].title
+        raise ValueError(f"kind is {kind!r}, expected none for {title}, whose modules are all of one; leave it out")
+    if kinds is None or kind is None:
+        return None
+    checks.choice("kind", kind, kinds)
+    return None if kind == kinds[0] else kind
+
+
 def made(
-    config: Config, backend: BackendName, call: Collection[str], names: str | None = None, fused: bool = False
+    config: Config,
+    backend: BackendName,
+    call: Collection[str],
+    names: str | None = None,
+    fused: bool = False,
+    kind: str | None = None,
 ) -> str:
     """The text of a file, with what it was made of on its first line."""
+    kind = _unusual(backend, kind)
     try:
-        from mha.written.lesson import finishing, kernels, named, specialise
+        from mha.written.lesson import finishing, named, specialise
+        from mha.written.lesson.variants import kernels
     except ModuleNotFoundError as error:
         if error.name != "libcst":
             raise
         message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip(dispatch.WRITE)}"
         raise ImportError(message) from None
-    takes = asked(backend, call)
+    takes = asked(backend, call, drops=kind != "nnx" and not (fused and backend in kernels.BY_HEADS))
     if fused:
         kernels.refuse(config, backend, call)
     if names is not None:
         named.refuse(config, names)
-    program = specialise.specialised(config, backend, takes, fused)
+    program = specialise.specialised(config, backend, takes, fused, kind)
     if names is not None:
-        named.name(program, config, backend, names)
-    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names, fused))
+        named.name(program, config, backend, names, kind)
+    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names, fused, kind))
     of = {
         "backend": backend,
         "call": sorted(call),
@@ -115,16 +142,20 @@ def made(
         "config": commands.options(config),
         "digest": digest(text),
     }
+    of |= {} if kind is None else {"kind": kind}
     return f"{MADE_OF}{json.dumps(of)}\n{text}"
 
 
-def header(config: Config, backend: BackendName, call: Collection[str], names: str | None, fused: bool) -> str:
+def header(
+    config: Config, backend: BackendName, call: Collection[str], names: str | None, fused: bool, kind: str | None
+) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
+    said = commands.said(config, backend, call, names, fused, kind)
     return (
         f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
         "either, H heads. Arguments are not checked.\n\n"
-        f"mha {version}: {commands.said(config, backend, call, names, fused)}\nSPDX-License-Identifier: Apache-2.0\n"
+        f"mha {version}: {said}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'
     )
 

@@ -12,11 +12,12 @@ from safetensors.numpy import save
 
 from mha.config import Config
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName
+from mha.names import BackendName, FloatName
 from mha.parity.same.rules import bound, largest
 from mha.weights import schemes
 from mha.written import steps
 from mha.written.lesson import facts, named
+from mha.written.lesson.variants import kernels
 
 FOLDER = Path(__file__).with_name("proofs")
 SEED = 20
@@ -24,9 +25,9 @@ BY = "queries", "keys", "values", "W_q.kernel"
 PADDED = 1  # the number of the call whose padding the test fills with what is no number
 
 
-def test(backend: BackendName, module: str, asked: Collection[str], loads: bool) -> str:
+def test(backend: BackendName, module: str, asked: Collection[str], kind: str | None, loads: bool) -> str:
     """The text of the test of a module whose calls take these arguments; loads: whether it has a method `load`."""
-    parts = {"CALL": "steps" if "cache" in asked else "call", "FRAMEWORK": backend}
+    parts = {"CALL": "steps" if "cache" in asked else "call", "FRAMEWORK": kind or backend}
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
         text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
@@ -62,8 +63,11 @@ def small(config: Config, names: str | None = None) -> Config:
     return dataclasses.replace(config, dropout=0.0, bias=named.biased(names), dtype="float32", **sizes)
 
 
-def cases(config: Config, backend: BackendName, asked: Collection[str], names: str | None = None) -> bytes:
+def cases(
+    config: Config, backend: BackendName, asked: Collection[str], names: str | None = None, fused: bool = False
+) -> bytes:
     """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
+    double_as: FloatName = "float32" if fused and backend in kernels.BY_HEADS else "float64"
     made, random = small(config, names), np.random.default_rng(SEED)
     double = dataclasses.replace(made, dtype="float64")
     layers = {one.dtype: _layer(one) for one in (made, double)}
@@ -105,9 +109,10 @@ def cases(config: Config, backend: BackendName, asked: Collection[str], names: s
                 continue
             arrays[f"expected/{name}/{one}"] = X
             gradient = one.startswith("gradient")
+            as_in: dict[str, FloatName] = {"float32": "float32", "float64": double_as}
             bounds[one] = {
-                dtype: float(f"{bound(dtype, X, layer[one], gradient=gradient, scale=steep * gradient):.2e}")
-                for dtype, layer in found.items()
+                dtype: float(f"{bound(of, X, found[of][one], gradient=gradient, scale=steep * gradient):.2e}")
+                for dtype, of in as_in.items()
             }
         calls[name] = {
             "arrays": sorted(given),

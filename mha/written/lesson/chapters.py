@@ -9,6 +9,7 @@ import libcst as cst
 from mha import dispatch
 from mha.names import BackendName
 from mha.written.lesson import caching, idioms, layering
+from mha.written.lesson.variants import nnx
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -16,14 +17,17 @@ from mha.written.trees.program import LAYER, Program
 READ = ("hiding", "pooling", "heads", "weights", "slots", "cache", "layer", "arrays")
 
 
-def program(backend: BackendName) -> Program:
-    """The lesson of a framework as one program, without what only a library needs; imports no framework."""
-    made = _read(backend)
+def program(backend: BackendName, kind: str | None = None) -> Program:
+    """The lesson of a framework as one program, without what only a library needs; imports no framework.
+
+    kind: of its modules, None = the lesson's.
+    """
+    made = _read(backend, kind)
     return dataclasses.replace(made, definitions=dict(made.definitions), imports=dict(made.imports))
 
 
 @functools.lru_cache
-def _read(backend: BackendName) -> Program:
+def _read(backend: BackendName, kind: str | None) -> Program:
     definitions: dict[str, Any] = {}
     imports: dict[str, str] = {}
     for chapter in READ:
@@ -40,6 +44,8 @@ def _read(backend: BackendName) -> Program:
     lesson = Program(definitions, imports, entry, setup)
     layering.layered(lesson)
     idioms.applied(lesson, backend)
+    if kind == "nnx":
+        nnx.applied(lesson)
     caching.tupled(lesson, backend)
     return lesson
 

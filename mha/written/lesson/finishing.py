@@ -30,7 +30,8 @@ def finished(program: Program, config: Config, backend: BackendName, asked: Any,
     """The text of the file."""
     given = constructed(program, config, backend)
     program.each(nodes.plain_brackets)
-    texts.documented(program, asked, given)
+    own = program.function(LAYER, program.setup).params.kwonly_params
+    texts.documented(program, asked, given | {each.name.value: "" for each in own})
     parts = [code(tree).strip("\n") for tree in _in_order(program)]
     body = "\n\n\n".join(parts) + "\n"
     imports = sorted(

@@ -8,7 +8,8 @@ import libcst as cst
 from mha.call import ARGUMENTS
 from mha.config import Config
 from mha.names import BackendName
-from mha.written.lesson import caching, chapters, facts, kernels, pooled, spreading, texts
+from mha.written.lesson import caching, chapters, facts, pooled, spreading, texts
+from mha.written.lesson.variants import kernels
 from mha.written.trees import folding, inlining, linking, nodes, tidying
 from mha.written.trees.folding import PRESENT
 from mha.written.trees.nodes import code
@@ -18,13 +19,15 @@ from mha.written.trees.program import LAYER, Program, takes
 WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax", "widen"}
 
 
-def specialised(config: Config, backend: BackendName, asked: Collection[str], fused: bool = False) -> Program:
+def specialised(
+    config: Config, backend: BackendName, asked: Collection[str], fused: bool = False, kind: str | None = None
+) -> Program:
     """The program of a layer with this configuration and calls with these arguments; fused: with a kernel."""
-    program, known = chapters.program(backend), facts.known(config, asked)
+    program, known = chapters.program(backend, kind), facts.known(config, asked)
     caching.without_what_is_not_asked(program, asked)
     pooled.with_one_method(program, blanks="cache" in asked)
     if fused:
-        kernels.fuse(program, backend)
+        kernels.fuse(program, backend, blanks="cache" in asked)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
     program.each(lambda tree: nodes.replaced(tree, same))
     _in_one(program, known)
@@ -92,7 +95,9 @@ def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
         given = [order[n] if each.keyword is None else each.keyword.value for n, each in enumerate(call.args)]
         if any(each.star for each in call.args) or given != order[: len(given)]:
             return call
-        return call.with_changes(args=[cst.Arg(each.value) for each in call.args])
+        by_name = {each.name.value for each in tree.params.kwonly_params}
+        pairs = zip(given, call.args, strict=True)
+        return call.with_changes(args=[each if name in by_name else cst.Arg(each.value) for name, each in pairs])
 
     return change
 

@@ -114,6 +114,7 @@ MEANINGS = {
     "query_size": "width of the queries", "key_size": "width of the keys", "value_size": "width of the values",
     "bias": "whether the projections add a bias",
     "dtype": "dtype of inputs, weights and output",
+    "rngs": "flax.nnx.Rngs, which draw the weights and dropout",
 }  # fmt: skip
 
 

@@ -120,7 +120,7 @@ def _saying(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
         arguments = bound(call, given) or {}
         if any(not isinstance(arguments.get(name), SIMPLE) for name in often):
             return False
-    return isinstance(value, cst.Call) and len(code(value)) <= 80
+    return isinstance(value, cst.Call) and len(code(value)) <= 88
 
 
 def _with(program: Program, of_class: str, caller: str, owner: str, name: str, tree: Any) -> Any:

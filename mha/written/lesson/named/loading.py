@@ -7,7 +7,6 @@ from string import Template
 from textwrap import indent
 
 from mha.config import Config
-from mha.names import BackendName
 from mha.weights import SCHEMES
 from mha.weights.schemes.table import Place
 from mha.written.lesson import facts
@@ -47,7 +46,7 @@ class Idiom:
 
 EACH = "for name, X in found.items():\n    operator.attrgetter(name)(self)"
 OPERATOR = {"operator": "import operator"}
-IDIOMS: dict[BackendName, Idiom] = {
+IDIOMS: dict[str, Idiom] = {  # by framework, or by the kind of its modules
     "numpy": Idiom("np", "np", f"{EACH}[...] = X", axes="io", imports=OPERATOR),
     "torch": Idiom("pt", "torch", "self.load_state_dict(found)", turned=".t()", split="tensor_split"),
     "tensorflow": Idiom("np", "np", f"{EACH}.assign(X)", axes="io", imports={"np": "import numpy as np"} | OPERATOR),
@@ -59,6 +58,7 @@ IDIOMS: dict[BackendName, Idiom] = {
         imports={"traverse_util": "from flax import traverse_util"},
         says="The variables: the weights of a safetensors file, in which their names begin with the prefix.",
     ),
+    "nnx": Idiom("flax", "jnp", f"{EACH}[...] = X", axes="io", imports=OPERATOR),
     "mxnet": Idiom(
         "np",
         "onp",
@@ -133,19 +133,22 @@ if config.bias:
 """
 
 
-def put(program: Program, config: Config, backend: BackendName, scheme: str) -> None:
-    """Give the layer a method that takes its weights from a file with the names and the layout of a scheme."""
+def put(program: Program, config: Config, of: str, scheme: str) -> None:
+    """Give the layer a method that takes its weights from a file with the names and the layout of a scheme.
+
+    of: its framework, or the kind of its modules.
+    """
     same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
-    tree = nodes.replaced(nodes.statement(method(config, backend, scheme)), same)
+    tree = nodes.replaced(nodes.statement(method(config, of, scheme)), same)
     layer = program.definitions[LAYER]
     program.definitions[LAYER] = layer.with_changes(body=layer.body.with_changes(body=[*layer.body.body, tree]))
-    needed = {"safe_open": "from safetensors import safe_open", **IDIOMS[backend].imports}
+    needed = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports}
     program.imports = needed | program.imports
 
 
-def method(config: Config, backend: BackendName, scheme: str) -> str:
+def method(config: Config, of: str, scheme: str) -> str:
     """The text of the method, in which the numbers of a layer are those of `config`."""
-    idiom, places = IDIOMS[backend], renaming.places(config, scheme)
+    idiom, places = IDIOMS[of], renaming.places(config, scheme)
     said = {"library": idiom.library, "split": idiom.split, "own": idiom.own}
     if places["W_q.kernel"].part:
         before, form, more = _packed(places, idiom, grouped=config.num_key_value_heads < config.num_heads)
