@@ -108,3 +108,13 @@ def test_a_load_is_15_lines_at_most():
             lines = loading.method(config, backend, scheme).splitlines()
             code = [line for line in lines if '"""' not in line]
             assert (len(code) <= 15, max(map(len, lines)) <= 116) == (True, True), "\n".join(lines)
+
+
+@pytest.mark.backends("numpy")
+def test_parts_have_the_names_of_arrays_where_they_can():
+    renamed = {
+        backend: {scheme for scheme in SCHEMES if own_names(Config(19, 6, **options(scheme)), backend, scheme)}
+        for backend in dispatch.FRAMEWORKS
+    }
+    parts = {"d2l", "mlx", "albert", "distilbert", "llama", "meta", "phi", "t5", "mpnet", "internvl", "opt"}
+    assert renamed == {backend: parts if backend in ("torch", "mlx") else set() for backend in renamed}
