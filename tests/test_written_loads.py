@@ -62,7 +62,7 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
     assert parity.ratio(layer, writing.loaded(path, backend, checkpoint, PREFIX, *inputs), *inputs) <= 1
 
 
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "keras", "torch-separate", "neox"])
+@pytest.mark.parametrize("scheme", ["gpt2", "llama", "keras", "torch-separate", "bert"])
 @pytest.mark.backends("numpy")
 def test_an_array_that_is_missing_is_an_error(tmp_path, scheme):
     layer = mha.MultiHeadAttention(19, 6, **options(scheme), seed=5, backend="numpy")
