@@ -6,7 +6,7 @@ from typing import Any
 
 import libcst as cst
 
-from mha import cache, checks
+from mha import cache
 from mha.call import ARGUMENTS, OF_PAIRS
 from mha.config import Config
 from mha.names import BackendName
@@ -41,10 +41,7 @@ FILLED = {
         "mx.zeros(batch_size, mx.int32)",
     ),
 }
-CONSTANTS = {
-    "FURTHEST": (checks.FURTHEST, "beyond every position"),
-    "LOST": (cache.LOST, "beyond every position: of a sample whose cache has lost what a query may see"),
-}
+LOST = f"LOST = {cache.LOST}  # beyond every position: of a sample whose cache has lost what a query may see\n"
 CLASS = '''class Cache(NamedTuple):
     """Keys and values of earlier tokens, in S slots: the n-th token of a sample is in slot n % S.
 
@@ -71,8 +68,7 @@ METHOD = f'''def {EMPTY}(self, batch_size, size):
 
 def tupled(program: Program, backend: BackendName) -> None:
     """Let the lesson keep what it keeps in a tuple of arrays, which is never frozen and not used up by a call."""
-    for name, (value, meaning) in CONSTANTS.items():
-        program.definitions[name] = nodes.statement(f"{name} = {value}  # {meaning}\n")
+    program.definitions["LOST"] = nodes.statement(LOST)
     source: Any = nodes.statement(inspect.getsource(cache.left_of).replace("limits", "call"))
     bare = [each.with_changes(annotation=None) for each in source.params.params]
     program.definitions["left_of"] = source.with_changes(params=source.params.with_changes(params=bare), returns=None)
@@ -96,9 +92,8 @@ def _each_pair(lines: list[Any]) -> list[Any]:
         for name in OF_PAIRS:
             own = {"X": nodes.expression(f"call.{name}")}
             test, new = (code(nodes.replaced(nodes.expression(text), own)) for text in (condition, value))
-            shape = "(B, 1 or H, Q, T)"
-            lines_of = f"if call.{name} is not None and {test}:\n    call = call._replace({name}={new})  # {shape}\n"
-            found.append(nodes.statement(lines_of))
+            then = f"call = call._replace({name}={new})  # (B, 1 or H, Q, T)"
+            found.append(nodes.statement(f"if call.{name} is not None and {test}:\n    {then}\n"))
     return found
 
 

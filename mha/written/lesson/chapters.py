@@ -6,7 +6,7 @@ from typing import Any
 
 import libcst as cst
 
-from mha import dispatch
+from mha import checks, dispatch
 from mha.names import BackendName
 from mha.written.lesson import caching, idioms, layering
 from mha.written.lesson.variants import nnx
@@ -39,6 +39,7 @@ def _read(backend: BackendName, kind: str | None) -> Program:
                 definitions.setdefault(made[0].value, line)
             elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
                 imports |= _imports(nodes.small(line))
+    definitions["FURTHEST"] = nodes.statement(f"FURTHEST = {checks.FURTHEST}\n")
     entry = dispatch.FRAMEWORKS[backend].method or "__call__"
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
     lesson = Program(definitions, imports, entry, setup)
