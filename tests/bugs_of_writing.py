@@ -78,7 +78,6 @@ GROUPS = {
         "a kernel in float32 is held to what float64 can": (r'FloatName = "float32" if', 'FloatName = "float64" if'),
         "a kernel that drops no weights is made with dropout": (r'if "Dropout" not in code\(line\)', "if True"),
         "what is hidden beside a cache matters to a kernel": (r"BLANK\[backend\] if blanks else", "() if blanks else"),
-        "a module of NNX has its parameters as they are held": (r'\[\.\.\.\]"\)', '")'),
         "a module of NNX starts norms at 0": (r'"nn\.initializers\.ones": "jnp\.ones"',
             '"nn.initializers.ones": "jnp.zeros"'),
         "a module of NNX is told whether it trains": (r'drops=kind != "nnx" and', "drops="),

@@ -127,13 +127,15 @@ def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_pa
     import jax
     from flax import nnx
 
-    mha.write(writing.config(dropout=0.5, pooling="additive"), backend, tmp_path / "attention.py", kind="nnx")
+    config = writing.config(dropout=0.5, pooling="additive", value_norm="rms")
+    mha.write(config, backend, tmp_path / "attention.py", kind="nnx")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "attention", raising=False)
     layer = importlib.import_module("attention").MultiHeadAttention(24, 4, rngs=nnx.Rngs(0))
     X = jax.random.normal(jax.random.key(1), (2, 7, 24))
     first, second = layer(X, X, X), layer(X, X, X)
     assert not np.allclose(first, second)
+    assert (layer.v_norm.scale[...] == 1).all()
     sure = nnx.view(layer, deterministic=True)
     compiled = nnx.jit(lambda layer, X: layer(X, X, X))(sure, X)
     np.testing.assert_allclose(compiled, sure(X, X, X), rtol=1e-5, atol=1e-5)
