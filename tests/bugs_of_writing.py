@@ -68,6 +68,7 @@ GROUPS = {
         "beside a cache, inputs are blanked, too": (
             r"orelse=cst\.Else\(first\.body\.with_changes\(body=assigning\(rest\)\)\)", "orelse=None"
         ),
+        "Keras is not told what becomes of masks": (r'ASKED = "compute_mask", "supports_masking"', "ASKED = ()"),
         "dropout beside a kernel that has none is forgotten": (r"backend in BY_HEADS and config\.dropout > 0", "False"),
         "values are as wide as keys for JAX' kernel": (r'backend == "jax" and config\.value',
             "False and config.value"),
@@ -90,6 +91,10 @@ GROUPS = {
     }),
     "writing for MLX": ("mha/written", "write", {
         "a kernel pools for queries that see nothing": (r"where\(sees, pooled, mx\.zeros_like\(pooled\)\)", "pooled"),
+    }),
+    "written files": ("mha/written", "written_compiled", {
+        "positions are made under a condition": (r"tidying\.unguarded\(tree\)", "tree"),
+        "columns beside a cache have no value before": (r'\(\*ARGUMENTS, "columns"\)', "(*ARGUMENTS,)"),
     }),
 }
 # fmt: on

@@ -220,6 +220,11 @@ class TestTexts:
             roots = {name.split(".")[0] for name in imported}
             assert roots - {"functools", "math", "operator", "numpy"} == {one.split(".")[0] for one in ours} - {"numpy"}
 
+    def test_a_layer_of_keras_says_what_becomes_of_masks(self, texts):
+        """Or Keras warns of every `mask`, and hands it on to the layers that follow."""
+        assert "self.supports_masking = True" in texts["tensorflow"]
+        assert "def compute_mask(self, inputs, previous_mask):" in texts["tensorflow"]
+
     def test_none_has_a_trace_of_options_that_are_not_there(self, texts):
         absent = {
             *(

@@ -1,63 +1,97 @@
-"""Every option of `mha.write` alone, drawn ones together, and every scheme of names, each written and proven.
+"""Every option of `mha.write` alone, drawn ones together, and every scheme of names: written, proven and compiled.
 
     python tests/write_all.py --backends torch,jax,nnx [--drawn 40] [--only TEXT]
 
-nnx is JAX, with modules of NNX. Exit code 0 if every proof passes.
+Checkers of style and types read them, too. nnx is JAX, with modules of NNX, which is not compiled.
+Exit code 0 if nothing is wrong.
 """
 
 import argparse
-import subprocess
+import functools
+import re
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
+import compiling
 import writing
 
 import mha
 from mha import dispatch
 
 
-def made(folder, backend, config, call, names=None):
-    """Write a file into a folder of its own, and prove it; its exit code and the words of the proof."""
-    folder.mkdir()
-    kind = backend if backend == "nnx" else None
-    backend = "jax" if kind else backend
-    mha.write(config, backend, folder / "attention.py", call=call, names=names, kind=kind)
-    for command in (["check"], ["format", "--check", "--line-length", "120"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."],
-            cwd=folder, capture_output=True, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            return done.returncode, done.stdout
-    return writing.proof(folder, backend)
+def every(drawn):
+    """All configurations, with arguments of calls and the names of their arrays, by names of files."""
+    found = {name.replace(" ", "_"): (writing.config(**options), ()) for name, options in writing.OPTIONS.items()}
+    found["together"] = writing.config(**writing.TOGETHER), writing.MORE
+    found |= {f"drawn_{seed}": writing.drawn(seed) for seed in range(drawn)}
+    return found | {
+        f"names_{scheme.replace('-', '_')}": (writing.config(), (), scheme) for scheme in mha.weights.SCHEMES
+    }
+
+
+def written(path, backend, config, call, names=None):
+    """Write one file and its proof; what went wrong, or ""."""
+    backend, kind = ("jax", "nnx") if backend == "nnx" else (backend, None)
+    try:
+        mha.write(config, backend, path, call=call, names=names, kind=kind)
+    except Exception as error:
+        return f"is not written: {error!r}"
+    return ""
+
+
+def proven(folder, backend, compiled=""):
+    """What the proofs in a folder say, or "" if they pass."""
+    code, output = writing.proof(folder, backend, "--tb=short", compiled=compiled)
+    return output if code else ""
+
+
+def checks(folder, backend):
+    """Functions that say what is wrong with the files in a folder, by what each is about."""
+    found = {"proven": functools.partial(proven, folder, backend)}
+    if backend in compiling.COMPILERS:
+        found["compiled"] = functools.partial(proven, folder, backend, "whole")
+    for checker in writing.CHECKERS:
+        if checker != "pyright" or backend in writing.TYPED:
+            found[checker] = functools.partial(writing.refused, folder, checker)
+    return found
+
+
+def wrong_of(backend, files, folder):
+    """Write, prove, compile and check files of one framework, and print a line for each; how many are wrong."""
+    with ProcessPoolExecutor(2) as pool:
+        running = {name: pool.submit(written, folder / f"{name}.py", backend, *given) for name, given in files.items()}
+    wrong = {name: one.result() for name, one in running.items() if one.result()}
+    with ThreadPoolExecutor(2) as pool:
+        outputs = {name: pool.submit(check) for name, check in checks(folder, backend).items()}
+    said = {name: one.result() for name, one in outputs.items()}
+    for name, output in said.items():
+        named = {file for file in files if re.search(rf"\b(test_)?{file}\.py\b", output)}
+        wrong |= dict.fromkeys(named, f"is not {name}")
+        if output:
+            print(f"{backend} {name}: {output[-6000:]}")
+        if output and not named:
+            wrong[name] = "names no file"
+    for name in files:
+        print(f"{backend} {name}: {wrong.get(name, ', '.join(said))}", flush=True)
+    return len(wrong)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backends", default=",".join([*dispatch.FRAMEWORKS, "nnx"]))
+    parser.add_argument("--backends", default=",".join(dispatch.FRAMEWORKS))
     parser.add_argument("--drawn", type=int, default=40)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    every = {name: (writing.config(**options), ()) for name, options in writing.OPTIONS.items()}
-    every |= {f"drawn {seed}": writing.drawn(seed) for seed in range(given.drawn)}
-    every |= {f"names {scheme}": (writing.config(), (), scheme) for scheme in mha.weights.SCHEMES}
-    tasks = [(backend, name) for backend in given.backends.split(",") for name in every if given.only in name]
+    files = {name: one for name, one in every(given.drawn).items() if given.only in name}
     wrong = 0
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(2) as pool:
-        running = [
-            (backend, name, pool.submit(made, Path(place, f"{number}"), backend, *every[name]))
-            for number, (backend, name) in enumerate(tasks)
-        ]
-        for backend, name, future in running:
-            try:
-                code, said = future.result()
-            except Exception as error:
-                code, said = 1, repr(error)
-            wrong += code != 0
-            print(f"{backend} {name}: {'proven' if code == 0 else said[-3000:]}", flush=True)
-    print(f"{len(tasks) - wrong} of {len(tasks)} are proven")
+    with tempfile.TemporaryDirectory() as place:
+        for backend in given.backends.split(","):
+            folder = Path(place, backend)
+            folder.mkdir()
+            wrong += wrong_of(backend, files, folder)
+    print(f"{wrong} wrong of {len(files)} files of each of {given.backends}")
     return min(wrong, 1)
 
 

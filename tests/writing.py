@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import adapters
 import numpy as np
@@ -42,13 +43,38 @@ TOGETHER = {
 }  # fmt: skip
 KNOWN = {name: value for name, value in TOGETHER.items() if name not in ("softcap", "sinks")}  # to kernels
 MORE = tuple(name for name in ARGUMENTS if name not in ("valid_lens", "mask", "causal", "training"))
-# What a proof's process runs: nothing of `mha` can be imported there. MXNet needs help on today's NumPy, before that.
+# Ten files in which each option is one of several: names of options, and arguments of a call.
+TEN = {
+    "plain": ((), ()),
+    "sized": (("sizes", "scale", "bias"), ("return_weights",)),
+    "shared": (("shared heads", "rotary", "window"), ("positions",)),
+    "capped": (("softcap", "sinks", "window to the left"), ("score_bias",)),
+    "chunks": (("chunk", "rotary in part"), ("offset",)),
+    "turned": (("frequencies", "norm"), ("positions", "key_positions")),
+    "after": (("norm after", "window to the right", "gate of heads"), ("segments",)),
+    "norms": (("norms", "temperature", "gate of elements"), ("head_gates",)),
+    "wide": (("head width", "additive"), ("positions", "segments")),
+    "all": ((), MORE),
+}
+# What checks a file's style, its form and its types: a file has no annotations.
+CHECKERS = {
+    "style": "ruff check --isolated --no-cache",
+    "form": "ruff format --check --isolated --no-cache --line-length 120",
+    "types": "mypy --config-file= --check-untyped-defs --enable-error-code possibly-undefined "
+    "--ignore-missing-imports --follow-imports=silent",
+    "pyright": "pyright --level error",
+}
+# Whose types pyright knows. Of others it guesses: a call of `mx.custom_function` is an object, a width of TensorFlow's
+# may be None, and Gluon's `forward` has no arguments.
+TYPED = ("numpy", "torch", "jax")
+# What a process of proofs runs: nothing of `mha` can be imported there. MXNet needs help on today's NumPy, before that.
 ALONE = """
 import sys
-for name in sys.argv[2:]:
+backend, compiled, plugins_at, *arguments = sys.argv[1:]
+if backend == "mxnet":
     from mha import import_mxnet
     import_mxnet.enable()
-    __import__(name)
+    import mxnet
 for name in [one for one in sys.modules if one.split(".")[0] == "mha"]:
     del sys.modules[name]
 class Absent:
@@ -57,7 +83,15 @@ class Absent:
             raise ModuleNotFoundError("no mha here", name=name)
 sys.meta_path = [Absent, *(finder for finder in sys.meta_path if "import_mxnet" not in type(finder).__module__)]
 import pytest
-sys.exit(pytest.main(["-q", "-x", "-p", "no:mha", "-p", "no:cacheprovider", "-p", "no:xdist", sys.argv[1]]))
+plugins = []
+alone = ["-q", "-p", "no:mha", "-p", "no:cacheprovider", "-p", "no:xdist"]
+if not compiled:  # compilers warn of what they do themselves
+    alone += ["-W", "error::UserWarning"]
+else:
+    sys.path.append(plugins_at)
+    from compiling import Compiling
+    plugins.append(Compiling(backend, quick=compiled == "quick"))
+sys.exit(pytest.main([*alone, *arguments], plugins))
 """
 
 
@@ -82,12 +116,28 @@ def drawn(seed):
     return config(**options), [name for name in MORE if random.random() < 0.3]
 
 
-def proof(folder, backend):
-    """The exit code and the output of the proof in a folder, in a process without `mha`."""
-    more = ["mxnet"] if backend == "mxnet" else []
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(folder), *more], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+def ten(backend, folder):
+    """Write ten files of a framework, in which each option occurs, into a folder."""
+    for name, (options, call) in TEN.items():
+        given = TOGETHER if name == "all" else {key: one for each in options for key, one in OPTIONS[each].items()}
+        mha.write(config(**given), backend, folder / f"{name}.py", call=call)
+
+
+def refused(folder, checker):
+    """What a checker says against the files in a folder, "" if nothing."""
+    files = sorted(path.name for path in folder.glob("*.py") if not path.name.startswith("test_"))
+    command = [sys.executable, "-m", *CHECKERS[checker].split(), *files]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def proof(folder, backend, *arguments, compiled=""):
+    """The exit code and the output of the proofs in a folder, in a process without `mha`.
+
+    arguments: of pytest; compiled: "" = not, "quick" or "whole", as `compiling.Compiling` has it.
+    """
+    command = [sys.executable, "-c", ALONE, backend, compiled, str(Path(__file__).parent), str(folder)]
+    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, timeout=3600)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -108,7 +108,7 @@ def rotate(X, places, rotary, num_heads):
         first, second = wide[:, :, :n], wide[:, :, n : 2 * n]  # (B*H, T, n)
     turned = first * cos - second * sin, second * cos + first * sin  # (B*H, T, n)
     if rotary.interleaved:
-        turned = (mx.stack(turned, -1).reshape(BH, T, 2 * n),)  # (B*H, T, 2n)
+        turned = (mx.stack([*turned], -1).reshape(BH, T, 2 * n),)  # (B*H, T, 2n)
     return mx.concatenate([*turned, wide[:, :, 2 * n :]], -1).astype(X.dtype)  # (B*H, T, d)
 
 

@@ -140,7 +140,7 @@ class MultiHeadAttention(nn.Block):
         score_bias = None if score_bias is None else repeat_heads(four_axes(score_bias), B, H)  # (B*H, Q, K)
         sinks = () if call.sinks is None else (repeat_heads(over_axes(call.sinks, B, Q), B, H),)  # (B*H, 1, 1)
         inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
-        pooled, weights = self.attention(*inputs, visible, score_bias, call.training, *sinks)  # Gluon takes no names
+        pooled, weights = self.attention(*inputs, visible, score_bias, call.training, *sinks)
         return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)
 
     def merge(self, pooled):

@@ -72,6 +72,7 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
     of_methods = _used(program, methods=True)
     for owner, name, tree in list(program.functions()):
         if owner != LAYER:
+            program.put(owner, name, _with_dtypes(tree, DTYPES.get(backend, "")))
             continue
         inside = name == program.setup
         by: dict[str, cst.BaseExpression] = {}
@@ -137,6 +138,17 @@ def _kept(tree: Any, names: list[str], fields: bool, by_width: bool, width: str,
     place = 1 if body and code(body[0]).strip().startswith("super().__init__") else 0
     body[place:place] = lines
     return nodes.with_body(tree, body)
+
+
+def _with_dtypes(tree: Any, of: str) -> Any:
+    """A method of a part whose dtype is by default an object of the framework, where dtypes are: it has these names."""
+    params = [
+        each.with_changes(default=nodes.expression(f"{of}{code(each.default)[1:-1]}"))
+        if of and each.name.value == "dtype" and each.default is not None
+        else each
+        for each in tree.params.params
+    ]
+    return tree.with_changes(params=tree.params.with_changes(params=params))
 
 
 def _taking(tree: Any, given: dict[str, str]) -> Any:

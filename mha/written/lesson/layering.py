@@ -73,7 +73,7 @@ def _with_plain_names(program: Program) -> None:
         if made is not None and "staticmethod(" in code(made[1]):
             handed |= {f"self.{code(one)}": value.args[0].value for one, value in nodes.pairs(line)}
         elif (
-            (isinstance(line, cst.FunctionDef) and line.name.value in (program.entry, "compute_mask", "get_config"))
+            (isinstance(line, cst.FunctionDef) and line.name.value in (program.entry, "get_config"))
             or (isinstance(line, cst.FunctionDef) and line.decorators)
             or isinstance(nodes.small(line), cst.AnnAssign)
         ):

@@ -42,6 +42,7 @@ def specialised(
     if config.window is not None:
         known["window[0]"] = known["window"][0]
     _until_nothing_changes(program, known, asked)
+    program.mapped(lambda owner, name, tree: tidying.unguarded(tree))
     program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
     program.mapped(lambda owner, name, tree: tidying.joined(tree))
     if "cache" in asked:
@@ -51,8 +52,8 @@ def specialised(
 
 
 def _roots(program: Program) -> set[tuple[str, str]]:
-    """What users call."""
-    return {(LAYER, program.entry), (LAYER, program.setup)}
+    """What users call, or their framework."""
+    return {(LAYER, name) for name in (program.entry, program.setup, *linking.ASKED) if program.function(LAYER, name)}
 
 
 def _in_one(program: Program, known: dict[str, Any]) -> None:
@@ -140,8 +141,9 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
         else:
             params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
     tree = tree.with_changes(params=tree.params.with_changes(params=params))
-    changed = [name for name in ARGUMENTS if name not in asked and name in nodes.targets(tree.body)]
+    targets = nodes.targets(tree.body)
+    changed = [name for name in (*ARGUMENTS, "columns") if name not in asked and name in targets]
     by: Any = {name: folding.literal(value) for name, value in constants.items() if name not in changed}
-    first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS[name]))) for name in changed]
+    first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS.get(name)))) for name in changed]
     tree = nodes.with_body(tree, [*first, *nodes.body_of(tree)])
     program.put(LAYER, program.entry, nodes.replaced(tree, by))

@@ -94,7 +94,7 @@ class _Folding(nodes.Replacing):
         if holds is None:
             return updated_node
         if holds:
-            return cst.FlattenSentinel(_led(updated_node.body.body, updated_node))
+            return cst.FlattenSentinel(led(updated_node.body.body, updated_node))
         orelse = updated_node.orelse
         if orelse is None:
             return cst.RemoveFromParent()
@@ -195,7 +195,7 @@ class _Folding(nodes.Replacing):
         return updated_node.with_changes(elements=found)
 
 
-def _led(lines: Iterable[Any], by: cst.If) -> list[Any]:
+def led(lines: Iterable[Any], by: cst.If) -> list[Any]:
     """The statements of a branch that always runs, with the comments before it."""
     first, *rest = lines
     return [first.with_changes(leading_lines=[*by.leading_lines, *first.leading_lines]), *rest]

@@ -292,6 +292,21 @@ def _without_twins(lines: list[Any]) -> list[Any]:
     return found
 
 
+def unguarded(function: Any) -> Any:
+    """A function that always makes what one of several conditions asks for: nobody has to see that one of them held."""
+    lines = nodes.body_of(function)
+    made = {each.name.value for each in nodes.parameters(function)}
+    for number, line in enumerate(lines):
+        if isinstance(line, cst.If) and isinstance(line.test, cst.BooleanOperation) and line.orelse is None:
+            assigned = filter(None, map(nodes.assigned, line.body.body))
+            own = {name for target, _ in assigned for name in nodes.names(target)} - made
+            if own & nodes.live(lines[number + 1 :]):
+                lines[number : number + 1] = folding.led(line.body.body, line)
+                return unguarded(nodes.with_body(function, lines))
+        made |= set(nodes.targets(line))
+    return function
+
+
 def joined(function: Any) -> Any:
     """A function without short names that only the next statement reads, once: what they stand for is put there."""
     once = {name for name, number in Counter(nodes.targets(function.body)).items() if number == 1}
