@@ -49,14 +49,7 @@ def _straight(tree: Any) -> bool:
     body = nodes.body_of(tree)
     if not body or not isinstance(nodes.small(body[-1]), cst.Return) or nodes.small(body[-1]).value is None:
         return False
-    returns = [0]
-
-    class Returns(cst.CSTVisitor):
-        def visit_Return(self, node: cst.Return) -> None:
-            returns[0] += 1
-
-    tree.body.visit(Returns())
-    return returns[0] == 1 and not tree.params.star_kwarg and not isinstance(tree.params.star_arg, cst.Param)
+    return nodes.returns(tree) == 1 and not tree.params.star_kwarg and not isinstance(tree.params.star_arg, cst.Param)
 
 
 def returns_early(tree: Any) -> bool:

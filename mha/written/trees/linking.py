@@ -72,7 +72,7 @@ def _without_results(program: Program, owner: str, name: str) -> None:
     of_class, caller, call = sites[0]
     *body, last = nodes.body_of(tree)
     values = nodes.elements(nodes.small(last).value or nodes.NONE)
-    if values is None or len(program.returns(tree)) != 1:
+    if values is None or nodes.returns(tree) != 1:
         return
     double: dict[int, Any] = {}  # of results that are not returned: what their caller says instead, if anything
 

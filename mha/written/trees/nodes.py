@@ -280,6 +280,18 @@ def calls(node: cst.CSTNode) -> tuple[cst.Call, ...]:
     return tuple(found)
 
 
+def returns(node: cst.CSTNode) -> int:
+    """The number of returns in a node."""
+    found = [0]
+
+    class Returns(cst.CSTVisitor):
+        def visit_Return(self, node: cst.Return) -> None:
+            found[0] += 1
+
+    node.visit(Returns())
+    return found[0]
+
+
 def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
     """A function, class or statement with a function of the statements of each block in it, the inner ones first.
 

@@ -113,17 +113,6 @@ class Program:
                     found.append((of_class, caller, call))
         return found
 
-    def returns(self, tree: Any) -> list[cst.Return]:
-        """The returns in a function."""
-        found: list[cst.Return] = []
-
-        class Returns(cst.CSTVisitor):
-            def visit_Return(self, node: cst.Return) -> None:
-                found.append(node)
-
-        tree.visit(Returns())
-        return found
-
     def fields(self, owner: str) -> list[str]:
         """The annotated names of a class, which are its fields where it is made from them."""
         lines = [nodes.small(line) for line in self.definitions[owner].body.body]
