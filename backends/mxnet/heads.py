@@ -7,8 +7,6 @@ that are shared; Zhang and Sennrich, Root Mean Square Layer Normalization (2019)
 Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021), section 3.2.
 """
 
-import math
-
 from mxnet import np, npx
 from mxnet.gluon import nn
 
@@ -66,7 +64,7 @@ def gate_by(pooled, gates):
     A query that sees nothing pools 0, and that stays 0 where its gate is not a number.
     """
     sees, gates = (pooled != 0).any(-1, keepdims=True), widen(gates)  # (B*H, Q, 1), (B*H, Q, dv or 1)
-    number = sees + (gates <= math.inf) > 0  # (B*H, Q, dv or 1), False where NaN
+    number = sees + (gates <= np.inf) > 0  # (B*H, Q, dv or 1), False where NaN
     gates = where(number, gates, np.zeros_like(gates))  # (B*H, Q, dv or 1)
     return (widen(pooled) * npx.sigmoid(gates)).astype(pooled.dtype)  # (B*H, Q, dv)
 

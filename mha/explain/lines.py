@@ -26,7 +26,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
     **{name: ("MultiHeadAttention.turn", name) for name in ("rotate_q", "rotate_k", "tempered_q")},
     "slots": ("slots_after", "slots"),
     **dict.fromkeys(("positions_after", "lost_after"), ("slots_after", "state")),
-    **dict.fromkeys(("keys_after", "values_after"), ("remember", -4)),
+    **dict.fromkeys(("keys_after", "values_after"), ("remember", -3)),
     **{f"repeat_{one}": ("MultiHeadAttention.pool", "inputs") for one in "kv"},
     "scores": ("DotProductAttention.scores", -1),
     "capped": ("AttentionPooling.weigh", "capped"),
