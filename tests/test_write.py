@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -29,15 +30,29 @@ def run(*arguments):
 
 
 @pytest.fixture(scope="module")
+def plain(backend, tmp_path_factory):
+    """A folder with a plain file and its proof."""
+    folder = tmp_path_factory.mktemp("plain")
+    mha.write(writing.config(), backend, folder / "attention.py")
+    return folder
+
+
+@pytest.fixture(scope="module")
 def texts():
     """The text of a plain file for each framework."""
     return {backend: files.made(writing.config(), backend, ()) for backend in BACKENDS}
 
 
+COMPILED = pytest.mark.long("torch", "tensorflow", "jax")  # test_written_compiled.py has as much of these
+
+
 @pytest.mark.parametrize(
     ("options", "call"),
-    [({}, ()), (LLAMA | {"window": (2, None)}, ("cache",)), (writing.TOGETHER, writing.MORE)],
-    ids=["plain", "cache", "all options"],
+    [
+        pytest.param({}, (), id="plain"),
+        pytest.param(LLAMA | {"window": (2, None)}, ("cache",), marks=COMPILED, id="cache"),
+        pytest.param(writing.TOGETHER, writing.MORE, marks=COMPILED, id="all options"),
+    ],
 )
 def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call):
     config = writing.config(**options)
@@ -67,7 +82,13 @@ def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path, mo
     monkeypatch.delitem(sys.modules, "attention")
 
 
-@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.long("torch", "jax")),
+        {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)},
+    ],
+)
 @pytest.mark.backends("torch", "jax", "mlx")
 def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
     path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", fused=True, call=["positions"])[0]
@@ -102,11 +123,10 @@ def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng
 @pytest.mark.parametrize(
     ("options", "call", "fused", "names"),
     [
-        ({}, (), False, "gpt2"),
-        (writing.TOGETHER, writing.MORE, False, None),
-        (writing.KNOWN, ("head_gates", "segments"), True, None),
+        pytest.param({}, (), False, "gpt2", id="names"),
+        pytest.param(writing.TOGETHER, writing.MORE, False, None, marks=pytest.mark.long("jax"), id="all options"),
+        pytest.param(writing.KNOWN, ("head_gates", "segments"), True, None, id="a kernel"),
     ],
-    ids=["names", "all options", "a kernel"],
 )
 @pytest.mark.backends("jax")
 def test_a_file_may_be_a_module_of_nnx(backend, tmp_path, options, call, fused, names):
@@ -146,7 +166,7 @@ def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_pa
     monkeypatch.delitem(sys.modules, "attention")
 
 
-@pytest.mark.parametrize("scheme", ["llama", "opt", "distilbert"])
+@pytest.mark.parametrize("scheme", ["llama", *(pytest.param(one, marks=COMPILED) for one in ("opt", "distilbert"))])
 @pytest.mark.backends("torch", "mlx")
 def test_a_file_may_have_the_names_of_checkpoints(backend, tmp_path, scheme):
     options = {"num_key_value_heads": 2} | ({"qk_norm": "rms", "sinks": True} if scheme == "llama" else {})
@@ -198,12 +218,12 @@ def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path, monkeypatch)
     ],
 )  # fmt: skip
 @pytest.mark.backends("torch")
-def test_a_proof_fails_on_an_edited_file(backend, tmp_path, old, new):
-    path = mha.write(writing.config(), backend, tmp_path / "attention.py")[0]
-    text = path.read_text()
+def test_a_proof_fails_on_an_edited_file(backend, plain, tmp_path, old, new):
+    folder = shutil.copytree(plain, tmp_path / "edited")
+    text = (folder / "attention.py").read_text()
     assert text.count(old) == 1
-    path.write_text(text.replace(old, new))
-    code, output = writing.proof(tmp_path, backend)
+    (folder / "attention.py").write_text(text.replace(old, new))
+    code, output = writing.proof(folder, backend)
     assert code == 1, output
     assert " is off by " in output
 

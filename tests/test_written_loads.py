@@ -16,7 +16,8 @@ from mha.written import check, files
 from mha.written.lesson.named import loading, own_names
 
 PREFIX = "model.layers.3.attention."
-# A scheme for each way in which arrays lie: these on every framework, others on NumPy.
+# A scheme for each way in which arrays lie: these on every framework, others on NumPy. Those whose layers are slow
+# to be written and tried run the first alone but with --long.
 FORMS = ("gpt2", "neox", "phi3", "keras", "torch-separate", "vit")
 # Arrays that some files of a scheme lack, which are zeros then.
 LACKING = {"vit": ("W_k.bias",), "llama": ("W_o.bias",), "opt": ("W_k.bias",), "internvl": ("W_q.bias", "W_k.bias")}
@@ -41,7 +42,8 @@ def cases():
     for scheme, given in found:
         every = scheme in FORMS and not given
         name = " ".join([scheme, *(f"{one}={value}" for one, value in given.items())])
-        yield pytest.param(scheme, given, id=name, marks=() if every else pytest.mark.backends("numpy"))
+        marks = () if scheme == FORMS[0] else pytest.mark.long("torch", "tensorflow", "jax")
+        yield pytest.param(scheme, given, id=name, marks=marks if every else pytest.mark.backends("numpy"))
 
 
 @pytest.mark.parametrize(("scheme", "given"), list(cases()))
@@ -62,7 +64,15 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
     assert parity.ratio(layer, writing.loaded(path, backend, checkpoint, PREFIX, *inputs), *inputs) <= 1
 
 
-@pytest.mark.parametrize("scheme", ["gpt2", "llama", "keras", "torch-separate", "bert"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(pytest.param(one, marks=pytest.mark.long("numpy")) for one in ("llama", "torch-separate")),
+        "gpt2",
+        "keras",
+        "bert",
+    ],
+)
 @pytest.mark.backends("numpy")
 def test_an_array_that_is_missing_is_an_error(tmp_path, scheme):
     layer = mha.MultiHeadAttention(19, 6, **options(scheme), seed=5, backend="numpy")
