@@ -28,7 +28,7 @@ def linked(program: Program, roots: set[tuple[str, str]]) -> None:
 
 
 def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> None:
-    """Take out the parameters of one function that say the same in every call, or that it does not use."""
+    """Take out the parameters of a function that say the same in every call, or that it does not use."""
     sites = program.sites(owner, name)
     fields = program.fields(owner) if owner and name == program.setup and program.setup != "__init__" else None
     if not sites or isinstance(tree.params.star_arg, cst.Param):
@@ -38,6 +38,7 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
     calls = [bound(call, given) for _, _, call in sites]
     if any(call is None for call in calls):
         return
+    gone = []
     for parameter in given:
         values = [(call or {}).get(parameter, default.get(parameter)) for call in calls]
         own = [value for value in values if value is not None]
@@ -56,12 +57,13 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
                 new = _given_first(tree, parameter, own[0])
                 if new is None:
                     continue
-            program.put(owner, name, _taking_less(new, parameter))
+            tree = _taking_less(new, parameter)
+            program.put(owner, name, tree)
         else:
             program.definitions[owner] = _with_field(program.definitions[owner], parameter, own[0] if used else None)
-        _giving_less(program, owner, name, given, parameter)
-        _without_parameters(program, owner, name, program.function(owner, name))
-        return
+        gone.append(parameter)
+    if gone:
+        _giving_less(program, owner, name, given, gone)
 
 
 def _without_results(program: Program, owner: str, name: str) -> None:
@@ -143,9 +145,8 @@ def _taking_less(tree: Any, parameter: str) -> Any:
     return tree.with_changes(params=parameters)
 
 
-def _giving_less(program: Program, owner: str, name: str, given: list[str], parameter: str) -> None:
-    """Take the argument of a parameter out of every call of a function."""
-    position = given.index(parameter)
+def _giving_less(program: Program, owner: str, name: str, given: list[str], gone: list[str]) -> None:
+    """Take the arguments of some parameters out of every call of a function."""
 
     def less(of_class: str, call: cst.Call) -> cst.Call:
         if program.called(of_class, call) != (owner, name):
@@ -153,7 +154,7 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], para
         left = [
             each
             for number, each in enumerate(call.args)
-            if (each.keyword.value != parameter if each.keyword is not None else number != position)
+            if (given[number] if each.keyword is None else each.keyword.value) not in gone
         ]
         left = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
         return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))

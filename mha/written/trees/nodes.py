@@ -251,7 +251,8 @@ def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False)
             return None
         return in_brackets(new.deep_clone()) if not isinstance(new, cst.Name) else new.deep_clone()
 
-    return node.visit(Replacing(found, stores))
+    text = code(node)
+    return node.visit(Replacing(found, stores)) if any(name in text for name in by) else node
 
 
 class Mapping(cst.CSTTransformer):
