@@ -281,6 +281,7 @@ def calls(node: cst.CSTNode) -> tuple[cst.Call, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=10_000)
 def returns(node: cst.CSTNode) -> int:
     """The number of returns in a node."""
     found = [0]
