@@ -47,7 +47,7 @@ GROUPS = {
         "a gate that is not a number counts": {
             "numpy tensorflow jax": (r"sees \| ~[\w.]+\(gates\)", "sees | True"),
             "torch": (r"sees \| ~gates\.isnan\(\)", "sees | True"),
-            "mxnet": (r"sees \+ \(gates <= math\.inf\) > 0", "sees > -1")},
+            "mxnet": (r"sees \+ \(gates <= np\.inf\) > 0", "sees > -1")},
         "a lone token is not gated": dict.fromkeys(IN_PLACE, (
             r"if config\.output_gate:\n(        gates = layer)", r"if False:\n\1")),
         "gated heads are views": {"torch": (r"config\.temperature or config\.output_gate", "config.temperature"),

@@ -80,7 +80,7 @@ def wrong_of(backend, files, folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backends", default=",".join(dispatch.FRAMEWORKS))
+    parser.add_argument("--backends", default=",".join([*dispatch.FRAMEWORKS, "nnx"]))
     parser.add_argument("--drawn", type=int, default=40)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
