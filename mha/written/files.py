@@ -133,7 +133,8 @@ def made(
     program = specialise.specialised(config, backend, takes, fused, kind)
     if names is not None:
         named.name(program, config, backend, names, kind)
-    text = finishing.finished(program, config, backend, takes, header(config, backend, call, names, fused, kind))
+    said = commands.said(config, backend, call, names, fused, kind)
+    text = finishing.finished(program, config, backend, takes, header(backend, said))
     of = {
         "backend": backend,
         "call": sorted(call),
@@ -146,12 +147,9 @@ def made(
     return f"{MADE_OF}{json.dumps(of)}\n{text}"
 
 
-def header(
-    config: Config, backend: BackendName, call: Collection[str], names: str | None, fused: bool, kind: str | None
-) -> str:
+def header(backend: BackendName, said: str) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
-    said = commands.said(config, backend, call, names, fused, kind)
     return (
         f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
         "either, H heads. Arguments are not checked.\n\n"

@@ -138,5 +138,4 @@ def with_empty(program: Program, backend: BackendName, config: Config) -> None:
     made = nodes.replaced(tidying.tidied(made.visit(of_shape), {}), same)
     if program.setup != "__init__" and facts.by_width(config):  # outside of a call, a module has its fields alone
         made = nodes.replaced(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
-    layer = program.definitions[LAYER]
-    program.definitions[LAYER] = layer.with_changes(body=layer.body.with_changes(body=[*layer.body.body, made]))
+    program.add(LAYER, made)

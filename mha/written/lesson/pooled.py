@@ -56,7 +56,8 @@ def without_part(program: Program) -> None:
         if owner == name and method not in (program.setup, "__init__"):
             tree = tree.with_changes(name=cst.Name("weigh")) if method == program.entry else tree
             methods.append(nodes.replaced(tree, own))
-    layer = program.definitions[LAYER]
-    layer = layer.with_changes(body=layer.body.with_changes(body=[*layer.body.body, *methods]))
-    program.definitions[LAYER] = nodes.replaced(layer, {"self.attention": nodes.expression("self.weigh")})
+    program.add(LAYER, *methods)
+    program.definitions[LAYER] = nodes.replaced(
+        program.definitions[LAYER], {"self.attention": nodes.expression("self.weigh")}
+    )
     del program.definitions[name]

@@ -47,13 +47,14 @@ def specialised(
     program.mapped(lambda owner, name, tree: tidying.joined(tree))
     if "cache" in asked:
         caching.with_empty(program, backend, config)
-    linking.pruned(program, _roots(program) | {(LAYER, caching.EMPTY)})
+    linking.pruned(program, _roots(program))
     return program
 
 
 def _roots(program: Program) -> set[tuple[str, str]]:
     """What users call, or their framework."""
-    return {(LAYER, name) for name in (program.entry, program.setup, *linking.ASKED) if program.function(LAYER, name)}
+    names = program.entry, program.setup, caching.EMPTY, *linking.ASKED
+    return {(LAYER, name) for name in names if program.function(LAYER, name)}
 
 
 def _in_one(program: Program, known: dict[str, Any]) -> None:

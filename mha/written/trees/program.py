@@ -61,6 +61,12 @@ class Program:
                 lines.append(line)
         self.definitions[owner] = of_class.with_changes(body=of_class.body.with_changes(body=lines))
 
+    def add(self, owner: str, *methods: Any) -> None:
+        """Give a class more methods, behind its others."""
+        of_class = self.definitions[owner]
+        body = of_class.body.with_changes(body=[*of_class.body.body, *methods])
+        self.definitions[owner] = of_class.with_changes(body=body)
+
     def mapped(self, function: Callable[[str, str, Any], Any]) -> None:
         """Put a function of each function or method in its place."""
         for owner, name, tree in list(self.functions()):

@@ -140,8 +140,7 @@ def put(program: Program, config: Config, of: str, scheme: str) -> None:
     """
     same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
     tree = nodes.replaced(nodes.statement(method(config, of, scheme)), same)
-    layer = program.definitions[LAYER]
-    program.definitions[LAYER] = layer.with_changes(body=layer.body.with_changes(body=[*layer.body.body, tree]))
+    program.add(LAYER, tree)
     needed = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports}
     program.imports = needed | program.imports
 
