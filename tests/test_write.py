@@ -65,13 +65,11 @@ def test_a_file_is_proven_where_there_is_no_mha(backend, tmp_path, options, call
 
 
 @pytest.mark.backends("torch")
-def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path, monkeypatch):
+def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path):
     import torch
 
     mha.write(writing.config(), backend, tmp_path / "attention.py", call=["cache"])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "attention", raising=False)
-    own, X = importlib.import_module("attention").MultiHeadAttention(24, 4), torch.ones(2, 1, 24)
+    own, X = writing.layer_of(tmp_path / "attention.py")(24, 4), torch.ones(2, 1, 24)
     cache = own.cache(2, 3)
     for number in range(4):
         kept, (output, cache) = cache, own(X, X, X, causal=True, cache=cache)
@@ -79,7 +77,6 @@ def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path, mo
         assert (kept.lengths == number).all()  # the old one stays
     output, _ = own(X, X, X, torch.tensor([1, 0]), causal=True, cache=kept._replace(lost=kept.lost * 0 - 1))
     assert output.isnan().flatten(1).all(1).tolist() == [True, False]
-    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +99,10 @@ def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
 
 
 @pytest.mark.backends("torch", "jax", "mlx")
-def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng, tmp_path, monkeypatch):
+def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng, tmp_path):
     config, convert = writing.config(num_key_value_heads=2), adapters.of(backend).convert
     mha.write(config, backend, tmp_path / "attention.py", fused=True, call=["cache"], kind={"jax": "nnx"}.get(backend))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "attention", raising=False)
-    made = importlib.import_module("attention").MultiHeadAttention
+    made = writing.layer_of(tmp_path / "attention.py")
     layer = made(24, 4, rngs=importlib.import_module("flax.nnx").Rngs(0)) if backend == "jax" else made(24, 4)
     queries, keys = rng.standard_normal((2, 2, 7, 24)).astype("float32")
     mask, outputs = convert(np.arange(9)[None, None] != np.full((1, 7, 1), 3)), []
@@ -117,7 +112,6 @@ def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng
         outputs.append(mha.to_numpy(output))
     assert np.isfinite(outputs[1]).all()
     np.testing.assert_array_equal(*outputs)
-    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize(
@@ -143,15 +137,13 @@ def test_a_file_may_be_a_module_of_nnx(backend, tmp_path, options, call, fused, 
 
 
 @pytest.mark.backends("jax")
-def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_path, monkeypatch):
+def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_path):
     import jax
     from flax import nnx
 
     config = writing.config(dropout=0.5, pooling="additive", value_norm="rms")
     mha.write(config, backend, tmp_path / "attention.py", kind="nnx")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "attention", raising=False)
-    layer = importlib.import_module("attention").MultiHeadAttention(24, 4, rngs=nnx.Rngs(0))
+    layer = writing.layer_of(tmp_path / "attention.py")(24, 4, rngs=nnx.Rngs(0))
     X = jax.random.normal(jax.random.key(1), (2, 7, 24))
     first, second = layer(X, X, X), layer(X, X, X)
     assert not np.allclose(first, second)
@@ -163,7 +155,6 @@ def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_pa
     assert {(name, array) for name, one in found.items() for array in one} == {
         (f"{W}", "kernel") for W in ("W_q", "W_k", "w_v")
     }
-    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize("scheme", ["llama", *(pytest.param(one, marks=COMPILED) for one in ("opt", "distilbert"))])
@@ -178,7 +169,7 @@ def test_a_file_may_have_the_names_of_checkpoints(backend, tmp_path, scheme):
 
 
 @pytest.mark.backends("torch")
-def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path, monkeypatch):
+def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path):
     import torch
 
     layer = mha.MultiHeadAttention(24, 4, num_key_value_heads=2, rotary=mha.Rotary(base=500.0), seed=3, backend="numpy")
@@ -194,14 +185,11 @@ def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path, monkeypatch)
     path = tmp_path / "attention.py"
     result = run("write", backend, "--like", str(tmp_path), "--layer", "0", "--names", "llama", "-o", str(path))
     assert (result.exit_code, result.stderr) == (0, "")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "attention", raising=False)
-    own = importlib.import_module("attention").MultiHeadAttention(24, 4)
+    own = writing.layer_of(tmp_path / "attention.py")(24, 4)
     prefix = "model.layers.0.self_attn."
     own.load_state_dict({name.removeprefix(prefix): torch.tensor(X) for name, X in arrays.items() if prefix in name})
     X = np.random.default_rng(5).standard_normal((2, 7, 24)).astype("float32")
     assert parity.ratio(layer, own(torch.tensor(X), torch.tensor(X), torch.tensor(X)).detach().numpy(), X, X, X) <= 1
-    monkeypatch.delitem(sys.modules, "attention")
 
 
 @pytest.mark.parametrize(

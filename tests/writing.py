@@ -154,12 +154,17 @@ def counted(text):
     return sum(not line.strip().startswith("#") for line in code), len(lines)
 
 
-def loaded(path, backend, checkpoint, prefix, *inputs):
-    """The output of a written layer, of 19 features and 6 heads, with the weights that its `load` takes from a file."""
-    spec = importlib.util.spec_from_file_location(f"written_for_{backend}", path)
+def layer_of(path):
+    """The class of the layer in a file, which no other test sees."""
+    spec = importlib.util.spec_from_file_location("a_written_file", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    layer, inputs = module.MultiHeadAttention(19, 6), map(adapters.of(backend).convert, inputs)
+    return module.MultiHeadAttention
+
+
+def loaded(path, backend, checkpoint, prefix, *inputs):
+    """The output of a written layer, of 19 features and 6 heads, with the weights that its `load` takes from a file."""
+    layer, inputs = layer_of(path)(19, 6), map(adapters.of(backend).convert, inputs)
     if backend == "mxnet":
         layer.initialize()
     taken = layer.load(checkpoint, prefix)
