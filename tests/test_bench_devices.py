@@ -217,9 +217,19 @@ def _is_rank(process):
 # What is measured, with ways of NumPy on one rank
 
 
+OF_RANKS = "mha.backends.numpy.parallel.bench"
+
+
 @pytest.fixture
 def ways(monkeypatch):
     """The makers of ways, empty, that the only rank measures; none is of a framework."""
+    module = of_ranks()
+    monkeypatch.setitem(sys.modules, OF_RANKS, module)
+    return module.makers
+
+
+def of_ranks():
+    """What stands for the module of a framework's ranks, with `makers` of ways."""
     makers = {}
 
     class Group:
@@ -234,9 +244,8 @@ def ways(monkeypatch):
             return makers
 
     module = types.ModuleType("bench")
-    module.Group = Group
-    monkeypatch.setitem(sys.modules, "mha.backends.numpy.parallel.bench", module)
-    return makers
+    module.Group, module.makers = Group, makers
+    return module
 
 
 def measured(memory=False):
@@ -288,16 +297,26 @@ def test_memory(ways):
     assert measured(memory=True)["half"]["share"] is None
 
 
-def test_memory_of_a_process_is_that_of_one_call(ways):
-    """Not what is there before the call, nor a peak of long ago."""
-    kept = np.ones(2**23)  # 64 MiB
+def test_memory_of_a_process_is_that_of_one_call(python):
+    """Not what is there before the call, nor a peak of long ago: in a process of its own, where nothing else runs."""
+    code = """
+import sys
+import numpy as np
+import test_bench_devices as here
+from mha.bench.steps import UNSPLIT, Results, Way
 
-    def step():
-        return Results(np.ones(2**22)[:3] * kept[:3])  # 32 MiB, gone at once
+kept = np.ones(2**23)  # 64 MiB
 
-    ways[UNSPLIT] = lambda: Way(step, lambda results: results)
-    len(np.ones(2**24))
-    assert 31 < measured(memory=True)[UNSPLIT]["mebibytes"] < 48  # the kernel counts pages in batches
+def step():
+    return Results(np.ones(2**22)[:3] * kept[:3])  # 32 MiB, gone at once
+
+module = sys.modules[here.OF_RANKS] = here.of_ranks()
+module.makers[UNSPLIT] = lambda: Way(step, lambda results: results)
+len(np.ones(2**24))
+print(here.measured(memory=True)[UNSPLIT]["mebibytes"])
+"""
+    found = python(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    assert 31 < float(found) < 48  # the kernel counts pages in batches
 
 
 def test_fast_calls_are_repeated_until_a_sample_takes_its_time(ways):

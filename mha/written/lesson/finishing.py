@@ -13,6 +13,7 @@ from mha.written.lesson import facts, texts
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
+from mha.written.trees.walking import Reading
 
 LONG = 10  # characters of a name that is kept on a line with others
 DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the framework
@@ -110,7 +111,7 @@ def _used(program: Program, methods: bool = False) -> set[str]:
     """The expressions of a configuration that the layer reads; methods: in its methods beside the one that makes it."""
     found: set[str] = set()
 
-    class Used(cst.CSTVisitor):
+    class Used(Reading):
         def visit_Attribute(self, node: cst.Attribute) -> bool:
             text = code(node)
             if text.startswith("config."):
@@ -120,7 +121,7 @@ def _used(program: Program, methods: bool = False) -> set[str]:
 
     for owner, name, tree in program.functions():
         if owner == LAYER and not (methods and name == program.setup):
-            tree.visit(Used())
+            Used().read(tree)
     return found
 
 

@@ -7,6 +7,7 @@ import libcst as cst
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
+from mha.written.trees.walking import Changing
 
 # What only a library needs: checks, and what is kept for whoever watches.
 DROPPED = (
@@ -54,13 +55,13 @@ def _without_library(program: Program) -> None:
             return call.args[1].value  # a dtype, which is an object there
         return call
 
-    class Conditions(cst.CSTTransformer):
-        def leave_Comparison(self, original_node: cst.Comparison, updated_node: cst.Comparison) -> Any:
-            said = SAID.get(code(updated_node))
-            return updated_node if said is None else nodes.expression(said)
+    class Conditions(Changing):
+        def leave_Comparison(self, node: cst.Comparison, new: cst.Comparison) -> Any:
+            said = SAID.get(code(new))
+            return new if said is None else nodes.expression(said)
 
     program.each(lambda tree: nodes.lines_mapped(tree, without))
-    program.each(lambda tree: tree.visit(nodes.Mapping(change)).visit(Conditions()))
+    program.each(lambda tree: Conditions().changed(nodes.calls_mapped(tree, change)))
 
 
 def _with_plain_names(program: Program) -> None:
@@ -105,7 +106,7 @@ def _with_plain_names(program: Program) -> None:
         left = [each for each in call.args if code(each.value) != "config"]
         return call if len(left) == len(call.args) else call.with_changes(args=left)
 
-    program.each(lambda tree: tree.visit(nodes.Mapping(less)))
+    program.each(lambda tree: nodes.calls_mapped(tree, less))
 
 
 def _with_bases(program: Program) -> None:

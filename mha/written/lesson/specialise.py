@@ -43,7 +43,7 @@ def specialised(
         known["window[0]"] = known["window"][0]
     _until_nothing_changes(program, known, asked)
     program.mapped(lambda owner, name, tree: tidying.unguarded(tree))
-    program.mapped(lambda owner, name, tree: tree.visit(nodes.Mapping(_in_order(program, owner))))
+    program.mapped(lambda owner, name, tree: nodes.calls_mapped(tree, _in_order(program, owner)))
     program.mapped(lambda owner, name, tree: tidying.joined(tree))
     if "cache" in asked:
         caching.with_empty(program, backend, config)
@@ -112,7 +112,7 @@ def _hiding_once(tree: Any) -> Any:
     assigned = (nodes.assigned(line) for line in nodes.body_of(tree))
     name = next(code(made[0]) for made in assigned if made is not None and made[1] is calls[0])
     second = code(calls[1])
-    return tree.visit(nodes.Mapping(lambda call: cst.Name(name) if code(call) == second else call))
+    return nodes.calls_mapped(tree, lambda call: cst.Name(name) if code(call) == second else call)
 
 
 def _within(name: str, known: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def spread_call(program: Program) -> None:
         tree = nodes.lines_mapped(
             tree, lambda lines: [_returned_fields(line, changing.get(name, [])) for line in lines]
         )
-        tree = tree.visit(nodes.Mapping(lambda call: _giving(call, fields, own)))
+        tree = nodes.calls_mapped(tree, lambda call: _giving(call, fields, own))
         return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
 
     program.mapped(spread)
@@ -155,7 +155,7 @@ def spread_parts(program: Program) -> None:
                         arguments.append(each)
                 return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
 
-            return nodes.replaced(tree.visit(nodes.Mapping(change)), names)
+            return nodes.replaced(nodes.calls_mapped(tree, change), names)
 
         program.mapped(spread)
         for name, tree in list(program.definitions.items()):

@@ -21,14 +21,16 @@ COMPARED: dict[type, Callable[[Any, Any], bool]] = {cst.Equal: operator.eq, cst.
 def folded(node: Any, known: Mapping[str, Any]) -> Any:
     """A node with constants for names and attributes whose values are known, and without branches that never run."""
     if not isinstance(node, cst.FunctionDef):
-        return node.visit(_Folding(known))
+        return _Folding(known).changed(node)
     lines: list[Any] = []
     for line in node.body.body:
-        made = line.visit(_Folding(known))
+        made = _Folding(known).changed(line)
         if isinstance(made, cst.FlattenSentinel):
             lines += made
         elif not isinstance(made, cst.RemovalSentinel):
             lines.append(line if nodes.same(line, made) else made)
+    if nodes.are(lines, node.body.body):
+        return node
     return node.with_changes(body=node.body.with_changes(body=lines or [nodes.statement("pass\n")]))
 
 
@@ -89,38 +91,38 @@ class _Folding(nodes.Replacing):
         value = self.known.get(text, UNKNOWN)
         return None if value is UNKNOWN or value is PRESENT else literal(value)
 
-    def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
-        holds = truth(updated_node.test, self.known)
+    def leave_If(self, node: cst.If, new: cst.If) -> Any:
+        holds = truth(new.test, self.known)
         if holds is None:
-            return updated_node
+            return new
         if holds:
-            return cst.FlattenSentinel(led(updated_node.body.body, updated_node))
-        orelse = updated_node.orelse
+            return cst.FlattenSentinel(led(new.body.body, new))
+        orelse = new.orelse
         if orelse is None:
             return cst.RemoveFromParent()
         return orelse if isinstance(orelse, cst.If) else cst.FlattenSentinel(orelse.body.body)
 
-    def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> Any:
-        holds = truth(updated_node.test, self.known)
+    def leave_IfExp(self, node: cst.IfExp, new: cst.IfExp) -> Any:
+        holds = truth(new.test, self.known)
         if holds is None:
-            if nodes.same(updated_node.body, updated_node.orelse):
-                return updated_node.body
-            return updated_node
-        return updated_node.body if holds else updated_node.orelse
+            if nodes.same(new.body, new.orelse):
+                return new.body
+            return new
+        return new.body if holds else new.orelse
 
-    def leave_BooleanOperation(self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation) -> Any:
-        left, right = updated_node.left, updated_node.right
+    def leave_BooleanOperation(self, node: cst.BooleanOperation, new: cst.BooleanOperation) -> Any:
+        left, right = new.left, new.right
         holds = truth(left, self.known)
         if holds is not None:
-            return right if holds == isinstance(updated_node.operator, cst.And) else left
-        if truth(right, self.known) is isinstance(updated_node.operator, cst.And):
+            return right if holds == isinstance(new.operator, cst.And) else left
+        if truth(right, self.known) is isinstance(new.operator, cst.And):
             return left  # `x and True`, `x or False`: where only the truth of x counts
-        return updated_node
+        return new
 
-    def leave_UnaryOperation(self, original_node: cst.UnaryOperation, updated_node: cst.UnaryOperation) -> Any:
-        if not isinstance(updated_node.operator, cst.Not):
-            return updated_node
-        inner = updated_node.expression
+    def leave_UnaryOperation(self, node: cst.UnaryOperation, new: cst.UnaryOperation) -> Any:
+        if not isinstance(new.operator, cst.Not):
+            return new
+        inner = new.expression
         holds = truth(inner, self.known)
         if holds is not None:
             return nodes.FALSE if holds else nodes.TRUE
@@ -128,21 +130,21 @@ class _Folding(nodes.Replacing):
             part = inner.comparisons[0]
             if isinstance(part.operator, cst.Is):
                 return inner.with_changes(comparisons=[part.with_changes(operator=cst.IsNot())], lpar=[], rpar=[])
-        return updated_node
+        return new
 
-    def leave_Comparison(self, original_node: cst.Comparison, updated_node: cst.Comparison) -> Any:
-        operands = [updated_node.left, *(part.comparator for part in updated_node.comparisons)]
-        kinds = {type(part.operator) for part in updated_node.comparisons}
+    def leave_Comparison(self, node: cst.Comparison, new: cst.Comparison) -> Any:
+        operands = [new.left, *(part.comparator for part in new.comparisons)]
+        kinds = {type(part.operator) for part in new.comparisons}
         values = [value_of(each, self.known) for each in operands]
         if kinds == {cst.Is} and (None in values or len(values) > 2):
-            return self._all_none(updated_node, operands, values)
+            return self._all_none(new, operands, values)
         if kinds == {cst.IsNot} and len(values) == 2 and values[1] is None and is_none(values[0]) is not None:
             return nodes.FALSE if values[0] is None else nodes.TRUE
         if len(values) == 2 and UNKNOWN not in values and PRESENT not in values:
             compared = COMPARED.get(next(iter(kinds)))
             if compared is not None:
                 return nodes.TRUE if compared(*values) else nodes.FALSE
-        return updated_node
+        return new
 
     def _all_none(self, node: cst.Comparison, operands: list[Any], values: list[Any]) -> Any:
         """A chain `a is b is None`: whether all are None."""
@@ -156,8 +158,8 @@ class _Folding(nodes.Replacing):
         parts = [cst.ComparisonTarget(cst.Is(), each) for each in [*left[1:], nodes.NONE]]
         return node.with_changes(left=left[0], comparisons=parts)
 
-    def leave_BinaryOperation(self, original_node: cst.BinaryOperation, updated_node: cst.BinaryOperation) -> Any:
-        left, right, sign = updated_node.left, updated_node.right, type(updated_node.operator)
+    def leave_BinaryOperation(self, node: cst.BinaryOperation, new: cst.BinaryOperation) -> Any:
+        left, right, sign = new.left, new.right, type(new.operator)
         ones = [value_of(each, self.known) for each in (left, right)]
         if sign is cst.FloorDivide and nodes.same(left, right):
             return cst.Integer("1")
@@ -169,12 +171,14 @@ class _Folding(nodes.Replacing):
             return left
         if sign is cst.Add and type(ones[0]) is int and ones[0] == 0:
             return right
-        return updated_node
+        return new
 
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Any:
+    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
         """Without `**{}`, and with the arguments that a dict or a tuple after stars has."""
+        if not any(each.star for each in new.args):
+            return new
         arguments: list[cst.Arg] = []
-        for each in updated_node.args:
+        for each in new.args:
             values = nodes.elements(each.value)
             if each.star == "**" and isinstance(each.value, cst.Dict):
                 entries: Any = each.value.elements
@@ -184,15 +188,17 @@ class _Folding(nodes.Replacing):
                 arguments += [cst.Arg(value) for value in values]
             else:
                 arguments.append(each)
-        return updated_node.with_changes(args=arguments)
+        return new.with_changes(args=arguments)
 
-    def leave_Tuple(self, original_node: cst.Tuple, updated_node: cst.Tuple) -> Any:
+    def leave_Tuple(self, node: cst.Tuple, new: cst.Tuple) -> Any:
         """Elements of a tuple after a star, as elements; a starred thing alone, itself."""
+        if not any(isinstance(each, cst.StarredElement) for each in new.elements):
+            return new
         found: list[Any] = []
-        for each in updated_node.elements:
+        for each in new.elements:
             inner = nodes.elements(each.value) if isinstance(each, cst.StarredElement) else None
             found += [each] if inner is None else [cst.Element(value) for value in inner]
-        return updated_node.with_changes(elements=found)
+        return new.with_changes(elements=found)
 
 
 def led(lines: Iterable[Any], by: cst.If) -> list[Any]:

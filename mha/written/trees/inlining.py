@@ -7,6 +7,7 @@ import libcst as cst
 from mha.written.trees import folding, nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import Program, bound, defaults, takes
+from mha.written.trees.walking import Changing
 
 SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
 
@@ -195,7 +196,7 @@ def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
         result = result.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     elif not isinstance(result, SIMPLE):
         result = nodes.in_brackets(result)
-    new = line.visit(_One(call, result))
+    new = _One(call, result).changed(line)
     if isinstance(new, cst.SimpleStatementLine) and new.trailing_whitespace.comment is None:
         new = new.with_changes(trailing_whitespace=last.trailing_whitespace)
     lines = [*before, *moved, new]
@@ -218,12 +219,11 @@ def _fresh(name: str, taken: set[str]) -> str:
     return next(each for each in (name, *(f"{name}_{n}" for n in range(2, 100))) if each not in taken)
 
 
-class _One(cst.CSTTransformer):
+class _One(Changing):
     """Puts a result in the place of one call."""
 
     def __init__(self, call: cst.Call, result: cst.BaseExpression) -> None:
-        super().__init__()
         self.call, self.result = call, result
 
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Any:
-        return self.result if original_node is self.call else updated_node
+    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
+        return self.result if node is self.call else new

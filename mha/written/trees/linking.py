@@ -9,6 +9,7 @@ import libcst as cst
 from mha.written.trees import folding, nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import Program, bound, defaults, takes
+from mha.written.trees.walking import Reading
 
 # What a framework asks a layer for, of which nothing in the layer speaks: Keras what becomes of a mask.
 ASKED = "compute_mask", "supports_masking"
@@ -160,8 +161,8 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], gone
         return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))
 
     for of_class, caller in {site[:2] for site in program.sites(owner, name)}:
-        change = nodes.Mapping(functools.partial(less, of_class))
-        program.put(of_class, caller, program.function(of_class, caller).visit(change))
+        change = functools.partial(less, of_class)
+        program.put(of_class, caller, nodes.calls_mapped(program.function(of_class, caller), change))
 
 
 def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
@@ -212,14 +213,14 @@ def _without_fields(program: Program, owner: str) -> None:
 def _reads(tree: Any, attribute: str) -> bool:
     reads = [False]
 
-    class Reads(cst.CSTVisitor):
+    class Reads(Reading):
         def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
             return False
 
         def visit_Attribute(self, node: cst.Attribute) -> None:
             reads[0] = reads[0] or code(node) == attribute
 
-    tree.visit(Reads())
+    Reads().read(tree)
     return reads[0]
 
 
@@ -239,11 +240,11 @@ def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
 def _all_lines(function: Any) -> list[Any]:
     found: list[Any] = []
 
-    class Lines(cst.CSTVisitor):
+    class Lines(Reading):
         def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
             found.append(node)
 
-    function.visit(Lines())
+    Lines().read(function)
     return found
 
 

@@ -1,10 +1,13 @@
 """Small tools for syntax trees that keep comments: libcst's nodes from text and back, and what is in them."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import libcst as cst
+
+from mha.written.trees.walking import Changing, Reading
 
 EMPTY = cst.Module([])
 NONE, TRUE, FALSE = (cst.Name(name) for name in ("None", "True", "False"))
@@ -126,9 +129,16 @@ def body_of(function: Any) -> list[Any]:
 
 
 def with_body(function: Any, body: Sequence[Any]) -> Any:
-    """A function or class with other statements, and its docstring."""
+    """A function or class with other statements, and its docstring; where nothing changes, the same object."""
+    if are(body, body_of(function)):
+        return function
     before = [line for line in function.body.body[:1] if is_docstring(line)]
     return function.with_changes(body=function.body.with_changes(body=[*before, *body]))
+
+
+def are(lines: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether these are the same objects."""
+    return len(lines) == len(others) and all(map(operator.is_, lines, others))
 
 
 def parameters(function: cst.FunctionDef) -> list[cst.Param]:
@@ -143,24 +153,24 @@ def names(node: cst.CSTNode) -> tuple[str, ...]:
         return tuple(name for line in node.body for name in names(line))
     found: list[str] = []
 
-    class Names(cst.CSTVisitor):
+    class Names(Reading):
         def visit_Name(self, node: cst.Name) -> None:
             found.append(node.value)
 
         def visit_Attribute(self, node: cst.Attribute) -> bool:
-            node.value.visit(self)
+            self.read(node.value)
             return False
 
         def visit_Arg(self, node: cst.Arg) -> bool:
-            node.value.visit(self)
+            self.read(node.value)
             return False
 
         def visit_Param(self, node: cst.Param) -> bool:
             if node.default is not None:
-                node.default.visit(self)
+                self.read(node.default)
             return False
 
-    node.visit(Names())
+    Names().read(node)
     return tuple(found)
 
 
@@ -178,7 +188,7 @@ def targets(node: cst.CSTNode) -> tuple[str, ...]:
         elif isinstance(target, cst.Name):
             found.append(target.value)
 
-    class Targets(cst.CSTVisitor):
+    class Targets(Reading):
         def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
             take(node.target)
 
@@ -194,52 +204,56 @@ def targets(node: cst.CSTNode) -> tuple[str, ...]:
         def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
             take(node.target)
 
-    node.visit(Targets())
+    Targets().read(node)
     return tuple(found)
 
 
-class Replacing(cst.CSTTransformer):
+class Replacing(Changing):
     """Puts other expressions where a function of a Name or an Attribute says so; None = as it is."""
 
     def __init__(self, found: Callable[[str, Any], cst.BaseExpression | None], stores: bool = False) -> None:
-        super().__init__()
         self.found, self.stores = found, stores
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
         return self.stores
 
     def visit_Attribute(self, node: cst.Attribute) -> bool:
-        return False  # its attr is no name; its value is visited when it is left
+        return False  # its attr is no name
 
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
-        made = self.found(code(original_node), original_node)
-        if made is not None:
-            return made
-        return updated_node.with_changes(value=in_brackets(original_node.value.visit(self)))
+    def leave_Attribute(self, node: cst.Attribute, same: cst.Attribute) -> Any:
+        made = self.found(code(node), node)
+        return made if made is not None else self._with(node, "value", in_brackets)
 
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        made = self.found(original_node.value, original_node)
-        return updated_node if made is None else made
+    def leave_Name(self, node: cst.Name, same: cst.Name) -> Any:
+        made = self.found(node.value, node)
+        return node if made is None else made
 
     def visit_Arg(self, node: cst.Arg) -> bool:
         return False
 
-    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
-        return updated_node.with_changes(value=original_node.value.visit(self))
+    def leave_Arg(self, node: cst.Arg, same: cst.Arg) -> Any:
+        return self._with(node, "value")
 
     def visit_Param(self, node: cst.Param) -> bool:
         return False
 
-    def leave_Param(self, original_node: cst.Param, updated_node: cst.Param) -> Any:
-        default = original_node.default
-        return updated_node if default is None else updated_node.with_changes(default=default.visit(self))
+    def leave_Param(self, node: cst.Param, same: cst.Param) -> Any:
+        return node if node.default is None else self._with(node, "default")
 
-    def visit_CompFor_target(self, node: cst.CompFor) -> None:
-        self.stores_before = self.found
-        self.found = self.found if self.stores else lambda text, node: None
+    def visit_CompFor(self, node: cst.CompFor) -> bool:
+        return self.stores
 
-    def leave_CompFor_target(self, node: cst.CompFor) -> None:
-        self.found = self.stores_before
+    def leave_CompFor(self, node: cst.CompFor, new: cst.CompFor) -> Any:
+        if self.stores:
+            return new
+        inner = None if node.inner_for_in is None else self.changed(node.inner_for_in)
+        return node.with_changes(iter=self.changed(node.iter), ifs=self.changed_all(node.ifs), inner_for_in=inner)
+
+    def _with(self, node: Any, field: str, form: Callable[[Any], Any] = lambda value: value) -> Any:
+        """A node with another value in a field, if it changes."""
+        value = getattr(node, field)
+        new = self.changed(value)
+        return node if new is value else node.with_changes(**{field: form(new)})
 
 
 def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
@@ -251,19 +265,20 @@ def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False)
             return None
         return in_brackets(new.deep_clone()) if not isinstance(new, cst.Name) else new.deep_clone()
 
-    text = code(node)
-    return node.visit(Replacing(found, stores)) if any(name in text for name in by) else node
+    return Replacing(found, stores).changed(node)
 
 
-class Mapping(cst.CSTTransformer):
-    """Puts other expressions in the place of calls, where a function of a call says so."""
-
+class _Mapping(Changing):
     def __init__(self, function: Callable[[cst.Call], Any]) -> None:
-        super().__init__()
         self.function = function
 
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> Any:
-        return self.function(updated_node)
+    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
+        return self.function(new)
+
+
+def calls_mapped(node: Any, function: Callable[[cst.Call], Any]) -> Any:
+    """A node with a function of each call in it in the place of that call, the inner ones first."""
+    return _Mapping(function).changed(node)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -273,11 +288,11 @@ def calls(node: cst.CSTNode) -> tuple[cst.Call, ...]:
         return tuple(call for line in node.body.body for call in calls(line))
     found: list[cst.Call] = []
 
-    class Calls(cst.CSTVisitor):
+    class Calls(Reading):
         def visit_Call(self, node: cst.Call) -> None:
             found.append(node)
 
-    node.visit(Calls())
+    Calls().read(node)
     return tuple(found)
 
 
@@ -286,11 +301,11 @@ def returns(node: cst.CSTNode) -> int:
     """The number of returns in a node."""
     found = [0]
 
-    class Returns(cst.CSTVisitor):
+    class Returns(Reading):
         def visit_Return(self, node: cst.Return) -> None:
             found[0] += 1
 
-    node.visit(Returns())
+    Returns().read(node)
     return found[0]
 
 
@@ -303,7 +318,7 @@ def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
     if isinstance(body, cst.IndentedBlock):
         lines = [lines_mapped(line, function) for line in body.body]
         lines = function(lines) or [statement("pass\n")]
-        if len(lines) != len(body.body) or any(a is not b for a, b in zip(lines, body.body, strict=True)):
+        if not are(lines, body.body):
             node = node.with_changes(body=body.with_changes(body=lines))
     if orelse is not None and not isinstance(orelse, cst.BaseExpression):
         changed = lines_mapped(orelse, function)
@@ -331,7 +346,7 @@ def live(lines: list[Any]) -> set[str]:
 def plain_brackets(tree: Any) -> Any:
     """A tree without brackets around whole arguments, values and elements."""
 
-    class Brackets(cst.CSTTransformer):
+    class Brackets(Changing):
         def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
             return updated_node.with_changes(value=_bare(updated_node.value)) if not updated_node.star else updated_node
 
@@ -355,7 +370,7 @@ def plain_brackets(tree: Any) -> Any:
         def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
             return updated_node.with_changes(test=_bare(updated_node.test))
 
-    return tree.visit(Brackets())
+    return Brackets().changed(tree)
 
 
 def _bare(value: Any) -> Any:

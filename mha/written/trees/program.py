@@ -1,6 +1,7 @@
 """The definitions of a file that is being made, by name, and what holds between them: who calls whom, with what."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,13 +37,15 @@ class Program:
             if isinstance(each, cst.FunctionDef):
                 yield "", name, each
             elif isinstance(each, cst.ClassDef):
-                for line in each.body.body:
-                    if isinstance(line, cst.FunctionDef):
-                        yield name, line.name.value, line
+                for method, tree in methods(each).items():
+                    yield name, method, tree
 
     def function(self, owner: str, name: str) -> Any:
         """The tree of a function or method; None if there is none."""
-        return next((tree for a, b, tree in self.functions() if (a, b) == (owner, name)), None)
+        tree = self.definitions.get(owner or name)
+        if owner:
+            return None if tree is None else methods(tree).get(name)
+        return tree if isinstance(tree, cst.FunctionDef) else None
 
     def put(self, owner: str, name: str, tree: Any) -> None:
         """Put another tree in the place of a function or method; None removes it."""
@@ -100,15 +103,8 @@ class Program:
 
     def parts(self, owner: str) -> dict[str, str]:
         """The classes of this program that parts of a layer are of, by the names of the parts."""
-        found: dict[str, str] = {}
-        for _, _, tree in (each for each in self.functions() if each[0] == owner):
-            for line in nodes.body_of(tree):
-                if (made := nodes.assigned(line)) is None or not isinstance(made[1], cst.Call):
-                    continue
-                name = code(made[1].func)
-                if code(made[0]).startswith("self.") and isinstance(self.definitions.get(name), cst.ClassDef):
-                    found[code(made[0]).removeprefix("self.")] = name
-        return found
+        made = [pair for tree in methods(self.definitions[owner]).values() for pair in _made(tree)]
+        return {part: name for part, name in made if isinstance(self.definitions.get(name), cst.ClassDef)}
 
     def sites(self, owner: str, name: str) -> list[tuple[str, str, cst.Call]]:
         """The calls of a function: the class and name of who calls, and the call."""
@@ -123,6 +119,20 @@ class Program:
         """The annotated names of a class, which are its fields where it is made from them."""
         lines = [nodes.small(line) for line in self.definitions[owner].body.body]
         return [code(line.target) for line in lines if isinstance(line, cst.AnnAssign)]
+
+
+@functools.lru_cache(maxsize=1000)
+def methods(tree: Any) -> dict[str, Any]:
+    """The methods of a class by name."""
+    return {line.name.value: line for line in tree.body.body if isinstance(line, cst.FunctionDef)}
+
+
+@functools.lru_cache(maxsize=1000)
+def _made(tree: cst.FunctionDef) -> list[tuple[str, str]]:
+    """What a method calls to make the attributes that it sets, by their names."""
+    pairs = filter(None, map(nodes.assigned, nodes.body_of(tree)))
+    calls = [(code(target), value) for target, value in pairs if isinstance(value, cst.Call)]
+    return [(name.removeprefix("self."), code(value.func)) for name, value in calls if name.startswith("self.")]
 
 
 def bound(call: cst.Call, takes: list[str]) -> dict[str, cst.BaseExpression] | None:

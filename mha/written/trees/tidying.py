@@ -21,7 +21,7 @@ def tidied(function: Any, known: dict[str, Any]) -> Any:
     if (code(function), said) in _STABLE:
         return function
     while True:
-        before = code(function)
+        before = function
         function = nodes.lines_mapped(function, _parts)
         function = nodes.lines_mapped(function, folding.without_what_never_runs)
         function = folding.folded(function, known | _constants(function))
@@ -32,9 +32,9 @@ def tidied(function: Any, known: dict[str, Any]) -> Any:
         function = _without_unused(function)
         function = nodes.lines_mapped(function, _same_conditions)
         function = nodes.lines_mapped(function, _without_empty)
-        if code(function) == before:
-            _STABLE.add((before, said))
-            return function
+        if nodes.same(function, before):
+            _STABLE.add((code(before), said))
+            return before
 
 
 def _parts(lines: list[Any]) -> list[Any]:
@@ -169,7 +169,8 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
         live = nodes.live(after) | later
         if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
             inner = _without_dead(list(line.body.body), live) or [nodes.statement("pass\n")]
-            found.append(line.with_changes(body=line.body.with_changes(body=inner)))
+            same = nodes.are(inner, line.body.body)
+            found.append(line if same else line.with_changes(body=line.body.with_changes(body=inner)))
             continue
         made = nodes.assigned(line)
         if made is None:
