@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import run
+from one_rank import OF_RANKS, measured, of_ranks
 
 from mha import dispatch
 from mha.bench import cases, devices, ranks, report
@@ -217,39 +218,12 @@ def _is_rank(process):
 # What is measured, with ways of NumPy on one rank
 
 
-OF_RANKS = "mha.backends.numpy.parallel.bench"
-
-
 @pytest.fixture
 def ways(monkeypatch):
     """The makers of ways, empty, that the only rank measures; none is of a framework."""
     module = of_ranks()
     monkeypatch.setitem(sys.modules, OF_RANKS, module)
     return module.makers
-
-
-def of_ranks():
-    """What stands for the module of a framework's ranks, with `makers` of ways."""
-    makers = {}
-
-    class Group:
-        def __init__(self, **ranks):
-            assert ranks == {"rank": 0}
-
-        def together(self, value):
-            return [value]
-
-        def ways(self, shape, kind):
-            assert (shape, kind) == (cases.SHAPES["S"], "training")
-            return makers
-
-    module = types.ModuleType("bench")
-    module.Group, module.makers = Group, makers
-    return module
-
-
-def measured(memory=False):
-    return ranks.measure("numpy", "training", "S", 0, memory, {"rank": 0})
 
 
 def maker(value=1.0, taken=None, seconds=0.0, whole=lambda results: results):
@@ -302,7 +276,7 @@ def test_memory_of_a_process_is_that_of_one_call(python):
     code = """
 import sys
 import numpy as np
-import test_bench_devices as here
+import one_rank
 from mha.bench.steps import UNSPLIT, Results, Way
 
 kept = np.ones(2**23)  # 64 MiB
@@ -310,10 +284,10 @@ kept = np.ones(2**23)  # 64 MiB
 def step():
     return Results(np.ones(2**22)[:3] * kept[:3])  # 32 MiB, gone at once
 
-module = sys.modules[here.OF_RANKS] = here.of_ranks()
+module = sys.modules[one_rank.OF_RANKS] = one_rank.of_ranks()
 module.makers[UNSPLIT] = lambda: Way(step, lambda results: results)
 len(np.ones(2**24))
-print(here.measured(memory=True)[UNSPLIT]["mebibytes"])
+print(one_rank.measured(memory=True)[UNSPLIT]["mebibytes"])
 """
     found = python(code, PYTHONPATH=os.pathsep.join([str(Path(__file__).parent), *sys.path]))
     assert 31 < float(found) < 48  # the kernel counts pages in batches
