@@ -45,7 +45,7 @@ GROUPS = {
         "heads of the output are merged as those of queries": (r'if part == "W_o" else X\.reshape',
             "if False else X.reshape"),
         "a prefix is forgotten": (r'(found\["\{name\}"\] = file\.get_tensor\(f)"\{\{prefix\}\}', r'\1"'),
-        "a bias that a file lacks is an error": (r" if held else zeros\n", r"\n"),
+        "a bias that a file lacks is an error": (r" if bias in \{\*file\.keys\(\)\} else zeros\n", r"\n"),
         "a bias that is missing is 0": (r"PARTLY if partly else BIASED", "PARTLY"),
         "biases of heads are read where a layer has none": (r"if config\.bias:\n(.*reshape\(-1\))", r"if True:\n\1"),
         "packed biases are read where a layer has none": (r'"\}\} if config\.bias else \{\{\{first\}\}\}', '"}}'),

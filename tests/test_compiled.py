@@ -161,7 +161,7 @@ def test_lengths_below_0_are_refused_by_a_hybrid_layer(backend, rng, what):
 
 
 @COMPILES
-@pytest.mark.long("tensorflow")  # which compiles for each dtype
+@pytest.mark.long("torch", "tensorflow")  # which compile for each dtype
 def test_compiled_lengths_above_all_keys_act_as_all(backend, rng, what):
     compiled, inputs = compiled_by(make(backend, dtype="float32"), what), draw(rng, dtype="float32")
 

@@ -11,6 +11,8 @@ from graded.running import failed, graded, lacking, right
 from mha.grading.cases import cases
 from mha.grading.levels import LEVELS, chosen
 
+LONG = pytest.mark.long("numpy")  # of many of one kind, all but a few
+
 LAYER = right("numpy_layer")
 WRONG = LAYER.replace("< lens[..., None], X, -1e6", "<= lens[..., None], X, -1e6")
 
@@ -25,12 +27,14 @@ def test_right_submissions_pass(tmp_path, style):
     assert result.points == 90 - 10 * len(lacking(style))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=LONG) for seed in (2, 3, 4, 5))])
 def test_right_submissions_pass_with_any_seed(tmp_path, seed):
     assert graded(tmp_path, LAYER, seed=seed)
 
 
-@pytest.mark.parametrize("mistaken", IN_NUMPY, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "mistaken", [pytest.param(one, marks=LONG if at % 4 else (), id=one.name) for at, one in enumerate(IN_NUMPY)]
+)
 def test_the_level_and_the_reason(tmp_path, mistaken):
     found = failed(graded(tmp_path, mistaken.text()), mistaken.failed)
     assert found == lacking(mistaken.style) | mistaken.failed
@@ -109,7 +113,9 @@ def test_what_fails_while_it_is_loaded_hides_nothing_else(tmp_path):
 # 3. What goes wrong in other ways
 
 
-@pytest.mark.parametrize("name", IN_A_LEVEL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG if at % 3 else ()) for at, name in enumerate(IN_A_LEVEL)]
+)
 def test_contained(tmp_path, name):
     text, status, words = IN_A_LEVEL[name]
     root = str(RIGHT.parents[2])

@@ -51,7 +51,9 @@ def named(level):
     return found
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.long("numpy") if level > 4 else ()) for level in LEVELS]
+)
 def test_each_mistake_is_named(level):
     assert [form for form, known in named(level).items() if not known] == []
 

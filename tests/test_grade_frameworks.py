@@ -8,7 +8,7 @@ from graded.of_others import IN_JAX, IN_TENSORFLOW
 from graded.of_torch import IN_TORCH
 from graded.running import failed, graded, lacking, right
 
-QUICK = 2  # of each framework, so many mistakes are graded without --long
+QUICK = 1  # of each framework, so many mistakes are graded without --long
 
 
 def of_framework(backend):
@@ -20,7 +20,10 @@ def of_framework(backend):
 
 
 @pytest.mark.parametrize("style", [
-    pytest.param(style, marks=pytest.mark.backends(style.partition("_")[0]))
+    pytest.param(style, marks=[
+        pytest.mark.backends(style.partition("_")[0]),
+        *[pytest.mark.long(style.partition("_")[0])] * (not style.endswith("_layer")),
+    ])
     for style in STYLES if not style.startswith("numpy")
 ])  # fmt: skip
 def test_right_submissions_pass(tmp_path, style):

@@ -15,6 +15,9 @@ from mha.grading import hand_out
 from mha.grading.grade import Grader
 from mha.grading.levels import LEVELS, chosen
 
+LONG = pytest.mark.long(*dispatch.FRAMEWORKS)
+
+
 # A style that follows the skeleton, and the levels that it has.
 SOLVED = {
     "numpy": ("numpy_layer", "1-6"), "torch": ("torch_layer", "1-6"), "jax": ("jax_layer", "1-6"),
@@ -29,7 +32,7 @@ def visible(folder):
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize("levels", ["1-9", "1-6", "3,5"])
+@pytest.mark.parametrize("levels", ["1-9", pytest.param("1-6", marks=LONG), pytest.param("3,5", marks=LONG)])
 def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
     hand_out.write(tmp_path, backend, chosen(levels))
     result = Grader(chosen(levels), backend=backend, limit=120).grade(tmp_path / "attention.py")

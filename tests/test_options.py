@@ -39,6 +39,7 @@ def agree(found, expected):
     return parity.error(found, expected) <= parity.bound("float64", expected, expected)
 
 
+SLOPES = pytest.mark.long("numpy")
 LONG = pytest.mark.long(*adapters.COMPILED)  # they compile each combination
 
 
@@ -52,7 +53,7 @@ def test_the_formula(backend, rng, number):
 
 
 @pytest.mark.backends("numpy")
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", [*range(6), *(pytest.param(number, marks=SLOPES) for number in range(6, 24))])
 @pytest.mark.parametrize("readable", [False, True], ids=["fast", "lesson"])
 def test_gradients_are_slopes_of_the_formula(backend, rng, readable, number):
     case = rare.options(number)

@@ -124,7 +124,9 @@ def test_sizes_compile_nothing_new_in_tensorflow(backend, rng):
 
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("pooling", ["dot", "additive"])
-@pytest.mark.parametrize("hiding", ["nothing", "lengths", "causal"])
+@pytest.mark.parametrize(
+    "hiding", ["lengths", *(pytest.param(name, marks=pytest.mark.long("torch")) for name in ("nothing", "causal"))]
+)
 def test_any_sizes_are_three_programs_of_torch(backend, rng, pooling, hiding):
     """Whatever the sizes are: one program for the first, one for another length, one for another number of samples."""
     import torch

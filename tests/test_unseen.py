@@ -45,7 +45,9 @@ def green(options, call, dtype):
     return layer, X, call, report
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(dtype, marks=pytest.mark.long("numpy")) for dtype in ("bfloat16", "float64"))]
+)
 @pytest.mark.parametrize("name", CALLS)
 def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
     layer, X, call, report = green(*CALLS[name], dtype)

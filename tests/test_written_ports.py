@@ -64,7 +64,7 @@ def test_a_right_port_passes_the_suite(written):
     assert mha.testing.assert_parity(port, "numpy", attention=written.layer, dtypes="float32", empty_rows=False)
 
 
-@pytest.mark.parametrize("written", cases(WRONG))
+@pytest.mark.parametrize("written", cases(WRONG, {port.id for at, port in enumerate(WRONG) if at % 4}))
 def test_a_wrong_port_is_noticed_and_named(written):
     """From the output alone, if it shows there; a mistake that no catalogue has gets no name.
 

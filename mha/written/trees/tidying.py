@@ -200,9 +200,9 @@ def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
 
 
 def _same_conditions(lines: list[Any]) -> list[Any]:
-    """Branches of the same condition that follow each other, as one."""
+    """Branches of the same condition that follow each other, or could, as one."""
     found: list[Any] = []
-    for line in lines:
+    for line in _brought_together(lines):
         last: Any = found[-1] if found else None
         both = isinstance(line, cst.If) and isinstance(last, cst.If) and not (line.orelse or last.orelse)
         if both and nodes.same(line.test, last.test) and not _changes(line.test, last.body):
@@ -211,6 +211,22 @@ def _same_conditions(lines: list[Any]) -> list[Any]:
         else:
             found.append(line)
     return found
+
+
+def _brought_together(lines: list[Any]) -> list[Any]:
+    """Statements with a branch that only makes what a later branch of the same condition reads before that branch."""
+    for number, line in enumerate(lines):
+        if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.assigned, line.body.body)):
+            continue
+        made = set(nodes.targets(line.body))
+        for later in range(number + 1, len(lines)):
+            other = lines[later]
+            same = isinstance(other, cst.If) and not other.orelse and nodes.same(line.test, other.test)
+            if same and later > number + 1 and made & set(nodes.names(other.body)):
+                return [*lines[:number], *lines[number + 1 : later], line, *lines[later:]]
+            if made & set(nodes.names(other)) or {*nodes.names(line)} & {*nodes.targets(other)}:
+                break
+    return lines
 
 
 def _without_empty(lines: list[Any]) -> list[Any]:

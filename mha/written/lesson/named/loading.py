@@ -89,8 +89,8 @@ BIASED = """
 """
 PARTLY = """
     if config.bias:  # those that a file lacks are 0
-        held, zeros = f"{prefix}$bias" in file.keys(), $library.zeros_like(found[f"{part}.$own"][$row])
-        found[f"{part}.bias"] = file.get_tensor(f"{prefix}$bias") if held else zeros
+        bias, zeros = f"{prefix}$bias", $library.zeros_like(found[f"{part}.$own"][$row])
+        found[f"{part}.bias"] = file.get_tensor(bias) if bias in {*file.keys()} else zeros
 """
 BY_HEADS = """
 for $each:
@@ -103,8 +103,8 @@ for $each:
 PACKED = """
 for $each:
 $apart
-    o = file.get_tensor(f"{prefix}$output")
-    found |= {f"W_q.{$kind}": q$turned, f"W_k.{$kind}": k$turned, f"W_v.{$kind}": v$turned, f"W_o.{$kind}": o$turned}
+    found.update({f"W_q.{$kind}": q$turned, f"W_k.{$kind}": k$turned, f"W_v.{$kind}": v$turned})
+    found[f"W_o.{$kind}"] = file.get_tensor(f"{prefix}$output")$turned
 """
 THIRDS = """
 q, k, v = $library.$split(file.get_tensor(f"{prefix}$packed"), 3$axis)
