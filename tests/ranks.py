@@ -1,7 +1,7 @@
 """Processes that are the ranks of one group of PyTorch, on this machine alone: one group for many checks.
 
-`python ranks.py MODULE COUNT FOLDER SECONDS` calls each function of a module whose name begins with `check_`, in their
-order, on each of COUNT ranks, with a `Group`. It prints JSON: by rank, what came of each, "" if it went well.
+`python ranks.py MODULE COUNT FOLDER SECONDS CHECK...` calls these functions of a module, whose names begin with
+`check_`, on each of COUNT ranks, with a `Group`. It prints JSON: by rank, what came of each, "" if it went well.
 """
 
 import ast
@@ -52,9 +52,9 @@ def refused(call, *parts, kind=ValueError):
         raise AssertionError(f"nothing raised that says {parts}")
 
 
-def outcomes(module, count, folder, seconds):
-    """The results of each check on each rank: a dict by name of lists; no process is left after so many seconds."""
-    command = [sys.executable, __file__, module, str(count), str(folder), str(seconds)]
+def outcomes(module, count, folder, seconds, names):
+    """The results of these checks on each rank: a dict by name of lists; no process is left after so many seconds."""
+    command = [sys.executable, __file__, module, str(count), str(folder), str(seconds), *names]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -67,15 +67,16 @@ def outcomes(module, count, folder, seconds):
     assert process.returncode == 0, problems
     found = json.loads(said)
     unknown = f"no word of it; {problems[-2000:]}"
-    return {name: [rank.get(name, unknown) for rank in found] for name in checks(module)}
+    return {name: [rank.get(name, unknown) for rank in found] for name in names}
 
 
 def assert_all_well(module, count, folder, seconds):
     """Each check goes well on each rank of a group of so many."""
-    assert outcomes(module, count, folder, seconds) == {name: [""] * count for name in checks(module)}
+    names = checks(module)
+    assert outcomes(module, count, folder, seconds, names) == {name: [""] * count for name in names}
 
 
-def work(module, rank, count, folder):
+def work(module, rank, count, folder, names):
     """One rank: its checks, up to the first that fails, as the others would wait for this rank."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -85,7 +86,7 @@ def work(module, rank, count, folder):
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", limit, world_size=count, rank=rank)
     group = Group(rank, count, init_device_mesh("cpu", (count,), mesh_dim_names=("ranks",)), folder)
     found = {}
-    for name in checks(module):
+    for name in names:
         try:
             getattr(importlib.import_module(module), name)(group)
             found[name] = ""
@@ -99,14 +100,14 @@ def work(module, rank, count, folder):
     os._exit(0)  # a group that lost a rank may not end by itself
 
 
-def main(module, count, folder, seconds):
+def main(module, count, folder, seconds, *names):
     """Start the ranks, wait for them, end them, and print what they found."""
     import torch.distributed  # noqa: F401  once, not in each rank
 
     importlib.import_module(module)
     count, folder, end = int(count), Path(folder), time.monotonic() + float(seconds)
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=work, args=(module, rank, count, folder)) for rank in range(count)]
+    processes = [fork.Process(target=work, args=(module, rank, count, folder, names)) for rank in range(count)]
     for process in processes:
         process.start()
     for process in processes:

@@ -81,6 +81,7 @@ def planted(monkeypatch, folder, backend, code):
 
 
 @pytest.mark.backends("torch", "jax")
+@pytest.mark.long("torch", "jax")
 def test_what_cannot_be_split_says_why_and_segments_are_split(backend, monkeypatch, tmp_path):
     """Five heads on two devices; and lengths, and segments, of which each rank has its rows, 19 or 18."""
     code = """

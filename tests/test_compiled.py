@@ -46,8 +46,8 @@ def compiled_by(attention, what="layer"):
     return call
 
 
-# TensorFlow compiles each for seconds: what is one of all there says little more alone.
-MORE = {"lengths": pytest.mark.long("tensorflow"), "mask": pytest.mark.long("tensorflow")}
+# They compile each for seconds: what is one of all there says little more alone.
+MORE = dict.fromkeys(("nothing", "lengths", "mask"), pytest.mark.long("torch", "tensorflow"))
 
 
 @COMPILES

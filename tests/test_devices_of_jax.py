@@ -5,11 +5,20 @@ import os
 import subprocess
 import sys
 
+import checked
 import pytest
 import ranks
 
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "devices_of_jax"
+LONG = (
+    "check_a_cache_keeps_the_heads_of_a_device",
+    "check_rows_that_do_not_divide_agree_where_shardings_are_types",
+    "check_large_scores_agree",
+    "check_heads_with_masks_of_their_own_agree",
+    "check_sinks_agree",
+    "check_the_additive_ring_agrees",
+)
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS, "OMP_NUM_THREADS": "1"}
 
@@ -23,11 +32,11 @@ def found(folder, *names, module=CHECKS):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(request, tmp_path_factory):
     """The results of all checks."""
-    return found(tmp_path_factory.mktemp("devices"))
+    return found(tmp_path_factory.mktemp("devices"), *checked.asked(request))
 
 
-@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "jax", *LONG))
 def test_devices(outcomes, name):
     assert not outcomes[name], outcomes[name]

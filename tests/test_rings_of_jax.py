@@ -1,39 +1,30 @@
 """A ring of JAX over eight devices: rows in zigzag, segments and positions."""
 
+import checked
 import pytest
-import ranks
 from test_devices_of_jax import found
 
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "rings_of_jax"
-QUICK = [
-    "check_zigzag_balances_a_causal_ring",
-    "check_all_options_agree_in_zigzag",
-    "check_lengths_per_query_and_masks_agree_in_zigzag",
-    "check_tokens_agree_in_a_ring",
-    "check_zigzag_for_what_is_no_ring_is_refused",
+LONG = [  # they compile for a minute together
+    "check_rows_go_into_zigzag_and_back",
+    "check_zigzag_sends_queries_keys_values_and_outputs_there_and_back",
+    "check_additive_scores_agree_in_zigzag",
+    "check_half_precision_agrees_in_zigzag",
+    "check_dropout_differs_between_devices_and_halves_in_zigzag",
+    "check_chunks_beside_segments_agree_in_a_ring",
+    "check_blocks_that_do_not_divide_the_rows_see_no_padding",
+    "check_segments_that_do_not_meet_are_left_out",
+    "check_segments_and_positions_take_no_memory_of_all_pairs",
 ]
-OTHERS = [name for name in ranks.checks(CHECKS) if name not in QUICK]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """The results of the quick checks."""
-    return found(tmp_path_factory.mktemp("rings"), *QUICK, module=CHECKS)
+def outcomes(request, tmp_path_factory):
+    """The results of all checks."""
+    return found(tmp_path_factory.mktemp("rings"), *checked.asked(request), module=CHECKS)
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory):
-    """The results of the other ones, which compile for a minute."""
-    return found(tmp_path_factory.mktemp("rings"), *OTHERS, module=CHECKS)
-
-
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "jax", *LONG))
 def test_rings(outcomes, name):
     assert not outcomes[name], outcomes[name]
-
-
-@pytest.mark.long("jax")
-@pytest.mark.parametrize("name", OTHERS)
-def test_rings_at_length(others, name):
-    assert not others[name], others[name]

@@ -1,5 +1,6 @@
 """Rings of PyTorch over four ranks: the kernel of a round, rows in zigzag, balance, and segments without a mask."""
 
+import checked
 import pytest
 import ranks
 
@@ -8,12 +9,12 @@ CHECKS = "rings_over_ranks"
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(request, tmp_path_factory):
     """The results of all checks, of one group of four processes."""
-    return ranks.outcomes(CHECKS, 4, tmp_path_factory.mktemp("ranks"), 150)
+    return ranks.outcomes(CHECKS, 4, tmp_path_factory.mktemp("ranks"), 150, checked.asked(request))
 
 
-@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "torch", "check_the_suite_by_the_kernel", "check_few_rows"))
 def test_ring(outcomes, name):
     problems = "\n".join(outcomes[name])
     assert not problems.strip(), problems

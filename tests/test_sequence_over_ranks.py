@@ -1,5 +1,6 @@
 """A layer of PyTorch whose sequence is split over ranks: numbers, refusals, dropout, bytes, and a rank that ends."""
 
+import checked
 import pytest
 import ranks
 
@@ -8,12 +9,12 @@ CHECKS = "sequence_over_ranks"
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(request, tmp_path_factory):
     """The results of all checks, of one group of three processes: as many rows on each do not go round."""
-    return ranks.outcomes(CHECKS, 3, tmp_path_factory.mktemp("ranks"), 100)
+    return ranks.outcomes(CHECKS, 3, tmp_path_factory.mktemp("ranks"), 100, checked.asked(request))
 
 
-@pytest.mark.parametrize("name", ranks.checks(CHECKS))
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "torch", "check_the_suite"))
 def test_sequence(outcomes, name):
     problems = "\n".join(outcomes[name])
     assert not problems.strip(), problems

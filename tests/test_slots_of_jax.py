@@ -1,38 +1,29 @@
 """A cache of JAX whose slots are split over devices."""
 
+import checked
 import pytest
-import ranks
 from test_devices_of_jax import found
 
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "slots_of_jax"
-QUICK = [
-    "check_lengths_masks_and_biases_agree",
-    "check_batch_heads_and_slots_are_split_together",
-    "check_gradients_are_those_of_the_whole_layer",
-    "check_what_does_not_fit_is_refused",
+LONG = [  # they compile for a minute together
+    "check_a_prompt_and_tokens_agree",
+    "check_blocks_of_queries_agree",
+    "check_a_frozen_cache_agrees",
+    "check_what_nobody_sees_may_be_no_number",
+    "check_dropout_drops_weights_of_slots_and_tokens",
+    "check_a_token_sends_three_sums",
+    "check_half_precision_is_by_the_rule",
+    "check_no_tokens_change_nothing",
 ]
-OTHERS = [name for name in ranks.checks(CHECKS) if name not in QUICK]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """The results of the quick checks."""
-    return found(tmp_path_factory.mktemp("slots"), *QUICK, module=CHECKS)
+def outcomes(request, tmp_path_factory):
+    """The results of all checks."""
+    return found(tmp_path_factory.mktemp("slots"), *checked.asked(request), module=CHECKS)
 
 
-@pytest.fixture(scope="module")
-def others(tmp_path_factory):
-    """The results of the other ones, which compile for a minute."""
-    return found(tmp_path_factory.mktemp("slots"), *OTHERS, module=CHECKS)
-
-
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "jax", *LONG))
 def test_slots(outcomes, name):
     assert not outcomes[name], outcomes[name]
-
-
-@pytest.mark.long("jax")
-@pytest.mark.parametrize("name", OTHERS)
-def test_slots_at_length(others, name):
-    assert not others[name], others[name]

@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -192,28 +191,29 @@ def test_a_file_takes_the_arrays_of_a_checkpoint(backend, tmp_path):
     assert parity.ratio(layer, own(torch.tensor(X), torch.tensor(X), torch.tensor(X)).detach().numpy(), X, X, X) <= 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("[:, None, None] <= ", "[:, None, None] < "),
-        ("< per_query", "<= per_query"),
-        ("math.sqrt(", "abs("),
-        ("scores, hidden", "scores + 1e-9 * scores, hidden"),
-        ("(seen, keys, torch.zeros_like(keys))", "(seen, keys, keys)"),
-        ("(seen, values, torch.zeros_like(values))", "(seen, values, values)"),
-        ("(sees, queries, torch.zeros_like(queries))", "(sees, queries, queries)"),
-        ("permute(0, 2, 1, 3)  # (B, H, T, d)", "reshape(B, num_heads, T, width // num_heads)"),
-    ],
-)  # fmt: skip
+EDITED = [
+    ("[:, None, None] <= ", "[:, None, None] < "),
+    ("< per_query", "<= per_query"),
+    ("math.sqrt(", "abs("),
+    ("scores, hidden", "scores + 1e-9 * scores, hidden"),
+    ("(seen, keys, torch.zeros_like(keys))", "(seen, keys, keys)"),
+    ("(seen, values, torch.zeros_like(values))", "(seen, values, values)"),
+    ("(sees, queries, torch.zeros_like(queries))", "(sees, queries, queries)"),
+    ("permute(0, 2, 1, 3)  # (B, H, T, d)", "reshape(B, num_heads, T, width // num_heads)"),
+]
+
+
 @pytest.mark.backends("torch")
-def test_a_proof_fails_on_an_edited_file(backend, plain, tmp_path, old, new):
-    folder = shutil.copytree(plain, tmp_path / "edited")
-    text = (folder / "attention.py").read_text()
-    assert text.count(old) == 1
-    (folder / "attention.py").write_text(text.replace(old, new))
-    code, output = writing.proof(folder, backend)
+def test_proofs_fail_on_edited_files(backend, tmp_path):
+    for number, (old, new) in enumerate(EDITED):
+        path = mha.write(writing.config(), backend, tmp_path / f"edited_{number}.py")[0]
+        text = path.read_text()
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+    code, output = writing.proof(tmp_path, backend)
     assert code == 1, output
-    assert " is off by " in output
+    assert output.count(" is off by ") >= len(EDITED)
+    assert {*re.findall(r"^FAILED .*test_edited_(\d)\.py", output, re.MULTILINE)} == {*map(str, range(len(EDITED)))}
 
 
 @pytest.mark.xdist_group("texts of files")  # one process makes them
