@@ -143,6 +143,7 @@ def ratios(backend, case, dtype, shrink):
 
 
 COSTLY = {name: LONG for name in CASES if name not in QUICK}
+COSTLY |= dict.fromkeys(("many pieces, segments", "one length for all, mask, bias"), pytest.mark.long("jax"))
 COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 

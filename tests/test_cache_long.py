@@ -173,7 +173,9 @@ def test_gradients_flow_through_the_tokens_of_the_call(backend):
 
 
 @pytest.mark.needs("automatic differentiation")
-@pytest.mark.parametrize("tokens", [1, 3], ids=["one token", "several"])
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(1, id="one token", marks=pytest.mark.long("jax")), pytest.param(3, id="several")]
+)
 def test_slots_of_earlier_calls_are_constants_for_gradients(backend, tokens):
     """Inside of one function that is differentiated, too."""
     attention, rng = layer(backend, "float64"), np.random.default_rng(4)

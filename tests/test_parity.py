@@ -22,14 +22,10 @@ ONE_BY_ONE = {
     "additive, scale 0.01", "additive, lengths per query", "additive, 2053 keys", "scale 30, 2053 keys, causal",
     "output gate of heads", "additive, output gate of heads", "sinks, scale 30", "additive, sinks", "chunks, offsets",
     "segments, lengths, mask, causal", "additive, segments", "positions, window", "positions of keys",
-}  # fmt: skip
-# JAX compiles each for three seconds: of these it has others that hide and pool in the same ways.
-IN_OTHERS = {
     "length zero", "scale 0.01", "additive", "rotary, magnified", "segments", "additive, scale 30", "output gate",
     "output gate, scale 30", "sinks", "segments without keys", "positions, chunks", "causal", "lengths per query",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
-LONG_IN_JAX = pytest.mark.long("jax")
 
 
 def failures(results):
@@ -39,9 +35,7 @@ def failures(results):
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(
-            case, id=case.name, marks=LONG if case.name in ONE_BY_ONE else LONG_IN_JAX if case.name in IN_OTHERS else ()
-        )
+        pytest.param(case, id=case.name, marks=LONG if case.name in ONE_BY_ONE else ())
         for case in (*parity.CASES, *rare.SMALL)
     ],
 )

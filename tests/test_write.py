@@ -116,7 +116,7 @@ def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng
 @pytest.mark.parametrize(
     ("options", "call", "fused", "names"),
     [
-        pytest.param({}, (), False, "gpt2", id="names"),
+        pytest.param({}, (), False, "gpt2", marks=pytest.mark.long("jax"), id="names"),
         pytest.param(writing.TOGETHER, writing.MORE, False, None, marks=pytest.mark.long("jax"), id="all options"),
         pytest.param(writing.KNOWN, ("head_gates", "segments"), True, None, id="a kernel"),
     ],
