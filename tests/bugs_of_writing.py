@@ -2,7 +2,7 @@
 
 # fmt: off
 GROUPS = {
-    "writing": ("mha/written mha/cli", "write written_loads", {
+    "writing": ("mha/written mha/cli", "write written_loads written_compiled", {
         "a name of a step is one of the layer's": (r"if local in used_after - own_targets or \(",
             "if False and ("),
         "what stands after a block is not looked at": (r"inner = not any\(", "inner = False and not any("),

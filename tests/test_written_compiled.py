@@ -17,6 +17,12 @@ def test_each_option_is_in_one_of_the_ten():
     assert {name for options, _ in writing.TEN.values() for name in options} == {*writing.OPTIONS} - {"nothing more"}
 
 
+@pytest.mark.backends("numpy")
+def test_files_are_proven_where_nothing_compiles(backend, folder):
+    code, output = writing.proof(folder, backend)
+    assert code == 0, output
+
+
 @pytest.mark.needs("a compiler")
 def test_files_are_proven_compiled(backend, folder):
     code, output = writing.proof(folder, backend, compiled="quick")

@@ -40,8 +40,8 @@ def small(config: Config, names: str | None = None) -> Config:
     names: the scheme that says where its weights lie in files; some have no biases, or inputs of one width.
     """
     H, G = (6, 2) if config.num_key_value_heads < config.num_heads else (3, 3)
-    part = config.rotary is not None and config.rotary.dim != config.key_dim
-    d = 4 if part else 2
+    pairs = 0 if config.rotary is None else 2  # of a single one nobody sees what turns with what, nor at which base
+    d = 2 * pairs + 2 * (config.rotary is None or config.rotary.dim != config.key_dim)
     D = H * d if facts.by_width(config) else 10
     sizes: dict[str, Any] = {"num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "key_dim": d}
     sizes["value_dim"] = d if config.value_dim == config.key_dim else 5
@@ -54,9 +54,8 @@ def small(config: Config, names: str | None = None) -> Config:
     if config.chunk is not None:
         sizes["chunk"] = 3
     if config.rotary is not None:
-        n = 1
         given = config.rotary.frequencies
-        changes: dict[str, Any] = {"dim": 2 * n, "frequencies": None if given is None else given[-n:]}
+        changes: dict[str, Any] = {"dim": 2 * pairs, "frequencies": None if given is None else given[:pairs]}
         sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
     if config.temperature is not None:
         sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
