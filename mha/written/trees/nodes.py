@@ -129,7 +129,7 @@ def body_of(function: Any) -> list[Any]:
 
 
 def with_body(function: Any, body: Sequence[Any]) -> Any:
-    """A function or class with other statements, and its docstring; where nothing changes, the same object."""
+    """A function, class or branch with other statements, and its docstring; the same object if nothing changes."""
     if are(body, body_of(function)):
         return function
     before = [line for line in function.body.body[:1] if is_docstring(line)]
@@ -347,28 +347,28 @@ def plain_brackets(tree: Any) -> Any:
     """A tree without brackets around whole arguments, values and elements."""
 
     class Brackets(Changing):
-        def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
-            return updated_node.with_changes(value=_bare(updated_node.value)) if not updated_node.star else updated_node
+        def leave_Arg(self, node: cst.Arg, new: cst.Arg) -> Any:
+            return new.with_changes(value=_bare(new.value)) if not new.star else new
 
-        def leave_Assign(self, original_node: cst.Assign, updated_node: cst.Assign) -> Any:
-            return updated_node.with_changes(value=_bare(updated_node.value))
+        def leave_Assign(self, node: cst.Assign, new: cst.Assign) -> Any:
+            return new.with_changes(value=_bare(new.value))
 
-        def leave_Return(self, original_node: cst.Return, updated_node: cst.Return) -> Any:
-            value = updated_node.value
+        def leave_Return(self, node: cst.Return, new: cst.Return) -> Any:
+            value = new.value
             if value is None:
-                return updated_node
+                return new
             if isinstance(value, cst.Tuple) and len(value.elements) > 1:
-                return updated_node.with_changes(value=value.with_changes(lpar=[], rpar=[]))
-            return updated_node.with_changes(value=_bare(value))
+                return new.with_changes(value=value.with_changes(lpar=[], rpar=[]))
+            return new.with_changes(value=_bare(value))
 
-        def leave_Element(self, original_node: cst.Element, updated_node: cst.Element) -> Any:
-            return updated_node.with_changes(value=_bare(updated_node.value))
+        def leave_Element(self, node: cst.Element, new: cst.Element) -> Any:
+            return new.with_changes(value=_bare(new.value))
 
-        def leave_Index(self, original_node: cst.Index, updated_node: cst.Index) -> Any:
-            return updated_node.with_changes(value=_bare(updated_node.value))
+        def leave_Index(self, node: cst.Index, new: cst.Index) -> Any:
+            return new.with_changes(value=_bare(new.value))
 
-        def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
-            return updated_node.with_changes(test=_bare(updated_node.test))
+        def leave_If(self, node: cst.If, new: cst.If) -> Any:
+            return new.with_changes(test=_bare(new.test))
 
     return Brackets().changed(tree)
 

@@ -169,8 +169,7 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
         live = nodes.live(after) | later
         if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
             inner = _without_dead(list(line.body.body), live) or [nodes.statement("pass\n")]
-            same = nodes.are(inner, line.body.body)
-            found.append(line if same else line.with_changes(body=line.body.with_changes(body=inner)))
+            found.append(nodes.with_body(line, inner))
             continue
         made = nodes.assigned(line)
         if made is None:
@@ -334,7 +333,7 @@ def _joined(lines: list[Any], once: set[str]) -> list[Any]:
     found: list[Any] = []
     for number, line in enumerate(lines):
         if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
-            line = line.with_changes(body=line.body.with_changes(body=_joined(list(line.body.body), once)))
+            line = nodes.with_body(line, _joined(list(line.body.body), once))
         while found and (new := _with_last(found[-1], line, lines[number + 1 :], once)) is not None:
             line = new
             found.pop()
