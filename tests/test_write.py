@@ -19,6 +19,7 @@ import mha
 from mha import cli, dispatch, parity
 from mha.weights import schemes
 from mha.written import check, commands, files
+from mha.written.recipe import Recipe
 
 BACKENDS = tuple(dispatch.FRAMEWORKS)
 LLAMA = {"num_key_value_heads": 2, "rotary": mha.Rotary(base=500000.0)}
@@ -39,7 +40,7 @@ def plain(backend, tmp_path_factory):
 @pytest.fixture(scope="module")
 def texts():
     """The text of a plain file for each framework."""
-    return {backend: files.made(writing.config(), backend, ()) for backend in BACKENDS}
+    return {backend: files.made(Recipe(writing.config(), backend)) for backend in BACKENDS}
 
 
 COMPILED = pytest.mark.long("torch", "tensorflow", "jax")  # test_written_compiled.py has as much of these
@@ -48,8 +49,11 @@ COMPILED = pytest.mark.long("torch", "tensorflow", "jax")  # test_written_compil
 @pytest.mark.parametrize(
     ("options", "call"),
     [
-        pytest.param({}, (), id="plain"),
+        pytest.param({}, (), marks=pytest.mark.long("tensorflow", "jax"), id="plain"),
         pytest.param(LLAMA | {"window": (2, None)}, ("cache",), marks=COMPILED, id="cache"),
+        pytest.param(
+            {"window": (None, 2)}, ("cache",), marks=pytest.mark.long(*dispatch.FRAMEWORKS), id="cache without a bound"
+        ),
         pytest.param(writing.TOGETHER, writing.MORE, marks=COMPILED, id="all options"),
     ],
 )
@@ -118,7 +122,9 @@ def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng
     [
         pytest.param({}, (), False, "gpt2", marks=pytest.mark.long("jax"), id="names"),
         pytest.param(writing.TOGETHER, writing.MORE, False, None, marks=pytest.mark.long("jax"), id="all options"),
-        pytest.param(writing.KNOWN, ("head_gates", "segments"), True, None, id="a kernel"),
+        pytest.param(
+            writing.KNOWN, ("head_gates", "segments"), True, None, marks=pytest.mark.long("jax"), id="a kernel"
+        ),
     ],
 )
 @pytest.mark.backends("jax")
@@ -259,13 +265,13 @@ class TestTexts:
     def test_the_lines_for_torch_are_few(self, texts):
         code, lines = writing.counted(texts["torch"])
         assert (code <= 70, lines <= 110) == (True, True), (code, lines)
-        code, lines = writing.counted(files.made(writing.config(**LLAMA), "torch", ()))
+        code, lines = writing.counted(files.made(Recipe(writing.config(**LLAMA), "torch")))
         assert (code <= 120, lines <= 180) == (True, True), (code, lines)
 
     def test_style_checkers_find_nothing(self, texts, tmp_path):
         for backend, text in texts.items():
             (tmp_path / f"{backend}_attention.py").write_text(text)
-        together = files.made(writing.config(**writing.TOGETHER), "torch", writing.MORE)
+        together = files.made(Recipe(writing.config(**writing.TOGETHER), "torch", writing.MORE))
         (tmp_path / "together.py").write_text(together)
         for command in (["check"], ["format", "--check", "--line-length", "120"]):
             done = subprocess.run(
@@ -314,9 +320,10 @@ class TestTexts:
         assert (result.exit_code, "is outdated" in result.stdout) == (1, True)
         result = run("write", "--check", str(tmp_path / "other.py"))
         assert (result.exit_code, "there is no file" in result.stderr) == (2, True)
-        path.write_text("x = 1\n")
-        result = run("write", "--check", str(path))
-        assert (result.exit_code, "no file that mha wrote" in result.stderr) == (2, True)
+        for other in ("x = 1\n", "# Made of: []\n", text.replace('"backend": "numpy"', '"backend": "nunpy"')):
+            path.write_text(other)
+            result = run("write", "--check", str(path))
+            assert (result.exit_code, "no file that mha wrote" in result.stderr) == (2, True)
 
     def test_nothing_is_overwritten_without_force(self, tmp_path):
         path = tmp_path / "attention.py"
@@ -372,18 +379,18 @@ class TestTexts:
     def test_a_layer_is_as_good_as_its_configuration(self, tmp_path):
         layer = mha.MultiHeadAttention(24, 4, seed=1)
         path = mha.write(layer, "numpy", tmp_path / "attention.py")[0]
-        assert path.read_text() == files.made(writing.config(), "numpy", ())
+        assert path.read_text() == files.made(Recipe(writing.config(), "numpy"))
         with pytest.raises(TypeError, match=r"layer is a dict, expected an mha.MultiHeadAttention or its .config"):
             mha.write({}, "numpy", tmp_path / "attention.py")
 
     def test_the_usual_kind_need_not_be_said(self, texts):
-        assert files.made(writing.config(), "jax", (), kind="linen") == texts["jax"]
+        assert files.made(Recipe(writing.config(), "jax", kind="linen")) == texts["jax"]
         assert '"kind"' not in texts["jax"]
 
     @pytest.mark.parametrize("name", writing.OPTIONS)
     def test_the_command_in_a_file_is_its_configuration(self, name):
         config = writing.config(**writing.OPTIONS[name])
-        words = commands.said(config, "torch", ("offset",)).split()
+        words = Recipe(config, "torch", ("offset",)).said.split()
         given = dict(zip(words[3::2], words[4::2], strict=False)) if "--bias" not in words else {}
         for option in commands.PARTS:
             value = getattr(config, option)

@@ -14,6 +14,7 @@ from mha.config import Config
 from mha.weights import SCHEMES, schemes
 from mha.written import check, files
 from mha.written.lesson.named import loading, own_names
+from mha.written.recipe import Recipe
 
 PREFIX = "model.layers.3.attention."
 # A scheme for each way in which arrays lie: these on every framework, others on NumPy. Those whose layers are slow
@@ -60,7 +61,7 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
         del arrays[known.places[name].name]
     checkpoint, path = tmp_path / "model.safetensors", tmp_path / "attention.py"
     save_file({f"{PREFIX}{name}": np.ascontiguousarray(X) for name, X in arrays.items()}, checkpoint)
-    path.write_text(files.made(layer.config, backend, (), names=scheme))
+    path.write_text(files.made(Recipe(layer.config, backend, names=scheme)))
     widths = [len(weights[f"{name}.kernel"]) for name in ("W_q", "W_k", "W_v")]
     inputs = [random.standard_normal((2, 7, width)).astype("float32") for width in widths]
     assert parity.ratio(layer, writing.loaded(path, backend, checkpoint, PREFIX, *inputs), *inputs) <= 1
@@ -79,7 +80,7 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
 def test_an_array_that_is_missing_is_an_error(tmp_path, scheme):
     layer = mha.MultiHeadAttention(19, 6, **options(scheme), seed=5, backend="numpy")
     path = tmp_path / "attention.py"
-    path.write_text(files.made(layer.config, "numpy", (), names=scheme))
+    path.write_text(files.made(Recipe(layer.config, "numpy", names=scheme)))
     arrays = schemes.arranged(layer.config, layer.weights, scheme)
     inputs = [np.zeros((2, 3, width), "float32") for width in (11, 11, 11)]
     for name in arrays:

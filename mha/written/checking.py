@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from mha.config import of_recorded
-from mha.written import files
+from mha.written import files, recipe
 
 
 def check(path: str | Path) -> str:
@@ -17,14 +16,13 @@ def check(path: str | Path) -> str:
     line, _, body = text.partition("\n")
     try:
         of = json.loads(line.removeprefix(files.MADE_OF))
-        config, digest = of_recorded(of["config"]), of["digest"]
-        rest = of["backend"], of["call"], of["names"], of["fused"], of.get("kind")
+        made_of, digest = recipe.read(of), of["digest"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path} is no file that mha wrote: its first line does not begin with {files.MADE_OF!r}"
         ) from None
     if files.digest(body) != digest:
         return f"{path} was edited: it is not the text that was written"
-    if files.made(config, *rest) != text:
+    if files.made(made_of) != text:
         return f"{path} is outdated: this version writes it otherwise; write it again with --force"
     return ""

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from mha.config import Config
-from mha.names import BackendName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 
@@ -85,18 +84,10 @@ def options(config: Config) -> dict[str, Any]:
     return {"num_hiddens": config.num_hiddens, "num_heads": config.num_heads} | found
 
 
-def said(
-    config: Config,
-    backend: BackendName,
-    call: Collection[str],
-    names: str | None = None,
-    fused: bool = False,
-    kind: str | None = None,
-) -> str:
-    """The command that writes a layer with this configuration."""
-    words = ["mha write", backend]
-    words += [] if kind is None else ["--kind", kind]
-    for name, value in options(config).items():
+def said(config: Config) -> list[str]:
+    """The options of a command that say this configuration."""
+    words: list[str] = []
+    for name in options(config):
         option = f"--{name.replace('_', '-')}"
         value = getattr(config, name)
         if name in PARTS:
@@ -107,10 +98,7 @@ def said(
             words.append(option)
         else:
             words += [option, str(value)]
-    words += [] if names is None else ["--names", names]
-    words += ["--fused"] if fused else []
-    words += ["--call", ",".join(sorted(call))] if call else []
-    return " ".join(words)
+    return words
 
 
 def _parts(name: str, value: Any, config: Config) -> str:

@@ -7,15 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mha import checks, dispatch
-from mha.call import ARGUMENTS
+from mha import dispatch
 from mha.config import Config
-from mha.names import BackendName
-from mha.written import commands
+from mha.written.recipe import Recipe
 
-PLAIN = ("valid_lens", "mask", "causal")  # of a call, what every file takes
 MADE_OF = "# Made of: "
-KINDS = {"jax": ("linen", "nnx")}  # of modules, where a framework has several: the lesson's first
 
 
 def write(
@@ -58,15 +54,14 @@ def write(
     name, path = dispatch.named("backend", backend), Path(path)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
-    texts = {path: made(config, name, call, names, fused, kind)}
+    recipe = Recipe(config, name, call, names, fused, kind)
+    texts = {path: made(recipe)}
     from mha.written import proof
-    from mha.written.lesson import finishing, named
+    from mha.written.lesson import finishing
 
-    loads = names is not None and not named.own_names(config, name, names)
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
-    takes, kind = asked(name, call), _unusual(name, kind)
-    texts[beside[0]] = finishing.formatted(proof.test(name, path.stem, takes, kind, loads), beside=path.stem)
-    cases = proof.cases(config, name, takes, names, fused)
+    texts[beside[0]] = finishing.formatted(proof.test(recipe, path.stem), beside=path.stem)
+    cases = proof.cases(recipe)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
         if there is not None:
@@ -77,46 +72,8 @@ def write(
     return [path, *beside]
 
 
-def asked(backend: BackendName, call: Collection[str], drops: bool = True) -> tuple[str, ...]:
-    """The arguments that calls of a file take, in their order; raises ValueError where one is none of a call's.
-
-    drops: whether a call drops weights if it is told that it trains.
-    """
-    known = [name for name in ARGUMENTS if name != "training"]
-    for name in call:
-        checks.choice("call", name, tuple(known))
-    more = set(call) | set(PLAIN)
-    if {"key_positions", "cache"} & more:
-        more.add("positions")
-    if {"segments", "key_segments"} & more:
-        more |= {"segments", "key_segments"}
-    if drops and ("a state of training" in dispatch.FRAMEWORKS[backend].lacks or backend in ("numpy", "tensorflow")):
-        more.add("training")
-    return tuple(name for name in ARGUMENTS if name in more)
-
-
-def _unusual(backend: BackendName, kind: str | None) -> str | None:
-    """The kind of modules that a file has, None = the framework's usual; raises ValueError if it has no such."""
-    kinds = KINDS.get(backend)
-    if kinds is None and kind is not None:
-        title = dispatch.FRAMEWORKS[backend].title
-        raise ValueError(f"kind is {kind!r}, expected none for {title}, whose modules are all of one; leave it out")
-    if kinds is None or kind is None:
-        return None
-    checks.choice("kind", kind, kinds)
-    return None if kind == kinds[0] else kind
-
-
-def made(
-    config: Config,
-    backend: BackendName,
-    call: Collection[str],
-    names: str | None = None,
-    fused: bool = False,
-    kind: str | None = None,
-) -> str:
+def made(recipe: Recipe) -> str:
     """The text of a file, with what it was made of on its first line."""
-    kind = _unusual(backend, kind)
     try:
         from mha.written.lesson import finishing, named, specialise
         from mha.written.lesson.variants import kernels
@@ -125,35 +82,22 @@ def made(
             raise
         message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip(dispatch.WRITE)}"
         raise ImportError(message) from None
-    takes = asked(backend, call, drops=kind != "nnx" and not (fused and backend in kernels.BY_HEADS))
-    if fused:
-        kernels.refuse(config, backend, call)
-    if names is not None:
-        named.refuse(config, names)
-    program = specialise.specialised(config, backend, takes, fused, kind)
-    if names is not None:
-        named.name(program, config, backend, names, kind)
-    said = commands.said(config, backend, call, names, fused, kind)
-    text = finishing.finished(program, config, backend, takes, header(backend, said))
-    of = {
-        "backend": backend,
-        "call": sorted(call),
-        "names": names,
-        "fused": fused,
-        "config": commands.options(config),
-        "digest": digest(text),
-    }
-    of |= {} if kind is None else {"kind": kind}
-    return f"{MADE_OF}{json.dumps(of)}\n{text}"
+    if recipe.fused:
+        kernels.refuse(recipe)
+    named.refuse(recipe.config, recipe.names)
+    program = specialise.specialised(recipe)
+    named.name(program, recipe)
+    text = finishing.finished(program, recipe, header(recipe))
+    return f"{MADE_OF}{json.dumps(recipe.recorded() | {'digest': digest(text)})}\n{text}"
 
 
-def header(backend: BackendName, said: str) -> str:
+def header(recipe: Recipe) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
     return (
-        f'"""Multi-head attention in {dispatch.FRAMEWORKS[backend].title}: B batch, Q queries, K key-value pairs, T '
-        "either, H heads. Arguments are not checked.\n\n"
-        f"mha {version}: {said}\nSPDX-License-Identifier: Apache-2.0\n"
+        f'"""Multi-head attention in {dispatch.FRAMEWORKS[recipe.backend].title}: B batch, Q queries, K key-value '
+        "pairs, T either, H heads. Arguments are not checked.\n\n"
+        f"mha {version}: {recipe.said}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'
     )
 

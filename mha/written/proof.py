@@ -12,22 +12,27 @@ from safetensors.numpy import save
 
 from mha.config import Config
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName
+from mha.names import FloatName
 from mha.parity.same.rules import bound, largest
 from mha.weights import schemes
 from mha.written import steps
 from mha.written.lesson import facts, named
-from mha.written.lesson.variants import kernels
+from mha.written.recipe import BY_HEADS, Recipe
 
 FOLDER = Path(__file__).with_name("proofs")
 SEED = 20
 BY = "queries", "keys", "values", "W_q.kernel"
+GRADIENT = "gradient/"
 PADDED = 1  # the number of the call whose padding the test fills with what is no number
+B, Q, K = 2, 5, 7
+FEATURES = 5  # of most results, that are kept
+DTYPES: tuple[FloatName, ...] = ("float32", "float64")
 
 
-def test(backend: BackendName, module: str, asked: Collection[str], kind: str | None, loads: bool) -> str:
-    """The text of the test of a module whose calls take these arguments; loads: whether it has a method `load`."""
-    parts = {"CALL": "steps" if "cache" in asked else "call", "FRAMEWORK": kind or backend}
+def test(recipe: Recipe, module: str) -> str:
+    """The text of the test of a module that was made of a recipe."""
+    parts = {"CALL": "steps" if "cache" in recipe.takes else "call", "FRAMEWORK": recipe.kind or recipe.backend}
+    loads = recipe.names is not None and not named.own_names(recipe.config, recipe.backend, recipe.names)
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
         text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
@@ -62,76 +67,74 @@ def small(config: Config, names: str | None = None) -> Config:
     return dataclasses.replace(config, dropout=0.0, bias=named.biased(names), dtype="float32", **sizes)
 
 
-def cases(
-    config: Config, backend: BackendName, asked: Collection[str], names: str | None = None, fused: bool = False
-) -> bytes:
+def cases(recipe: Recipe) -> bytes:
     """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
-    double_as: FloatName = "float32" if fused and backend in kernels.BY_HEADS else "float64"
-    made, random = small(config, names), np.random.default_rng(SEED)
-    double = dataclasses.replace(made, dtype="float64")
-    layers = {one.dtype: _layer(one) for one in (made, double)}
+    made, random = small(recipe.config, recipe.names), np.random.default_rng(SEED)
+    layers = {dtype: _layer(made, dtype) for dtype in DTYPES}
     weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
     for name in weights:
         if name.endswith(".scale"):
             weights[name] = 1 + weights[name]
     for dtype, layer in layers.items():
         layer.weights = {name: X.astype(dtype) for name, X in weights.items()}
-    B, Q, K = 2, 5, 7
     inputs = {
         "queries": _drawn(random, (B, Q, made.query_size)),
         "keys": _drawn(random, (B, K, made.key_size)),
         "values": _drawn(random, (B, K, made.value_size)),
         "cotangent": _drawn(random, (B, Q, made.num_hiddens)),
     }
-    own = {} if names is None else named.own_names(made, backend, names)
-    kept = {f"weights/{name}": X for name, X in weights.items()}
-    if names is not None and not own:
-        arranged = schemes.arranged(made, weights, names)  # type: ignore[arg-type]
-        kept = {f"file/{name}": X for name, X in arranged.items()}
-    arrays = kept | {f"inputs/{name}": X for name, X in inputs.items()}
+    own = named.own_names(made, recipe.backend, recipe.names)
+    arrays = {f"inputs/{name}": X for name, X in inputs.items()}
+    if recipe.names is None or own:
+        arrays |= {f"weights/{name}": X for name, X in weights.items()}
+    else:
+        arranged = schemes.arranged(made, weights, recipe.names)  # type: ignore[arg-type]
+        arrays |= {f"file/{name}": X for name, X in arranged.items()}
+    as_in: dict[FloatName, FloatName] = {"float32": "float32", "float64": "float64"}
+    if recipe.fused and recipe.backend in BY_HEADS:
+        as_in["float64"] = "float32"
     calls: dict[str, Any] = {}
-    every = list(_calls(random, made, asked, B, Q, K))
-    whole = sum("cache" not in call for call in every)
+    every = list(_calls(random, made, recipe.takes))
+    together = sum("cache" not in call for call in every) - 1  # the number of the call with all arguments
     for number, call in enumerate(every):
-        name = f"{number}"
         if "cache" in call:
             call = steps.fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
         given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
-        arrays |= {f"call/{name}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()}
-        found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
-        bounds = {}
-        steep = max((largest(X) for one, X in found["float64"].items() if one.startswith("gradient")), default=0.0)
-        for one, X in found["float64"].items():
-            if one.startswith("gradient") and number not in (PADDED, whole - 1):
-                continue
-            if one == "gradient/W_q.kernel" and number != PADDED:
-                continue
-            arrays[f"expected/{name}/{one}"] = X
-            gradient = one.startswith("gradient")
-            as_in: dict[str, FloatName] = {"float32": "float32", "float64": double_as}
-            bounds[one] = {
-                dtype: float(f"{bound(of, X, found[of][one], gradient=gradient, scale=steep * gradient):.2e}")
-                for dtype, of in as_in.items()
-            }
-        calls[name] = {
-            "arrays": sorted(given),
-            "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
-            "bounds": bounds,
+        arrays |= {
+            f"call/{number}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()
         }
-    meta = {
-        "padded": str(PADDED),
-        "names": own,
-        "sizes": _constructor(made, config),
-        "calls": calls,
-        "asked": list(asked),
-    }
+        found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
+        gradients = {PADDED: BY, together: BY[:3]}.get(number, ())
+        kept = [one for one in found["float64"] if not one.startswith(GRADIENT) or one[len(GRADIENT) :] in gradients]
+        arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
+        calls[f"{number}"] = {
+            "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
+            "bounds": {one: _bounds(one, found, as_in) for one in kept},
+        }
+    meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
     return save({name: np.ascontiguousarray(X) for name, X in arrays.items()}, {"case": json.dumps(meta)})
 
 
-def _layer(config: Config) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config)}, backend="numpy"
-    )
+def _corner(one: str, number: int) -> tuple[Any, ...]:
+    """What is kept of a result of a call: of features, which are all made of all heads, a few are enough."""
+    if one == "weights" or (one == "output" and number == 0):
+        return (...,)
+    return (slice(FEATURES),) if one == "gradient/W_q.kernel" else (..., slice(FEATURES))
+
+
+def _bounds(one: str, found: dict[FloatName, dict[str, Any]], as_in: dict[FloatName, FloatName]) -> dict[str, float]:
+    """How far a result may be from NumPy's in each dtype; as_in: the dtype whose rounding explains it."""
+    gradient, double = one.startswith(GRADIENT), found["float64"]
+    steep = max((largest(X) for name, X in double.items() if gradient and name.startswith(GRADIENT)), default=0.0)
+    bounds = {
+        dtype: bound(of, double[one], found[of][one], gradient=gradient, scale=steep) for dtype, of in as_in.items()
+    }
+    return {dtype: float(f"{size:.2e}") for dtype, size in bounds.items()}
+
+
+def _layer(config: Config, dtype: FloatName) -> MultiHeadAttention:
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return MultiHeadAttention(**options | {"dtype": dtype}, backend="numpy")
 
 
 def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
@@ -139,7 +142,7 @@ def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1
     return (scale * random.standard_normal(shape)).astype("float32")
 
 
-def _calls(random: Any, config: Config, asked: Collection[str], B: int, Q: int, K: int) -> Iterator[dict[str, Any]]:
+def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict[str, Any]]:
     """Calls that use each argument: alone, and together."""
     H = config.num_heads
     whole: dict[str, Any] = {
@@ -192,10 +195,10 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
     if given.pop("return_weights", False):
         output, weights["weights"] = output
     gradients = layer.gradients(*arrays, cotangent=cast(inputs["cotangent"]), **given)
-    return {"output": output} | weights | {f"gradient/{name}": gradients[name] for name in BY}
+    return {"output": output} | weights | {f"{GRADIENT}{name}": gradients[name] for name in BY}
 
 
-def _constructor(made: Config, config: Config) -> dict[str, Any]:
+def _constructor(made: Config) -> dict[str, Any]:
     """The numbers for the constructor, under the names that they have there."""
     found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": made.bias}
     named = facts.constructor(made)

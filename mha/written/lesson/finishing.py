@@ -10,6 +10,7 @@ import libcst as cst
 from mha.config import Config
 from mha.names import BackendName
 from mha.written.lesson import facts, texts
+from mha.written.recipe import Recipe
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -27,12 +28,12 @@ ANNOTATED = {
 }
 
 
-def finished(program: Program, config: Config, backend: BackendName, asked: Any, header: str) -> str:
+def finished(program: Program, recipe: Recipe, header: str) -> str:
     """The text of the file."""
-    given = constructed(program, config, backend)
+    given = constructed(program, recipe.config, recipe.backend)
     program.each(nodes.plain_brackets)
     own = program.function(LAYER, program.setup).params.kwonly_params
-    texts.documented(program, asked, given | {each.name.value: "" for each in own})
+    texts.documented(program, recipe.takes, given | {each.name.value: "" for each in own})
     parts = [code(tree).strip("\n") for tree in _in_order(program)]
     body = "\n\n\n".join(parts) + "\n"
     imports = sorted(

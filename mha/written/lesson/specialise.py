@@ -6,10 +6,9 @@ from typing import Any
 import libcst as cst
 
 from mha.call import ARGUMENTS
-from mha.config import Config
-from mha.names import BackendName
 from mha.written.lesson import caching, chapters, facts, pooled, spreading, texts
 from mha.written.lesson.variants import kernels
+from mha.written.recipe import Recipe
 from mha.written.trees import folding, inlining, linking, nodes, tidying
 from mha.written.trees.folding import PRESENT
 from mha.written.trees.nodes import code
@@ -19,14 +18,13 @@ from mha.written.trees.program import LAYER, Program, takes
 WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax", "widen"}
 
 
-def specialised(
-    config: Config, backend: BackendName, asked: Collection[str], fused: bool = False, kind: str | None = None
-) -> Program:
-    """The program of a layer with this configuration and calls with these arguments; fused: with a kernel."""
-    program, known = chapters.program(backend, kind), facts.known(config, asked)
+def specialised(recipe: Recipe) -> Program:
+    """The program of the layer and the calls of a recipe."""
+    config, backend, asked = recipe.config, recipe.backend, recipe.takes
+    program, known = chapters.program(backend, recipe.kind), facts.known(config, asked)
     caching.without_what_is_not_asked(program, asked)
     pooled.with_one_method(program, blanks="cache" in asked)
-    if fused:
+    if recipe.fused:
         kernels.fuse(program, backend, blanks="cache" in asked)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
     program.each(lambda tree: nodes.replaced(tree, same))

@@ -167,8 +167,6 @@ class _Folding(nodes.Replacing):
             return right
         if sign in (cst.Multiply, cst.FloorDivide) and type(ones[1]) in (int, float) and ones[1] == 1:
             return left
-        if sign in (cst.Add, cst.Subtract) and type(ones[1]) is int and ones[1] == 0:
-            return left
         if sign is cst.Add and type(ones[0]) is int and ones[0] == 0:
             return right
         return new

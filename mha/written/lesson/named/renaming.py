@@ -31,8 +31,10 @@ def biased(scheme: str | None) -> bool:
     return scheme is None or "W_q.bias" in SCHEMES[scheme].places  # type: ignore[index]
 
 
-def refuse(config: Config, scheme: str) -> None:
+def refuse(config: Config, scheme: str | None) -> None:
     """Raise ValueError if the files of a scheme have no place for the weights of a layer."""
+    if scheme is None:
+        return
     checks.choice("names", scheme, tuple(SCHEMES))
     found = places(config, scheme)
     lacking = [name for name in shapes(config) if name not in found]
@@ -54,11 +56,14 @@ def refuse(config: Config, scheme: str) -> None:
             )
 
 
-def own_names(config: Config, backend: BackendName, scheme: str) -> dict[str, str]:
+def own_names(config: Config, backend: BackendName, scheme: str | None) -> dict[str, str]:
     """The names of a layer's arrays in the files of a scheme, by their canonical names.
 
-    Empty if no renaming of its parts can give them: where arrays are packed, lie otherwise or deeper.
+    Empty if there is no scheme, or no renaming of its parts can give them: where arrays are packed, lie otherwise or
+    deeper.
     """
+    if scheme is None:
+        return {}
     found = places(config, scheme)
     plain = all(
         not place.part and place.axes in ("oi", "o", "d", "H") and place.name.count(".") <= 1

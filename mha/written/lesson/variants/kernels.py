@@ -1,11 +1,11 @@
 """Pooling by a framework's own kernel, where it computes the same as the lesson."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from mha import dispatch
-from mha.config import Config
 from mha.names import BackendName
 from mha.written.lesson.pooled import POOLING
+from mha.written.recipe import BY_HEADS, Recipe
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -53,9 +53,7 @@ BLANK = {
         "    keys, values = where(seen, keys, 0), where(seen, values, 0)",
     ),
 }
-# The kernels that know shared heads, take softmax in float32 in every dtype, and drop no weights; and what hands heads
-# on to them: statements of the layer's `pool`.
-BY_HEADS = ("jax", "mlx")
+# What hands heads on to the kernels that take them as they are: statements of the layer's `pool`.
 POOL = (
     "H, G = config.num_heads, config.num_key_value_heads",
     "B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]",
@@ -67,8 +65,9 @@ POOL = (
 )
 
 
-def refuse(config: Config, backend: BackendName, call: Collection[str]) -> None:
+def refuse(recipe: Recipe) -> None:
     """Raise ValueError if a framework has no kernel that computes the same as the lesson with these options."""
+    config, backend = recipe.config, recipe.backend
     if backend not in KERNELS:
         title = dispatch.FRAMEWORKS[backend].title
         raise ValueError(f"fused is True, expected False for {title}, of which no kernel is taken; leave it out")
@@ -76,7 +75,7 @@ def refuse(config: Config, backend: BackendName, call: Collection[str]) -> None:
     options["dropout"] = backend in BY_HEADS and config.dropout > 0
     options["value_dim"] = backend == "jax" and config.value_dim != config.key_dim
     wrong = [name for name, given in options.items() if given]
-    wrong += [name for name in ("score_bias", "return_weights") if name in call]
+    wrong += [name for name in ("score_bias", "return_weights") if name in recipe.call]
     if wrong:
         raise ValueError(f"fused is True beside {wrong[0]}, which the kernel does not know; leave one of them out")
 
