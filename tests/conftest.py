@@ -48,6 +48,10 @@ MARKERS = (
 )
 
 
+# Files of tests that take longest with some backend. They are handed out first: a worker that gets one of them last
+# keeps the other waiting.
+FIRST = {"written_compiled", "compiled", "write", "bench_devices", "blocks", "tensorflow_calls", "diagnose", "parity"}
+
 # Tests of models of one framework, which import it; without it they are not collected.
 OF_MODELS = {
     "torch": ("audit", "audit_taught", "cli_records", "plot_ratios", "records", "records_files"),
@@ -89,6 +93,7 @@ def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if not belongs(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
     if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
         for item in items:
             names = backend_of(item) or " ".join(name for one in item.iter_markers("backends") for name in one.args)

@@ -118,6 +118,7 @@ def test_pytorchs_own_way_gives_the_same_numbers_or_says_why_not(backend):
 
 
 @pytest.mark.backends("torch", "jax")
+@pytest.mark.long("torch", "jax")
 def test_other_numbers_fail_and_the_rest_is_measured(backend, monkeypatch, tmp_path):
     code = """
         ways = bench.Group.ways

@@ -143,7 +143,9 @@ def ratios(backend, case, dtype, shrink):
 
 
 COSTLY = {name: LONG for name in CASES if name not in QUICK}
-COSTLY |= dict.fromkeys(("many pieces, segments", "one length for all, mask, bias"), pytest.mark.long("jax"))
+COSTLY |= dict.fromkeys(
+    ("many pieces, segments", "many pieces, positions", "many pieces, window", "one length for all, mask, bias"), LONG
+)
 COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 
@@ -172,7 +174,7 @@ def test_pieces_of_heads_and_of_samples(backend, small, heads):
 
 
 @pytest.mark.backends("numpy", "torch", "tensorflow", "mlx")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=LONG), "bfloat16"])
 def test_half_precision_in_small_pieces(backend, small, dtype):
     far = ratios(backend, CASES["lengths per sample"], dtype, small)
     assert max(far.values()) <= 1, far

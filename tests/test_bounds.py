@@ -29,7 +29,7 @@ PIECES = {"one piece": cutting.SCORES, "blocks of queries": 2 * H * K, "samples"
 GAPS = ((1, 7, 0, 4, 7), (2, 2, 2, 7, 4), (7, 1, 7, 1, 7))  # with a window to the left, keys between are unseen
 
 
-@pytest.fixture(params=["one piece", "blocks of queries", pytest.param("samples", marks=LONG)])
+@pytest.fixture(params=["one piece", *(pytest.param(name, marks=LONG) for name in ("blocks of queries", "samples"))])
 def pieces(request, backend, monkeypatch):
     """Calls in one piece, in blocks of some queries of one head, and in some samples at once."""
     monkeypatch.setattr(cutting, "SCORES", PIECES[request.param])
@@ -127,7 +127,9 @@ def test_lengths_at_their_bounds(backend, pieces, causal):
 
 
 @pytest.mark.needs("a compiler of calls")
-@pytest.mark.parametrize("window", [(2, 1), (1, 0), (1, None), pytest.param((None, 0), marks=LONG)], ids=str)
+@pytest.mark.parametrize(
+    "window", [(2, 1), *(pytest.param(one, marks=LONG) for one in ((1, 0), (1, None), (None, 0)))], ids=str
+)
 def test_offsets_that_only_a_compiled_call_knows(backend, window):
     """Queries before the first key and past the last are blank there, too."""
     framework, attention = adapters.of(backend), layer(backend, window=window)

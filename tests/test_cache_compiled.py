@@ -73,7 +73,7 @@ def test_jit_and_scan(backend, readable):
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long("tensorflow"))])
 def test_function(backend, xla):
     import tensorflow as tf
 
@@ -100,7 +100,9 @@ KINDS = {
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize(
+    "options", [next(iter(KINDS)), *(pytest.param(name, marks=pytest.mark.long("tensorflow")) for name in [*KINDS][1:])]
+)
 def test_portions_inside_a_function(backend, options):
     import tensorflow as tf
 
@@ -199,6 +201,7 @@ def test_gradients_flow_through_own_tokens(backend):
 
 
 @pytest.mark.backends("torch")
+@pytest.mark.long("torch")
 def test_compile(backend):
     import torch
 

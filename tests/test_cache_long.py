@@ -94,6 +94,7 @@ def test_prompts_of_different_lengths_with_every_option(backend, options, readab
         np.testing.assert_allclose(rows[b], expected[b, : places[b]], rtol=0, atol=1e-12)
 
 
+@LONG
 @pytest.mark.parametrize(("options", "readable"), WAYS)
 def test_pairs_of_slots_with_every_option(backend, options, readable):
     attention = layer(backend, "float64", readable=readable, **OPTIONS[options])

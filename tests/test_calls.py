@@ -179,7 +179,7 @@ def test_a_query_that_sees_no_key(backend, rng, pooling):
     assert not any(gradients[name][1].any() for name in ("queries", "keys", "values"))
 
 
-@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("pooling", ["dot", pytest.param("additive", marks=pytest.mark.long(*adapters.COMPILED))])
 @pytest.mark.parametrize(("batch", "num_queries", "num_keys"), [(0, Q, K), (B, 0, K), (B, Q, 0), (1, 1, 1)])
 def test_empty_and_single(backend, batch, num_queries, num_keys, pooling):
     attention = make(backend, bias=True, pooling=pooling)

@@ -108,7 +108,9 @@ def test_a_block_of_torch(backend):
     assert diagnosis.more == "a layer norm of the sum of output and queries (a residual)"
 
 
-@pytest.mark.parametrize("options", [{}, {"rotary": mha.Rotary(4)}], ids=["plain", "rotated"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"rotary": mha.Rotary(4)}, marks=pytest.mark.long("numpy"), id="rotated")]
+)
 def test_attention_over_samples_is_named(options):
     """As PyTorch's layer computes it that was made without batch_first."""
     layer = mha.MultiHeadAttention(D, H, seed=0, backend="numpy", **options)

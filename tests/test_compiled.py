@@ -21,7 +21,7 @@ HIDING = {
 }
 
 
-@pytest.fixture(params=["layer", "mha"])
+@pytest.fixture(params=[pytest.param("layer", marks=pytest.mark.long("torch", "tensorflow")), "mha"])
 def what(request):
     """The functions to compile or map: `attention.layer`, or `attention` itself."""
     return request.param
@@ -47,7 +47,7 @@ def compiled_by(attention, what="layer"):
 
 
 # They compile each for seconds: what is one of all there says little more alone.
-MORE = dict.fromkeys(("nothing", "lengths", "mask"), pytest.mark.long("torch", "tensorflow"))
+MORE = dict.fromkeys(("nothing", "lengths", "lengths-of-queries", "mask"), pytest.mark.long("torch", "tensorflow"))
 
 
 @COMPILES

@@ -195,16 +195,23 @@ def test_a_right_decoder_is_not_blamed(backend, options):
         assert report.diagnosis.mistakes == ()
 
 
-def test_what_is_no_known_mistake_gets_no_name():
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("W_q.kernel", OUTPUT),
+        pytest.param("W_k.kernel", ALL, marks=pytest.mark.long("numpy")),
+        pytest.param("W_v.kernel", OUTPUT, marks=pytest.mark.long("numpy")),
+    ],
+)
+def test_what_is_no_known_mistake_gets_no_name(name, given):
     attention, cache = begun(TURNED, RAGGED, 11)
     x, random = tokens(2, 2), np.random.default_rng(7)
-    for name, given in {"W_q.kernel": OUTPUT, "W_k.kernel": ALL, "W_v.kernel": OUTPUT}.items():
-        other = mha.MultiHeadAttention(**vars(attention.config), backend="numpy")
-        noise = 1 + 0.1 * random.normal(size=attention.weights[name].shape)
-        other.weights = attention.weights | {name: attention.weights[name] * noise}
-        theirs = decoders.Decoder(other, cache, x).run()
-        chosen = {one: theirs[one] for one in given}
-        assert parity.diagnose(attention, chosen, x, x, x, causal=True, cache=cache).mistakes == ()
+    other = mha.MultiHeadAttention(**vars(attention.config), backend="numpy")
+    noise = 1 + 0.1 * random.normal(size=attention.weights[name].shape)
+    other.weights = attention.weights | {name: attention.weights[name] * noise}
+    theirs = decoders.Decoder(other, cache, x).run()
+    chosen = {one: theirs[one] for one in given}
+    assert parity.diagnose(attention, chosen, x, x, x, causal=True, cache=cache).mistakes == ()
 
 
 CALLS = {

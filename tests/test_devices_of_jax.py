@@ -17,6 +17,9 @@ LONG = (
     "check_large_scores_agree",
     "check_heads_with_masks_of_their_own_agree",
     "check_sinks_agree",
+    "check_norms_over_all_heads_agree",
+    "check_heads_of_keys_that_two_devices_use_agree",
+    "check_rows_that_do_not_divide_and_offsets_agree",
     "check_the_additive_ring_agrees",
 )
 FLAGS = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"

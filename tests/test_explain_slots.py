@@ -31,6 +31,7 @@ def ring(count, S):
     return places
 
 
+@LONG
 def test_a_token_in_a_ring_that_wraps(backend):
     N, S, lengths = 4, 5, [3, 0, 7]
     steps = named(explain.token(backend, batch=3, prompt=7, tokens=N, slots=S, valid_lens=lengths, **OPTIONS))

@@ -66,7 +66,7 @@ def passes(tree, backend, *tests):
 COMMANDS = ("demo --backend {}", "explain --backend {}", "parity --backends {}", "page --backends {} -o page.html")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS[:3], pytest.param(COMMANDS[3], marks=LONG)])
 def test_a_new_folder_serves_every_command(twin, command):
     assert "twin" in run(twin, "mha", *command.format("twin").split()) or "page" in command
 
@@ -91,10 +91,11 @@ def test_the_whole_suite_passes_on_a_new_folder(twin):
     passes(twin, "numpy", "test_names.py", "test_page.py")
 
 
-@pytest.mark.parametrize("command", COMMANDS[1::2])
+@pytest.mark.parametrize("command", [COMMANDS[1], pytest.param(COMMANDS[3], marks=LONG)])
 def test_commands_do_without_a_folder(without, command):
     assert run(without, "mha", *command.format("numpy").split())
 
 
+@LONG
 def test_the_suite_passes_without_a_folder(without):
     passes(without, "numpy", "test_names.py", "test_parallel.py", "test_arrays.py")

@@ -9,14 +9,14 @@ from graded.of_others import IN_JAX, IN_TENSORFLOW
 from graded.of_torch import IN_TORCH
 from graded.running import failed, graded, lacking, right
 
-QUICK = 1  # of each framework, so many mistakes are graded without --long
+QUICK = {"torch": 1}  # so many mistakes in a framework are graded without --long
 
 
 def of_framework(backend):
     """The mistakes in a framework as parameters, most of them long."""
     mistaken = {"torch": IN_TORCH, "jax": IN_JAX, "tensorflow": IN_TENSORFLOW}[backend]
     for at, one in enumerate(mistaken):
-        marks = [pytest.mark.backends(backend)] + [pytest.mark.long(backend)] * (at >= QUICK)
+        marks = [pytest.mark.backends(backend)] + [pytest.mark.long(backend)] * (at >= QUICK.get(backend, 0))
         yield pytest.param(one, marks=marks, id=one.name)
 
 
@@ -48,6 +48,7 @@ CALLED = re.compile(r"(    def forward\(self|def dot_product_attention\().*\n( +
 
 
 @pytest.mark.backends("torch", "jax", "tensorflow")
+@pytest.mark.long("jax", "tensorflow")
 def test_the_frameworks_own_attention_is_refused(tmp_path, backend):
     text = CALLED.sub(rf"\g<0>return {OWN[backend]}\n\g<2>", right(STYLE[backend]), count=1)
     result = graded(tmp_path, text, "2", limit=120)

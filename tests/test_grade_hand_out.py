@@ -42,6 +42,7 @@ def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
 
 
 @pytest.mark.backends(*SOLVED)
+@pytest.mark.long("tensorflow", "jax")
 def test_right_submissions_pass_the_visible_tests(tmp_path, backend):
     style, levels = SOLVED[backend]
     hand_out.write(tmp_path, backend, chosen(levels))

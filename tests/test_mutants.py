@@ -118,6 +118,7 @@ def test_a_draw_is_the_same_each_time_and_another_with_another_seed():
     assert mutants.drawn(files, 10, 0) == first[:10]
 
 
+@pytest.mark.long("numpy")
 def test_the_nearest_tests_import_what_changes():
     files = ["mha/heads/pruning.py", "mha/engine/reach.py", "mha/__main__.py"]
     near = mutants.importers(files, "^test_(heads|compare|calls|cli_heads)$")

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import adapters
 import numpy as np
 import pytest
 from layers import assert_same_weights, random_layer
@@ -11,6 +12,7 @@ from mha import parallel, parity
 from mha.config import MODERN
 from mha.parallel.whole import read
 
+LONG = pytest.mark.long(*adapters.COMPILED)
 SIZES = {"num_hiddens": 17, "bias": True, "query_size": 13, "key_size": 11, "value_size": 7}
 WIDTHS = SIZES | {"num_heads": 6, "key_dim": 5, "value_dim": 3}
 LAYERS = {
@@ -50,7 +52,9 @@ def of_copies(parts, heads, G):
     return np.concatenate(found, -1)
 
 
-@pytest.mark.parametrize("name", [*LAYERS, *FEW])
+@pytest.mark.parametrize(
+    "name", ["all options", *(pytest.param(name, marks=LONG) for name in (*LAYERS, *FEW) if name != "all options")]
+)
 def test_outputs_and_gradients_of_the_parts_make_those_of_the_whole(rng, backend, name):
     options, count, heads = FEW.get(name) or (LAYERS[name], 3, None)
     attention = random_layer(rng, options, "float64")

@@ -123,7 +123,7 @@ def test_sizes_compile_nothing_new_in_tensorflow(backend, rng):
 
 
 @pytest.mark.backends("torch")
-@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("pooling", ["dot", pytest.param("additive", marks=pytest.mark.long("torch"))])
 @pytest.mark.parametrize(
     "hiding", ["lengths", *(pytest.param(name, marks=pytest.mark.long("torch")) for name in ("nothing", "causal"))]
 )

@@ -5,6 +5,7 @@ Code that needs certain frameworks is in tests/real/test_recipe.py.
 
 import re
 
+import adapters
 import numpy as np
 import pages
 import pytest
@@ -72,6 +73,7 @@ def test_token_by_token(backend, monkeypatch):
     assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
 
 
+@pytest.mark.long(*adapters.COMPILED)
 def test_decoding(backend, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", backend)
     exec("\n".join(pages.code("docs/decoding.md")), {})

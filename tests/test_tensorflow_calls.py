@@ -111,7 +111,9 @@ def test_only_so_many_functions_are_kept(rng, functions, monkeypatch):
         assert len(functions) <= 2
 
 
-@pytest.mark.parametrize("scores", [cutting.SCORES, 60], ids=["one piece", "pieces"])
+@pytest.mark.parametrize(
+    "scores", [cutting.SCORES, pytest.param(60, marks=pytest.mark.long("tensorflow"))], ids=["one piece", "pieces"]
+)
 def test_a_layer_that_is_dropped_is_freed(rng, tf, functions, monkeypatch, scores):
     monkeypatch.setattr(cutting, "SCORES", scores)
     attention, arrays = make(bias=True), draw(rng)

@@ -12,6 +12,7 @@ from mha.testing.decoding import decodings
 
 CASES = ["decoding", "decoding, groups", "decoding, window"]
 ALL = [name + ragged for name in CASES for ragged in ("", ", ragged")]
+LONG = pytest.mark.long("numpy")  # of many of one kind, all but a few
 
 
 def turn(X, places, rotary):
@@ -131,11 +132,13 @@ def from_slots(kind):
 @pytest.mark.parametrize(
     ("kind", "case", "call", "why"),
     [
-        (decoders.RawValues, ALL[0], 1, "keys or values are kept before their projection (values)"),
+        pytest.param(
+            decoders.RawValues, ALL[0], 1, "keys or values are kept before their projection (values)", marks=LONG
+        ),
         (decoders.KeptUnturned, ALL[2], 1, "keys are kept before they turn"),
         (decoders.TurnedAgainForGood, ALL[3], 1, "keys in the slots turn again"),
         (decoders.SlotTooFarUnseen, ALL[0], 0, "tokens are written to a slot beside theirs"),
-        (decoders.PaddingKept, ALL[1], 1, "padding is taken for tokens"),
+        pytest.param(decoders.PaddingKept, ALL[1], 1, "padding is taken for tokens", marks=LONG),
         (decoders.Padded, ALL[3], 1, "positions are counted from the padded length"),
         (decoders.Wide, ALL[4], 0, "the window is one wider to the left"),
     ],

@@ -124,6 +124,7 @@ def test_a_mistake_that_changes_nothing_here_is_unseen():
     assert not seen & {key for key, shown in found.items() if shown in ("other norms", "an offset")}
 
 
+@pytest.mark.long("numpy")
 def test_half_precision_sees_less_and_says_what_would_see_it():
     few, many = (green(*CALLS["a fresh layer"], dtype)[-1].unseen for dtype in ("float32", "bfloat16"))
     assert len(many) > len(few)
@@ -145,7 +146,7 @@ def test_a_bias_of_keys_shows_only_with_a_rotation_or_a_norm():
     assert how_shown(qk_norm="rms") == "seen"
 
 
-@pytest.mark.long(*adapters.COMPILED)  # inputs are drawn with NumPy for each
+@pytest.mark.long(*adapters.FRAMEWORKS)  # inputs are drawn with NumPy for each
 @pytest.mark.parametrize("alone", [False, True])
 def test_inputs_show_what_can_be_seen(backend, alone):
     layer = mha.MultiHeadAttention(**LLAMA | {"window": (7, 0)}, seed=0, backend=backend)
@@ -193,6 +194,7 @@ def test_gradients_and_differences():
     assert (wrong.unseen, wrong.sight) == ((), None)
 
 
+@pytest.mark.long("numpy")
 def test_what_is_caught_narrowly_is_only_printed():
     layer = mha.MultiHeadAttention(24, 4, qk_norm="rms", seed=0, backend="numpy")
     X = mha.normal(0, 1, (2, 5, 24), backend="numpy")

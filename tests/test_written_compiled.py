@@ -18,6 +18,7 @@ def test_each_option_is_in_one_of_the_ten():
 
 
 @pytest.mark.backends("numpy")
+@pytest.mark.long("numpy")
 def test_files_are_proven_where_nothing_compiles(backend, folder):
     code, output = writing.proof(folder, backend)
     assert code == 0, output
@@ -30,6 +31,9 @@ def test_files_are_proven_compiled(backend, folder):
     assert "10 passed" in output
 
 
-@pytest.mark.parametrize("checker", ["style", "form", "types"])
+@pytest.mark.parametrize(
+    "checker",
+    ["style", "form", pytest.param("types", marks=pytest.mark.long("torch", "jax"))],  # it reads their types, too
+)
 def test_checkers_find_nothing_in_files(folder, checker):
     assert writing.refused(folder, checker) == ""
