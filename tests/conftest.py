@@ -90,10 +90,11 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if not belongs(item)]
+    kept, left_out = [], []
+    for item in items:
+        (kept if belongs(item) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
+    items[:] = sorted(kept, key=lambda item: item.path.stem.removeprefix("test_") not in FIRST)
     if config.pluginmanager.hasplugin("xdist"):  # -n 2: what shares compiled functions goes to one worker
         for item in items:
             names = backend_of(item) or " ".join(name for one in item.iter_markers("backends") for name in one.args)

@@ -16,7 +16,6 @@ from mha import dispatch
 from mha.parity.pipeline.plan import plan_of
 from mha.parity.same.problem import problem
 
-ROWS = {(row.name, row.how): row for row in make_mistakes.rows()}
 # One for each place in which mistakes are planted, with the step that is the first to be off.
 KINDS = [
     ("W_q.kernel is not transposed", "", "W_q"),
@@ -37,14 +36,20 @@ KINDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def rows():
+    """The rows of the page by mistake and form."""
+    return {(row.name, row.how): row for row in make_mistakes.rows()}
+
+
 def test_a_lesson_is_itself_where_nothing_is_planted(backend):
     assert make_mistakes.unlike(backend, planted.CALLS[5:8]) is None
 
 
 @pytest.mark.long(*adapters.COMPILED)  # which compile each
-def test_a_mistake_in_each_place_is_noticed_and_named_first(backend):
+def test_a_mistake_in_each_place_is_noticed_and_named_first(backend, rows):
     for name, how, step in KINDS:
-        answer = make_mistakes.asked(ROWS[name, how], backend)
+        answer = make_mistakes.asked(rows[name, how], backend)
         sure = name != "NaN in padding comes through"  # of NaN alone, nothing is sure
         assert answer.noticed == f"`{step}`", name
         assert answer.output.removeprefix("" if sure else "perhaps ").split()[0] == "1", (name, answer)
@@ -61,19 +66,19 @@ def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
         assert all(vars(owner)[name] is X for name, X in names.items() if callable(X))
 
 
-def test_the_page_has_every_form_of_every_mistake():
+def test_the_page_has_every_form_of_every_mistake(rows):
     page = pages.text("docs/mistakes.md")
     assert page.startswith(make_mistakes.HEAD), "python docs/make_mistakes.py"
     assert page.count(make_mistakes.DECODING) == 1, "python docs/make_mistakes.py"
     planted_there = planted_in_decodes.PLANTED
-    for text, rows in zip(page.split(make_mistakes.DECODING), (ROWS.values(), planted_there), strict=True):
-        known = list(dict.fromkeys(row.name for row in rows))
+    for text, own in zip(page.split(make_mistakes.DECODING), (rows.values(), planted_there), strict=True):
+        known = list(dict.fromkeys(row.name for row in own))
         shown = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
         assert shown[-len(known) :] == known, "python docs/make_mistakes.py"
-    named = len(ROWS) - 1  # one moves all positions alike, in front of norms
+    named = len(rows) - 1  # one moves all positions alike, in front of norms
     unseen = 8  # which change what is kept, and no output
     for backend in dispatch.FRAMEWORKS:
-        assert f"| {backend} | {len(ROWS)} | {len(ROWS)} | {named} | {named} |" in page
+        assert f"| {backend} | {len(rows)} | {len(rows)} | {named} | {named} |" in page
         number = len(planted_there)
         assert f"| {backend} | {number} | {number} | {number - unseen} | {number} |" in page
 
