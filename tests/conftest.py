@@ -71,8 +71,9 @@ def pytest_configure(config):
     config.backends = config.getoption("--backends").split(",")
     if config.getoption("--quick-xla"):
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # which JAX reads when it is imported
-        flags = os.environ.get("XLA_FLAGS", "")  # emitters of fused loops take half of what is left
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
+        # Emitters of fused loops take half of what is left, and a program in parts is compiled by several threads.
+        flags = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"
+        os.environ["XLA_FLAGS"] = " ".join((*flags, "--xla_cpu_parallel_codegen_split_count=1"))
     for backend in config.backends:
         try:
             with warnings.catch_warnings():

@@ -159,6 +159,7 @@ def test_a_rank_that_dies_ends_the_others(backend, monkeypatch, tmp_path):
 
 
 @pytest.mark.backends("torch")
+@pytest.mark.long("torch")
 def test_an_error_of_one_rank_is_one_of_all(backend, monkeypatch, tmp_path):
     """Of the first, which alone calls the unsplit layer, while the others wait for its results."""
     code = """

@@ -48,7 +48,9 @@ def programs(backend):
     return 0
 
 
-@pytest.mark.parametrize(("options", "count"), [("a ring", MANY), ("a larger ring", 60)])
+@pytest.mark.parametrize(
+    ("options", "count"), [pytest.param("a ring", MANY, marks=pytest.mark.long("mxnet")), ("a larger ring", 60)]
+)
 def test_two_thousand_tokens(backend, options, count):
     attention = layer(backend, **OPTIONS[options])
     X = np.random.default_rng(1).normal(size=(B, count, D)).astype("float32")
@@ -174,9 +176,8 @@ def test_gradients_flow_through_the_tokens_of_the_call(backend):
 
 
 @pytest.mark.needs("automatic differentiation")
-@pytest.mark.parametrize(
-    "tokens", [pytest.param(1, id="one token", marks=pytest.mark.long("jax")), pytest.param(3, id="several")]
-)
+@pytest.mark.long("jax")
+@pytest.mark.parametrize("tokens", [pytest.param(1, id="one token"), pytest.param(3, id="several")])
 def test_slots_of_earlier_calls_are_constants_for_gradients(backend, tokens):
     """Inside of one function that is differentiated, too."""
     attention, rng = layer(backend, "float64"), np.random.default_rng(4)

@@ -2,6 +2,7 @@
 
 import copy
 
+import adapters
 import numpy as np
 import pytest
 from commands import run
@@ -14,6 +15,7 @@ from mha.parity.cases.decodes import DECODES
 
 CASES = {case.name: case for case in DECODES}
 DRAFT = CASES["decode-draft"]
+LONG = pytest.mark.long(*adapters.COMPILED)
 
 
 def made(dtype="float32"):
@@ -40,7 +42,9 @@ def test_what_is_written_is_read(tmp_path, dtype):
 
 
 @pytest.mark.all_backends
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [DRAFT.name, *(pytest.param(name, marks=LONG) for name in CASES if name != DRAFT.name)]
+)
 def test_a_decode_on_a_backend(backend, name):
     case = case_files.from_case(CASES[name], "float64")
     assert [str(result) for result in case_files.check(case, backend) if not result.passed] == []

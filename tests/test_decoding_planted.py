@@ -34,6 +34,7 @@ def test_a_mistake_is_noticed_and_named_first(backend, planted):
     assert answer.whole.split()[0] == "1", answer
 
 
+@pytest.mark.long("jax")
 def test_the_lesson_is_as_before_when_a_call_has_ended(backend):
     lesson = dispatch.lesson(backend)
     chapters = [importlib.import_module(f"mha.backends.{backend}.{name}") for name in dispatch.CHAPTERS]

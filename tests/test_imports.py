@@ -88,7 +88,8 @@ for backend, attention in layers.items():
 """
 
 
-@pytest.mark.long("numpy", "jax", "mlx")  # which load no library of their own that another one may load first
+# Three of these load no library of their own that another one may load first.
+@pytest.mark.long("numpy", "torch", "jax", "mlx")
 @pytest.mark.all_backends
 def test_backends_work_in_one_process_in_any_order(backend, python):
     names = list(dispatch.FRAMEWORKS)

@@ -111,7 +111,7 @@ CALLS = {
 }
 
 
-@pytest.mark.long(*adapters.COMPILED)
+@pytest.mark.long(*adapters.COMPILED, "mxnet")
 @pytest.mark.parametrize("layers", LAYERS)
 def test_threads_get_the_bits_of_a_serial_run(backend, rng, at_once, serial, layers):
     names = ["plain"] * THREADS if layers == "one" else list(OPTIONS) * (THREADS // len(OPTIONS))

@@ -43,7 +43,8 @@ def texts():
     return {backend: files.made(Recipe(writing.config(), backend)) for backend in BACKENDS}
 
 
-COMPILED = pytest.mark.long("torch", "tensorflow", "jax")  # test_written_compiled.py has as much of these
+# What test_written_compiled.py has as much of.
+COMPILED = pytest.mark.long(*adapters.FRAMEWORKS)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,7 @@ def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
 
 
 @pytest.mark.backends("torch", "jax", "mlx")
+@pytest.mark.long("jax")
 def test_what_a_mask_hides_beside_a_cache_never_matters_to_a_kernel(backend, rng, tmp_path):
     config, convert = writing.config(num_key_value_heads=2), adapters.of(backend).convert
     mha.write(config, backend, tmp_path / "attention.py", fused=True, call=["cache"], kind={"jax": "nnx"}.get(backend))

@@ -35,5 +35,6 @@ def test_files_are_proven_compiled(backend, folder):
     "checker",
     ["style", "form", pytest.param("types", marks=pytest.mark.long("torch", "jax"))],  # it reads their types, too
 )
+@pytest.mark.long("numpy")  # they are written for this alone
 def test_checkers_find_nothing_in_files(folder, checker):
     assert writing.refused(folder, checker) == ""

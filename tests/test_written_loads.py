@@ -20,7 +20,7 @@ PREFIX = "model.layers.3.attention."
 # A scheme for each way in which arrays lie: these on every framework, others on NumPy. Those whose layers are slow
 # to be written and tried run the first alone but with --long.
 FORMS = ("gpt2", "neox", "phi3", "keras", "torch-separate", "vit")
-LONG = pytest.mark.long("torch", "tensorflow", "jax")
+LONG = pytest.mark.long("torch", "tensorflow", "jax", "mxnet")
 # Arrays that some files of a scheme lack, which are zeros then.
 LACKING = {"vit": ("W_k.bias",), "llama": ("W_o.bias",), "opt": ("W_k.bias",), "internvl": ("W_q.bias", "W_k.bias")}
 
