@@ -68,7 +68,7 @@ GROUPS = {
         "beside a cache, inputs are blanked, too": (
             r"orelse=cst\.Else\(first\.body\.with_changes\(body=assigning\(rest\)\)\)", "orelse=None"
         ),
-        "Keras is not told what becomes of masks": (r'ASKED = "compute_mask", "supports_masking"', "ASKED = ()"),
+        "Keras is not told what becomes of masks": (r'ASKED = \{"tensorflow": \(.*\)\}', "ASKED = {}"),
         "dropout beside a kernel that has none is forgotten": (r"backend in BY_HEADS and config\.dropout > 0", "False"),
         "values are as wide as keys for JAX' kernel": (r'backend == "jax" and config\.value',
             "False and config.value"),

@@ -81,6 +81,18 @@ def jax(made, quick):
     return Compiled
 
 
+def nnx(made, quick):
+    flax = importlib.import_module("flax.nnx")
+
+    class Compiled(made):
+        def __call__(self, **given):
+            arrays, static = _parted(given)
+            call = super().__call__.__func__
+            return flax.jit(lambda layer, arrays: call(layer, **arrays, **static))(self, arrays)
+
+    return Compiled
+
+
 def mlx(made, quick):
     mx = importlib.import_module("mlx.core")
 
@@ -104,4 +116,4 @@ def mxnet(made, quick):
     return make
 
 
-COMPILERS = {"torch": torch, "tensorflow": tensorflow, "jax": jax, "mlx": mlx, "mxnet": mxnet}
+COMPILERS = {"torch": torch, "tensorflow": tensorflow, "jax": jax, "nnx": nnx, "mlx": mlx, "mxnet": mxnet}

@@ -74,12 +74,15 @@ def pytest_configure(config):
         # Emitters of fused loops take half of what is left, and a program in parts is compiled by several threads.
         flags = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] = " ".join((*flags, "--xla_cpu_parallel_codegen_split_count=1"))
+    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")  # -n 2: runs none itself
     for backend in config.backends:
         try:
+            name = dispatch.backend_name(backend)
             with warnings.catch_warnings():
                 # What a framework deprecates in its own import, such as MXNet's use of an old NumPy, is not ours.
                 warnings.simplefilter("ignore", DeprecationWarning)
-                dispatch.load(dispatch.backend_name(backend))
+                if not hands_out:
+                    dispatch.load(name)
         except Exception as error:
             raise pytest.UsageError(f"--backends asks for {backend!r}, which does not load: {error}") from error
 

@@ -93,8 +93,9 @@ def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path):
 @pytest.mark.backends("torch", "jax", "mlx")
 def test_a_file_may_pool_by_a_kernel(backend, tmp_path, options):
     path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", fused=True, call=["positions"])[0]
-    code, output = writing.proof(tmp_path, backend)
-    assert code == 0, output
+    for compiled in ("", "quick"):
+        code, output = writing.proof(tmp_path, backend, compiled=compiled)
+        assert code == 0, output
     text = path.read_text()
     assert "dot_product_attention(" in text
     assert "softmax(" not in text
@@ -134,8 +135,9 @@ def test_a_file_may_be_a_module_of_nnx(backend, tmp_path, options, call, fused, 
     config = writing.config(**options)
     given = {"call": call, "fused": fused, "names": names, "kind": "nnx"}
     path = mha.write(config, backend, tmp_path / "attention.py", **given)[0]
-    code, output = writing.proof(tmp_path, backend)
-    assert code == 0, output
+    for compiled in ("", "quick"):
+        code, output = writing.proof(tmp_path, "nnx", compiled=compiled)
+        assert code == 0, output
     text = path.read_text()
     assert "linen" not in text
     assert "training=" not in text  # a module of NNX knows whether it trains

@@ -2,7 +2,7 @@
 
     python tests/write_all.py --backends torch,jax,nnx [--drawn 40] [--only TEXT]
 
-Checkers of style and types read them, too. nnx is JAX, with modules of NNX, which is not compiled.
+Checkers of style and types read them, too. nnx is JAX, with modules of NNX.
 Exit code 0 if nothing is wrong.
 """
 
@@ -19,23 +19,29 @@ import writing
 
 import mha
 from mha import dispatch
+from mha.written.lesson.variants.kernels import KERNELS
 
 
 def every(drawn):
-    """All configurations, with arguments of calls and the names of their arrays, by names of files."""
-    found = {name.replace(" ", "_"): (writing.config(**options), ()) for name, options in writing.OPTIONS.items()}
-    found["together"] = writing.config(**writing.TOGETHER), writing.MORE
-    found |= {f"drawn_{seed}": writing.drawn(seed) for seed in range(drawn)}
-    return found | {
-        f"names_{scheme.replace('-', '_')}": (writing.config(), (), scheme) for scheme in mha.weights.SCHEMES
-    }
+    """What is asked for by names of files: configurations, and what else `mha.write` is told."""
+    found = {name.replace(" ", "_"): (writing.config(**options), {}) for name, options in writing.OPTIONS.items()}
+    found["together"] = writing.config(**writing.TOGETHER), {"call": writing.MORE}
+    for seed in range(drawn):
+        config, call = writing.drawn(seed)
+        found[f"drawn_{seed}"] = config, {"call": call}
+    for scheme in mha.weights.SCHEMES:
+        found[f"names_{scheme.replace('-', '_')}"] = writing.config(), {"names": scheme}
+    for name, options in {"plain": {}, "known": writing.KNOWN}.items():
+        of_kernel = {"call": [one for one in writing.MORE if one not in ("score_bias", "return_weights")]}
+        found[f"kernel_{name}"] = writing.config(**options), of_kernel | {"fused": True}
+    return found
 
 
-def written(path, backend, config, call, names=None):
+def written(path, backend, config, given):
     """Write one file and its proof; what went wrong, or ""."""
     backend, kind = ("jax", "nnx") if backend == "nnx" else (backend, None)
     try:
-        mha.write(config, backend, path, call=call, names=names, kind=kind)
+        mha.write(config, backend, path, kind=kind, **given)
     except Exception as error:
         return f"is not written: {error!r}"
     return ""
@@ -60,6 +66,8 @@ def checks(folder, backend):
 
 def wrong_of(backend, files, folder):
     """Write, prove, compile and check files of one framework, and print a line for each; how many are wrong."""
+    if backend not in ("nnx", *KERNELS):
+        files = {name: one for name, one in files.items() if not one[1].get("fused")}
     with ProcessPoolExecutor(2) as pool:
         running = {name: pool.submit(written, folder / f"{name}.py", backend, *given) for name, given in files.items()}
     wrong = {name: one.result() for name, one in running.items() if one.result()}

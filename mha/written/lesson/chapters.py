@@ -14,6 +14,7 @@ from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
 
+ASKED = {"tensorflow": ("compute_mask", "supports_masking")}  # by Keras: what becomes of a mask
 READ = ("hiding", "pooling", "heads", "weights", "slots", "cache", "layer", "arrays")
 
 
@@ -42,7 +43,7 @@ def _read(backend: BackendName, kind: str | None) -> Program:
     definitions["FURTHEST"] = nodes.statement(f"FURTHEST = {checks.FURTHEST}\n")
     entry = dispatch.FRAMEWORKS[backend].method or "__call__"
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
-    lesson = Program(definitions, imports, entry, setup)
+    lesson = Program(definitions, imports, entry, setup, ASKED.get(backend, ()))
     layering.layered(lesson)
     idioms.applied(lesson, backend)
     if kind == "nnx":

@@ -51,7 +51,7 @@ def specialised(recipe: Recipe) -> Program:
 
 def _roots(program: Program) -> set[tuple[str, str]]:
     """What users call, or their framework."""
-    names = program.entry, program.setup, caching.EMPTY, *linking.ASKED
+    names = program.entry, program.setup, caching.EMPTY, *program.asked
     return {(LAYER, name) for name in names if program.function(LAYER, name)}
 
 

@@ -28,7 +28,7 @@ def folded(node: Any, known: Mapping[str, Any]) -> Any:
         if isinstance(made, cst.FlattenSentinel):
             lines += made
         elif not isinstance(made, cst.RemovalSentinel):
-            lines.append(line if nodes.same(line, made) else made)
+            lines.append(line if nodes.same(line, made) else made)  # much is known of the same object already
     if nodes.are(lines, node.body.body):
         return node
     return node.with_changes(body=node.body.with_changes(body=lines or [nodes.statement("pass\n")]))

@@ -11,9 +11,6 @@ from mha.written.trees.nodes import code
 from mha.written.trees.program import Program, bound, defaults, takes
 from mha.written.trees.walking import Reading
 
-# What a framework asks a layer for, of which nothing in the layer speaks: Keras what becomes of a mask.
-ASKED = "compute_mask", "supports_masking"
-
 
 def linked(program: Program, roots: set[tuple[str, str]]) -> None:
     """Take out parameters that are always the same or never used, and what cannot be reached. roots: who is called."""
@@ -195,7 +192,7 @@ def _without_fields(program: Program, owner: str) -> None:
                         made.setdefault(code(target), []).append(given)
     everything = program.text()
     for attribute, values in made.items():
-        if len(values) != 1 or attribute.removeprefix("self.") in ASKED:
+        if len(values) != 1 or attribute.removeprefix("self.") in program.asked:
             continue
         constant = folding.is_constant(values[0])
         read = _reads(tree, attribute)

@@ -18,13 +18,15 @@ class Program:
     """Functions, classes and constants by name, in the order in which they are to be read.
 
     imports: the import statements by the names that they bind; entry: the method of a layer in which it computes;
-    setup: the one that makes its parts; words: the parameters that functions had in the lesson.
+    setup: the one that makes its parts; asked: what its framework asks a layer for, though nothing in the layer does;
+    words: the parameters that functions had in the lesson.
     """
 
     definitions: dict[str, Any]
     imports: dict[str, str]
     entry: str
     setup: str
+    asked: tuple[str, ...] = ()
     words: dict[tuple[str, str], set[str]] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
