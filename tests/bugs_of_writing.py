@@ -73,7 +73,6 @@ GROUPS = {
         "values are as wide as keys for JAX' kernel": (r'backend == "jax" and config\.value',
             "False and config.value"),
         "expected numbers are those of float32": (r'found\["float64"\]\[one\]\[', 'found["float32"][one]['),
-        "bounds of gradients are those of outputs": (r"gradient=gradient, scale=steep\)", "gradient=False, scale=0.0)"),
         "other features are kept": (r"\(\.\.\., slice\(FEATURES\)\)", "(..., slice(-FEATURES, None))"),
     }),
     "writing for JAX": ("mha/written", "write", {

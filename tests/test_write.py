@@ -205,7 +205,7 @@ EDITED = [
     ("[:, None, None] <= ", "[:, None, None] < "),
     ("< per_query", "<= per_query"),
     ("math.sqrt(", "abs("),
-    ("scores, hidden", "scores + 1e-9 * scores, hidden"),
+    ("scores, hidden", "scores + 1e-11 * scores, hidden"),
     ("(seen, keys, torch.zeros_like(keys))", "(seen, keys, keys)"),
     ("(seen, values, torch.zeros_like(values))", "(seen, values, values)"),
     ("(sees, queries, torch.zeros_like(queries))", "(sees, queries, queries)"),
