@@ -1,5 +1,7 @@
 """`mha grade` of one submission in NumPy: what is right, what differs and why, and what goes wrong in other ways."""
 
+import os
+
 import numpy as np
 import pytest
 from commands import run
@@ -113,9 +115,22 @@ def test_what_fails_while_it_is_loaded_hides_nothing_else(tmp_path):
 # 3. What goes wrong in other ways
 
 
+@pytest.fixture
+def typed():
+    """Lines that wait in the standard input, as those of somebody who types ahead in a terminal."""
+    (read, write), before = os.pipe(), os.dup(0)
+    os.write(write, b"a line\n" * 9)
+    os.dup2(read, 0)
+    yield
+    os.dup2(before, 0)
+    for one in (read, write, before):
+        os.close(one)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=LONG if at % 3 else ()) for at, name in enumerate(IN_A_LEVEL)]
 )
+@pytest.mark.usefixtures("typed")
 def test_contained(tmp_path, name):
     text, status, words = IN_A_LEVEL[name]
     root = str(RIGHT.parents[2])
