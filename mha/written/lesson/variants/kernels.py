@@ -23,9 +23,9 @@ KERNELS: dict[str, tuple[str, ...]] = {
     ),
     "jax": (
         f"{MEANT}sees = None if visible is None else visible.any(-1, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)",
-        "heads = (X.swapaxes(1, 2) for X in (queries, keys, values))  # (B, T, H or G, d)",
+        "queries, keys, values = (X.swapaxes(1, 2) for X in (queries, keys, values))  # (B, T, H or G, d)",
         "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale",
-        "pooled = jax.nn.dot_product_attention(*heads, mask=visible, scale=scale)  # (B, Q, H, dv)",
+        "pooled = jax.nn.dot_product_attention(queries, keys, values, mask=visible, scale=scale)  # (B, Q, H, dv)",
         "pooled = pooled.swapaxes(1, 2)  # (B, H, Q, dv)",
         "return pooled if sees is None else jnp.where(sees, pooled, 0), None",
     ),
