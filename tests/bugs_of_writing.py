@@ -53,7 +53,7 @@ GROUPS = {
         "packed heads are shared": (r"if packed and config\.num_key_value_heads", "if False and config.num_heads"),
         "packed inputs differ": (r"if packs\(scheme\) else \{\}", "if False else {}"),
         "T5 has biases": (r"bias=named\.biased\(names\)", "bias=True"),
-        "a proof sets the weights itself": (r"if loads else 1", "if False else 1"),
+        "a proof sets the weights itself": (r"if named\.loads\(recipe\) else 1", "if False else 1"),
         "options beside a checkpoint are forgotten": (r"        if said:\n            terminal\.fail",
             "        if False:\n            terminal.fail"),
         "the first file is made alone": (r"for one, text in texts\.items\(\):",

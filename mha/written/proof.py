@@ -32,11 +32,10 @@ DTYPES: tuple[FloatName, ...] = ("float32", "float64")
 def test(recipe: Recipe, module: str) -> str:
     """The text of the test of a module that was made of a recipe."""
     parts = {"CALL": "steps" if "cache" in recipe.takes else "call", "FRAMEWORK": recipe.kind or recipe.backend}
-    loads = recipe.names is not None and not named.own_names(recipe.config, recipe.backend, recipe.names)
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
         text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
-    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if loads else 1}", text, flags=re.DOTALL)
+    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if named.loads(recipe) else 1}", text, flags=re.DOTALL)
 
 
 def small(config: Config, names: str | None = None) -> Config:
@@ -85,11 +84,11 @@ def cases(recipe: Recipe) -> bytes:
     }
     own = named.own_names(made, recipe.backend, recipe.names)
     arrays = {f"inputs/{name}": X for name, X in inputs.items()}
-    if recipe.names is None or own:
-        arrays |= {f"weights/{name}": X for name, X in weights.items()}
-    else:
+    if named.loads(recipe):
         arranged = schemes.arranged(made, weights, recipe.names)  # type: ignore[arg-type]
         arrays |= {f"file/{name}": X for name, X in arranged.items()}
+    else:
+        arrays |= {f"weights/{name}": X for name, X in weights.items()}
     as_in: dict[FloatName, FloatName] = {"float32": "float32", "float64": "float64"}
     if recipe.fused and recipe.backend in BY_HEADS:
         as_in["float64"] = "float32"

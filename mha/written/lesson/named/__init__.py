@@ -5,7 +5,12 @@ from mha.written.lesson.named.renaming import biased, own_names, packs, refuse
 from mha.written.recipe import Recipe
 from mha.written.trees.program import Program
 
-__all__ = ["biased", "name", "own_names", "packs", "refuse"]
+__all__ = ["biased", "loads", "name", "own_names", "packs", "refuse"]
+
+
+def loads(recipe: Recipe) -> bool:
+    """Whether a layer takes the arrays of a scheme's files by a method `load`, as no names of its parts do."""
+    return recipe.names is not None and not own_names(recipe.config, recipe.backend, recipe.names)
 
 
 def name(program: Program, recipe: Recipe) -> None:
