@@ -38,6 +38,7 @@ def test_a_right_port_is_the_same_and_its_modules_are_paired(framework, torch_re
 def test_the_place_of_a_mistake_is_named(framework, mistake, torch_record):
     report = parity.compare_records(torch_record, recorded(framework, mistake))
     assert place(report) == PLACES[mistake], report
+    assert report.first.ratio > 2, report
     assert report.first.other.startswith(PATHS[framework][0].format(1).rpartition(".")[0]), report
 
 

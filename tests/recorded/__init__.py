@@ -12,6 +12,7 @@ import of_frameworks
 
 B, T, V, D, H, d, M, LAYERS = 2, 11, 37, 15, 3, 5, 23, 2
 EPS = 1e-5
+WRONG_EPS = 1e-3  # several times beyond rounding, whatever a processor's instructions
 # Of each framework, the paths of a layer's attention, and of the norm after the last layer.
 PATHS = {name: one["PATHS"] for name, one in of_frameworks.said(__file__).items()}
 

@@ -4,7 +4,7 @@ from mxnet import np, npx
 from mxnet.gluon import nn
 
 from mha import parity
-from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, M, V, attend, d, tokens, weights
 
 BACKEND = "mxnet"
 PATHS = "body.{}.mixer", "last"
@@ -72,8 +72,8 @@ def recorded(mistake="", path=None, **options):
     if mistake == "scale":
         made.body[1].mixer.scale = 1.0
     elif mistake == "eps":
-        made.body[1].second._epsilon = 1e-4
-        made.body[1].second._kwargs["eps"] = 1e-4
+        made.body[1].second._epsilon = WRONG_EPS
+        made.body[1].second._kwargs["eps"] = WRONG_EPS
     with parity.record(made, path, **options) as record:
         made(ids)
     return record

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from mha import parity
-from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, M, V, attend, d, tokens, weights
 
 BACKEND = "tensorflow"
 PATHS = "layers_.{}.attend", "last"
@@ -67,7 +67,7 @@ def recorded(mistake="", path=None, **options):
     if mistake == "scale":
         made.layers_[1].attend.scale = 1.0
     elif mistake == "eps":
-        made.layers_[1].norm_2.epsilon = 1e-4
+        made.layers_[1].norm_2.epsilon = WRONG_EPS
     with parity.record(made, path, **options) as record:
         made(tokens())
     return record

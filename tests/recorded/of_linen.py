@@ -5,7 +5,7 @@ from flax import linen as nn
 from jax import numpy as jnp
 
 from mha import parity
-from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, M, V, attend, d, tokens, weights
 
 BACKEND = "jax"
 PATHS = "h_{}.attn", "last"
@@ -39,7 +39,7 @@ class Decoder(nn.Module):
         x = nn.Embed(V, D, name="wte")(ids)
         for at in range(LAYERS):
             wrong = self.mistake if at == 1 else ""
-            scale, eps = 1.0 if wrong == "scale" else d**-0.5, 1e-4 if wrong == "eps" else EPS
+            scale, eps = 1.0 if wrong == "scale" else d**-0.5, WRONG_EPS if wrong == "eps" else EPS
             x = Block(scale, eps, name=f"h_{at}")(x)
         return nn.Dense(V, use_bias=False, name="unembed")(nn.LayerNorm(epsilon=EPS, name="last")(x))
 

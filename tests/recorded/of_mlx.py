@@ -4,7 +4,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mha import parity
-from recorded import EPS, LAYERS, D, H, M, V, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, H, M, V, d, tokens, weights
 
 BACKEND = "mlx"
 PATHS = "h.{}.mixer", "last"
@@ -63,7 +63,7 @@ def recorded(mistake="", path=None, **options):
     if mistake == "scale":
         made.h[1].mixer.scale = 1.0
     elif mistake == "eps":
-        made.h[1].second.eps = 1e-4
+        made.h[1].second.eps = WRONG_EPS
     with parity.record(made, path, **options) as record:
         made(mx.array(tokens()))
     return record

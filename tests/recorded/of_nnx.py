@@ -5,7 +5,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from mha import parity
-from recorded import EPS, LAYERS, D, M, V, attend, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, M, V, attend, d, tokens, weights
 
 BACKEND = "jax"
 PATHS = "h.{}.attn", "last"
@@ -62,7 +62,7 @@ def recorded(mistake="", path=None, **options):
     if mistake == "scale":
         made.h[1].attn.scale = 1.0
     elif mistake == "eps":
-        made.h[1].ln2.epsilon = 1e-4
+        made.h[1].ln2.epsilon = WRONG_EPS
     with parity.record(made, path, **options) as record:
         made(jnp.asarray(tokens()))
     return record

@@ -4,7 +4,7 @@ import numpy as np
 
 from mha.parity.records.storing import InFile, InMemory
 from mha.parity.records.writing import Recorder, finished
-from recorded import EPS, LAYERS, D, H, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, D, H, d, tokens, weights
 
 
 class Taps:
@@ -91,7 +91,7 @@ class Decoder:
             Y = self.norm(f"blocks.{at}.before", f"{at}.before", X)
             Y = self.call(f"blocks.{at}.attention", lambda Y, at=at: self.attention(at, Y), Y)
             X = Y if self.wrong(at, "residual") else X + Y
-            Y = self.norm(f"blocks.{at}.after", f"{at}.after", X, 1e-4 if self.wrong(at, "eps") else EPS)
+            Y = self.norm(f"blocks.{at}.after", f"{at}.after", X, WRONG_EPS if self.wrong(at, "eps") else EPS)
             X = X + self.call(f"blocks.{at}.mlp", lambda Y, at=at: self.mlp(at, Y), Y)
         return self.linear("head", "head", self.norm("norm", "norm", X))
 

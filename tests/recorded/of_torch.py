@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from mha import parity
-from recorded import EPS, LAYERS, B, D, M, V, d, tokens, weights
+from recorded import EPS, LAYERS, WRONG_EPS, B, D, M, V, d, tokens, weights
 
 BACKEND = "torch"
 PATHS = "blocks.{}.attention", "norm"
@@ -84,7 +84,7 @@ def model(mistake="", dtype=torch.float32):
             module.bias.copy_(torch.tensor(found[f"{name}.bias"]))
         block = made.blocks[1]
         if mistake == "eps":
-            block.after.eps = 1e-4
+            block.after.eps = WRONG_EPS
         elif mistake == "residual":
             block.residual = False
         elif mistake == "gelu":
