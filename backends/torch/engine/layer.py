@@ -30,7 +30,15 @@ from mha.engine.reach import (
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
 from .operations import OPERATIONS
-from .pooling import AttentionPooling, DotProductAttention, attn_mask, needs_pairs, only_ordered, pooling
+from .pooling import (
+    AttentionPooling,
+    DotProductAttention,
+    attn_mask,
+    needs_pairs,
+    only_ordered,
+    pool_by_kernel,
+    pooling,
+)
 
 TYPES = torch.Tensor, nn.Parameter
 
@@ -197,13 +205,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         ordered = call.plan.ordered
         visible = None if ordered else attn_mask(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
         scale = self.attention.scale
-        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=scale)
+        pooled = pool_by_kernel(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
         k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
-        return nn.functional.scaled_dot_product_attention(q, k, v, scale=self.attention.scale)  # (B, G, H/G, dv)
+        return pool_by_kernel(q, k, v, scale=self.attention.scale)  # (B, G, H/G, dv)
 
     def in_place(self, queries, keys, values, call):
         """Whether the slots of a cache may be written before they are attended to."""

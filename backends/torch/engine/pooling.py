@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from mha.engine import cutting
@@ -16,6 +17,9 @@ from mha.engine.reach import by_group, reach
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_keys
 from .operations import OPERATIONS
+
+# PyTorch's kernels that give a query without keys 0. On a GPU, cuDNN's gives it a value, and sends gradients.
+RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class AttentionPooling(lesson.AttentionPooling):
@@ -89,7 +93,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             k, v = k.transpose(2, 3), v.transpose(2, 3)  # (B*G, n, width, d)
             cut = call.part(queries=first, keys=seen)
             visible = visible_keys(queries[:, first], keys[:, seen], cut).repeat(1, 1, BH // BG, 1)
-            each = nn.functional.scaled_dot_product_attention(rows, k, v, visible, scale=self.scale)
+            each = pool_by_kernel(rows, k, v, visible, scale=self.scale)
             each = each.unflatten(2, (-1, size)).transpose(1, 2)  # (B*G, H/G, n, block, dv)
             pooled.append(each.reshape(BH, n * size, -1))  # (B*H, n*block, dv)
         return torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
@@ -105,7 +109,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         if one:
             return self.pool_one(queries, keys, values, visible, B)
         q, k, v, visible = by_heads(queries, keys, values, visible, num_heads)
-        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, is_causal=ordered, scale=self.scale)
+        pooled = pool_by_kernel(q, k, v, visible, is_causal=ordered, scale=self.scale)
         return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
 
     def pool_one(self, queries, keys, values, visible, batch_size):
@@ -114,7 +118,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         q = q.view(batch_size, k.shape[1], -1, q.shape[3])  # (B, G, H/G, d)
         if visible is not None and visible.shape[1] > 1:
             visible = visible.view(len(visible), k.shape[1], -1, visible.shape[3])  # (B or 1, G, H/G, K)
-        pooled = nn.functional.scaled_dot_product_attention(q, k, v, visible, scale=self.scale)  # (B, G, H/G, dv)
+        pooled = pool_by_kernel(q, k, v, visible, scale=self.scale)  # (B, G, H/G, dv)
         return pooled.reshape(len(queries), 1, -1)  # (B*H, 1, dv)
 
     def has_kernel(self, width, value_width, call):
@@ -127,6 +131,18 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         differs = call.sinks is not None or self.softcap is not None or (training and self.dropout)
         keeps = width != value_width or (call.score_bias is not None and call.score_bias.requires_grad)
         return type(self) is DotProductAttention and not differs and not keeps
+
+
+def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scale=None):
+    """Pool heads (B, H, Q, d) over keys (B, H, K, d) and values (B, H, K, dv) by PyTorch's own kernel: (B, H, Q, dv).
+
+    visible: booleans, or scores that are added, as of `scaled_dot_product_attention`; a query may see no key.
+    """
+    pool = nn.functional.scaled_dot_product_attention
+    if visible is None or not queries.is_cuda:
+        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
+    with sdpa_kernel(RIGHT_KERNELS):
+        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
 
 
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):

@@ -12,13 +12,16 @@ from mha.written.trees.program import LAYER, Program
 
 # What pools queries, keys and values as they come to `weigh`: its statements.
 MEANT = "# The kernel's softmax is in float32, and of a query that sees no key it makes a mean, which is not taken.\n"
+NOT_CUDNN = "# On a GPU, cuDNN's kernel gives a query that sees no key a value, and gradients.\n"
 KERNELS: dict[str, tuple[str, ...]] = {
     "torch": (
         "training = self.training if training is None else training",
         "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale",
         "heads = queries[None], keys[None], values[None]  # (1, B*H, T, d)",
         "given = visible, self.dropout if training else 0.0",
-        "pooled = nn.functional.scaled_dot_product_attention(*heads, *given, scale=scale)[0]  # (B*H, Q, dv)",
+        f"{NOT_CUDNN}kinds = nn.attention.SDPBackend",
+        "with nn.attention.sdpa_kernel([kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION, kinds.MATH]):\n"
+        "    pooled = nn.functional.scaled_dot_product_attention(*heads, *given, scale=scale)[0]  # (B*H, Q, dv)",
         "return pooled, None",
     ),
     "jax": (
