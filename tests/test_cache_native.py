@@ -245,6 +245,35 @@ def test_a_window_that_has_moved_on_goes_on_in_a_ring(backend, rng, kept):
         same(np.concatenate(outputs, 1), attention(X, X, X, causal=True)[:, FIRST:])
 
 
+@pytest.mark.parametrize("order", ["of its slots", "of time", "any"])
+def test_slots_of_a_ring_are_taken_in_any_order(backend, rng, order):
+    """The oldest token is the next to go, wherever it was; sample 1 has had padding and so fewer tokens."""
+    attention, X = random_layer(rng, HEADS | {"window": (4, 0)}, "float64", backend), tokens(rng)
+    places = np.arange(T) - [[0], [3]]  # (B, T)
+    said = {"causal": True, "positions": np.maximum(places[:, :FIRST], -1)}
+    _, ours = attention(X[:, :FIRST], X[:, :FIRST], X[:, :FIRST], cache=attention.cache(B), **said)
+    k, v, positions = (mha.to_numpy(A) for A in (ours.keys, ours.values, ours.positions))
+    if order != "of its slots":
+        columns = np.argsort(positions, 1) if order == "of time" else np.stack([rng.permutation(5) for _ in range(B)])
+        positions = np.take_along_axis(positions, columns, 1)
+        k, v = (np.take_along_axis(A, columns[:, None, :, None], 2) for A in (k, v))
+    theirs = mha.Cache.from_native((k, v), attention, positions=positions)
+    assert numbers(theirs) == numbers(ours)
+    for t in range(FIRST, T):
+        x, said = X[:, t : t + 1], {"causal": True, "positions": places[:, t : t + 1]}
+        expected, ours = attention(x, x, x, cache=ours, **said)
+        found, theirs = attention(x, x, x, cache=theirs, **said)
+        assert np.array_equal(found, expected)
+
+
+def test_tokens_that_begin_late_are_all_there(rng):
+    """Nothing says that there were tokens before the first, where a query of the window would see them."""
+    attention = random_layer(rng, HEADS | {"window": (4, 0)}, "float64", "numpy")
+    k, v = rng.normal(size=(2, B, G, 3, d))
+    cache = mha.Cache.from_native((k, v), attention, positions=[7, 8, 6])
+    assert numbers(cache) == [[[6, 7, 8, -1, -1]] * B, [3] * B, [-1] * B]
+
+
 def test_a_cache_of_others_may_be_empty(rng):
     attention = random_layer(rng, HEADS, "float64", "numpy")
     k, v = rng.normal(size=(2, B, T, G, d))

@@ -224,8 +224,8 @@ class Cache:
             layer: which, where there are several layers.
             lengths: an int or integers (B,), how many slots are filled, from the first on, where `native` does not say
                 it: keras-hub's array does not, and ONNX' pair has all filled without.
-            positions: integers (S,) or (B, S), where the token of each slot is, below 0 = empty, as padding is; None =
-                0, 1 and so on, in the order of the slots.
+            positions: integers (S,) or (B, S), where the token of each slot is, in any order as in a ring, below 0 =
+                empty, as padding is; None = 0, 1 and so on, in the order of the slots.
             size: number of slots; None = as many as there, with a window (left, right) at least left + 1.
 
         Raises:

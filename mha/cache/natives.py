@@ -47,13 +47,16 @@ def taken(
     found = _found(native, config, layer, lengths)
     places = _places(found, lengths, positions)  # (B, T)
     (B, T), real, left = places.shape, places >= 0, left_of(config)
+    oldest = np.where(real.any(1), np.where(real, places, LOST).min(1), 0)  # (B,)
     gone = np.zeros(B, int)  # how many tokens of a sample are no longer there
     if found.tokens is not None and found.tokens > T:
-        gone = np.where(real.any(1), np.where(real, places, LOST).min(1), 0)  # (B,)
+        gone = oldest
+    elif positions is not None and left is not None:  # those before the oldest, where no later query would see them
+        gone = np.where(oldest + left <= places.max(1, initial=-1) + 1, oldest, 0)
     arrays = empty(config, B, max(T, 1 if left is None else left + 1) if size is None else size)
     S = arrays["positions"].shape[1]
     for b in range(B):
-        columns = np.flatnonzero(real[b])
+        columns = np.argsort(places[b], kind="stable")[(~real[b]).sum() :]  # of the tokens, the oldest first
         number = gone[b] + np.arange(len(columns))  # of each token among those of its sample
         slots, kept = number[-S:] % S, columns[-S:]
         arrays["keys"][b][:, slots] = found.keys[b][:, kept]  # (G, kept, d)
