@@ -95,7 +95,11 @@ BAD = {
     "mask of a batch": ("mask", lambda X: np.ones((B, K), bool), ValueError, "mask has shape *is mask[:, None]"),
     "mask of rank 1": ("mask", lambda X: np.ones((K,), bool), ValueError, "mask has shape (7,), expected (5, 7), (2,"),
     "mask of rank 5": ("mask", lambda X: np.ones((1, B, H, Q, K), bool), ValueError, "mask has shape (1, 2, 3, 5, 7),"),
-    "heads in the batch": ("mask", lambda X: np.ones((B * H, Q, K), bool), ValueError, "mask has shape (6, 5, 7), exp"),
+    "heads in the batch": ("mask", lambda X: np.ones((B * H, Q, K), bool), ValueError, "mask has shape (6, 5, 7), *; o"
+        "ne for each head of each sample (batch * heads, queries, keys) is mask.reshape(2, 3, 5, 7), negated if Tr*"),
+    "heads in the bias": ("score_bias", lambda X: np.ones((B * H, 1, K), "float32"), ValueError, "score_bias has shape "
+        "(6, 1, 7), *; one for each head of each sample (*) is score_bias.reshape(2, 3, 1, 7)"),
+    "heads alone": ("mask", lambda X: np.ones((H, Q, K), bool), ValueError, "mask has shape (3, 5, 7), *is mask[None]"),
     "text as mask": ("mask", lambda X: "causal", TypeError, "mask is 'causal' (str), expected booleans, True = may at"),
     "true": ("mask", lambda X: True, TypeError, "mask is True (bool), expected booleans, True = may attend"),
     "masked mask": ("mask", lambda X: np.ma.masked_array(np.ones((Q, K), bool)), TypeError, "mask is *MaskedArray*, e"),

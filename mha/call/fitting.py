@@ -92,7 +92,7 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
     if not any(shape_fits(value.shape, one, row.broadcasts) for one in shapes.values()):
         raise ValueError(
             f"{name} has shape {shape(value)}, expected {_shapes_text(row, shapes)}"
-            f"{_turned(row, value, full)}{_of_keys(name, row, value, full)}"
+            f"{_turned(row, value, full)}{_of_keys(name, row, value, full)}{_of_heads(name, row, value, full)}"
         )
     lies(name, value, place)
 
@@ -123,6 +123,22 @@ def _of_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
     """A hint, if there is one number for each key of a sample, where one for each pair is expected."""
     of_keys = "BQK" in row.axes and shape_fits(value.shape, (full["B"], full["K"]))
     return f"; one for each key (batch, key-value pairs) is {name}[:, None]" if of_keys else ""
+
+
+def _of_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+    """A hint, if samples and heads are one axis of an array of pairs, or the samples' axis is not there."""
+    if "BHQK" not in row.axes or len(value.shape) != 3 or None in (*value.shape, *full.values()):
+        return ""
+    first, *pairs = value.shape
+    if not shape_fits(tuple(pairs), (full["Q"], full["K"]), True):
+        return ""
+    if first == full["H"]:
+        return f"; one for each head (heads, queries, keys) is {name}[None]"
+    if first == full["B"] * full["H"]:
+        negated = ", negated if True hides" if row.holds == "booleans" else ""
+        sizes = full["B"], full["H"], *pairs
+        return f"; one for each head of each sample (batch * heads, queries, keys) is {name}.reshape{sizes}{negated}"
+    return ""
 
 
 def dense(arrays: Any, place: Any, name: str, value: Any, kind: str) -> None:
