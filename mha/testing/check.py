@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from mha import checks, dispatch
 from mha.call import ROWS
+from mha.call.fitting import WORDS
 from mha.layer import MultiHeadAttention
 from mha.names import BackendName, FloatName, SuiteName
 from mha.parity import Report, one_line
@@ -194,22 +195,51 @@ def failure(
     by_text: dict[str, list[str]] = {}
     for label, problem in raised.items():
         by_text.setdefault(one_line(problem), []).append(label)
-    lines += [f"{name} raised in {_named(labels, of)}: {text}" for text, labels in by_text.items()]
+    for words, labels in by_text.items():
+        lines += [f"{name} raised in {_named(labels, of)}: {words}", *_raised(labels, reports, trials)]
+    if raised and reports:
+        lines.append("calls that it is not made for are left out if it raises NotImplementedError, or by cases=[...]")
     if different:
         first, tried = different[0], trials[different[0]]
         dtype, _, case = first.partition(", ")
-        call = "".join(f", {one}={_brief(value)}" for one, value in tried.call.items())
         made = repr(tried.attention).partition("  #")[0] if of_suite else "the layer"
         lines += [
             f"{name} differs in {_named(different, of)}",
             "",
-            f"{first}: {made} called with queries, keys, values{call}",
+            f"{first}: {made} called with queries, keys, values{_call(tried)}",
             *filter(None, [places.get(first)]),
             f"this case alone: cases={case!r}, dtypes={dtype!r}",
             str(reports[first]),
             "",
         ]
     return "\n".join([*lines, *_said(left_out)]).rstrip()
+
+
+def _raised(labels: list[str], reports: Mapping[str, Report], trials: Mapping[str, Trial]) -> Iterator[str]:
+    """What an implementation was given where it raised: the first such call, and what all of them alone have."""
+    if made := [trials[label] for label in labels if label in trials]:
+        named = zip(("queries", "keys", "values"), made[0].inputs, strict=True)
+        sizes = ", ".join(f"{one} {X.shape}" for one, X in named)
+        yield f"  {labels[0]}: it was called with {sizes}{_call(made[0])}"
+        others = [_shapes(trials[label]) for label in reports]
+        alone = set.intersection(*map(_shapes, made)).difference(*others)
+        if alone and others:
+            yield f"  only there it gets {', '.join(sorted(alone))}"
+
+
+def _shapes(tried: Trial) -> set[str]:
+    """The arguments of a call beside its inputs, each with its axes in words: "valid_lens (batch, queries)"."""
+    found = set()
+    for name, value in tried.call.items():
+        axes = next((axes for axes in ROWS[name].axes if axes and len(axes) == np.ndim(value)), "")
+        words = ", ".join(WORDS[axis] for axis in axes) + "," * (len(axes) == 1)
+        found.add(f"{name} ({words})" if axes else name)
+    return found
+
+
+def _call(tried: Trial) -> str:
+    """The arguments of a call beside its inputs, as text."""
+    return "".join(f", {name}={_brief(value)}" for name, value in tried.call.items())
 
 
 def _named(labels: list[str], of: int) -> str:
