@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .frameworks import FRAMEWORKS, Array, Framework
-from .signatures import COMMON, call, construct, parameters, takes
+from .signatures import COMMON, call, construct, is_keras, parameters, takes
 from .submission import FailureError
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
@@ -41,7 +41,7 @@ def kind_of(cls: Any) -> str:
         return "linen"
     if any(root.startswith("flax.nnx") for root in roots):
         return "nnx"
-    return "keras" if any(root.startswith("keras.") for root in roots) else ""
+    return "keras" if is_keras(cls) else ""
 
 
 def walked(thing: Any, path: str) -> tuple[Any, str, Any]:

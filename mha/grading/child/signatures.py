@@ -37,6 +37,11 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [KINDS("given", KINDS.VAR_POSITIONAL), KINDS("named", KINDS.VAR_KEYWORD)]
 
 
+def is_keras(cls: type) -> bool:
+    """Whether a class is a layer of Keras, which takes nothing but tensors by position."""
+    return any(f"{one.__module__}.".startswith("keras.") for one in cls.__mro__)
+
+
 def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether a function has a parameter that is called so, in any of its words."""
     return any(COMMON.get(one.name, one.name) == name for one in parameters(function))
@@ -56,7 +61,7 @@ def call(
     chosen = {name: named[word] for name, word in words.items() if word in named}
     more = []
     for one in positional[len(given) :]:  # as far as possible by position: Gluon takes no other
-        if one.name not in chosen:
+        if one.name not in chosen or (is_keras(type(function)) and not hasattr(chosen[one.name], "shape")):
             break
         more.append(chosen.pop(one.name))
     return function(*given, *more, **chosen)
