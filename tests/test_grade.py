@@ -159,6 +159,17 @@ def test_the_command(tmp_path):
     assert run("grade", str(path), "--levels", "3").exit_code == 0
 
 
+def test_what_is_flagged_is_no_plain_pass(tmp_path):
+    path = tmp_path / "student.py"
+    path.write_text(f"{right('numpy_layer')}\nimport mha\n", encoding="utf-8")
+    done = run("grade", str(path), "--levels", "3")
+    assert done.exit_code == 3
+    assert "10 of 10 points" in done.stdout
+    assert "mha cannot be imported here" in done.stdout
+    path.write_text(f"{WRONG}\nimport mha\n", encoding="utf-8")
+    assert run("grade", str(path), "--levels", "1-3").exit_code == 1
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
     (["nowhere.py"], "there is no file or folder nowhere.py"),
     (["{}", "--levels", "0-3"], "expected numbers from 1 to 9"),

@@ -55,7 +55,8 @@ def rows(file):
 def test_a_class(tmp_path, folder):
     output = tmp_path / "grades.csv"
     done = run("grade", str(folder), "-o", str(output), "--levels", "1-5", "--json", str(tmp_path / "all.json"))
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 3, done.stderr
+    assert "1 flagged, whose code somebody should read: carl.ipynb" in done.stdout
     found = rows(output)
     assert [row["name"] for row in found] == ["anna.py", "bert.py", "carl.ipynb", "dora"]
     assert [row["points"] for row in found] == ["50", "40", "40", "50"]

@@ -12,6 +12,8 @@ from mha.grading import hand_out as assignment
 from mha.grading.grade import Grader
 from mha.tables import counted, plain_table
 
+FLAGGED = 3  # exit code of what passes, but raised an error while it was loaded
+
 
 def grade(
     path: Annotated[
@@ -71,6 +73,9 @@ def grade(
     With --hand-out, it writes an assignment for these levels: a skeleton, made from the lesson of the framework,
     visible tests, and a readme for students.
 
+    A submission is flagged if one of its statements raised an error while it was loaded, as what is refused does: its
+    points are what its levels give, and somebody should read it.
+
     \b
     Examples:
       mha grade student.py
@@ -80,7 +85,7 @@ def grade(
       mha grade --hand-out torch --levels 1-6 -o assignment/
 
     Exit code 0 if a submission passes all levels, or a class was graded; 1 if a level of a submission did not pass;
-    2 if the command is wrong.
+    2 if the command is wrong; 3 if all levels pass, or a class was graded, but a submission is flagged.
     """
     try:
         framework, asked = dispatch.named("--backend", backend), levels.chosen(chosen)
@@ -109,7 +114,7 @@ def grade(
         terminal.write_json(file, result.data())
     if results is not None:
         terminal.write_json(results, classes.gradescope(result.data()))
-    raise typer.Exit(0 if result else 1)
+    raise typer.Exit((FLAGGED if result.problem else 0) if result else 1)
 
 
 def _hand_out(name: str, asked: tuple[levels.Level, ...], path: str | None, output: str | None) -> None:
@@ -139,11 +144,14 @@ def _class(
     if not rows:
         terminal.fail(f"{folder} holds no submission: no .py, no .ipynb, and no folder with one")
     console = terminal.console(stderr=json_file == "-")
-    grades = plain_table("name", "framework", "points", *[str(level.number) for level in grader.levels], "first reason")
+    flagged = [row["name"] for row in rows if row["problem"]]
+    last = ("first reason", "flagged") if flagged else ("first reason",)
+    grades = plain_table("name", "framework", "points", *[str(level.number) for level in grader.levels], *last)
     for row in rows:
         each = [str(one["points"]) for one in row["levels"]]
         reason = next((f"{one['level']}: {one['reason']}" for one in row["levels"] if one["status"] != "passed"), "")
-        grades.add_row(row["name"], row["framework"], f"{row['points']} of {row['most']}", *each, reason)
+        problem = (row["problem"],) if flagged else ()
+        grades.add_row(row["name"], row["framework"], f"{row['points']} of {row['most']}", *each, reason, *problem)
     console.print(grades)
     made = classes.mistakes(rows)
     if made:
@@ -154,9 +162,11 @@ def _class(
         console.print(counts)
     mean = sum(row["points"] for row in rows) / len(rows)
     console.print(f"{counted(len(rows), 'submission')}, {mean:.1f} of {rows[0]['most']} points on average")
+    if flagged:
+        console.print(f"{len(flagged)} flagged, whose code somebody should read: {', '.join(flagged)}")
     if to is not None:
         console.print(f"grades are in {output}, and what to tell each student in {to.with_suffix('.jsonl').name}")
     if json_file is not None:
         made_by = [{"level": level, "mistake": name, "students": count} for level, name, count in made]
         terminal.write_json(file, {"submissions": rows, "mistakes": made_by})
-    raise typer.Exit(0)
+    raise typer.Exit(FLAGGED if flagged else 0)
