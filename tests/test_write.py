@@ -275,11 +275,12 @@ class TestTexts:
     def test_style_checkers_find_nothing(self, texts, tmp_path):
         for backend, text in texts.items():
             (tmp_path / f"{backend}_attention.py").write_text(text)
-        together = files.made(Recipe(writing.config(**writing.TOGETHER), "torch", writing.MORE))
-        (tmp_path / "together.py").write_text(together)
-        for command in (["check"], ["format", "--check", "--line-length", "120"]):
+        for backend in ("torch", "tensorflow"):
+            together = files.made(Recipe(writing.config(**writing.TOGETHER), backend, writing.MORE))
+            (tmp_path / f"{backend}_together.py").write_text(together)
+        for command in (["check", "--extend-select", "E501"], ["format", "--check"]):
             done = subprocess.run(
-                [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."],
+                [sys.executable, "-m", "ruff", *command, "--line-length", "120", "--isolated", "--no-cache", "."],
                 cwd=tmp_path, capture_output=True, text=True,
             )  # fmt: skip
             assert done.returncode == 0, done.stdout

@@ -1,4 +1,4 @@
-"""Whether a file is as it was written: by what its first line says that it was made of."""
+"""Whether a file is as it was written: by what its first lines say that it was made of."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ def check(path: str | Path) -> str:
     Raises FileNotFoundError if there is no such file, ValueError if it is none that `mha.write` wrote.
     """
     text = Path(path).read_text()
-    line, _, body = text.partition("\n")
+    told, body = files.made_of(text)
     try:
-        of = json.loads(line.removeprefix(files.MADE_OF))
+        of = json.loads(told)
         made_of, digest = recipe.read(of), of["digest"]
     except (ValueError, KeyError, TypeError):
         raise ValueError(

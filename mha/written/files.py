@@ -1,8 +1,10 @@
 """The files of a layer: its text with what it was made of, and the test and the case beside it."""
 
 import hashlib
+import itertools
 import json
 import sys
+import textwrap
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from mha import dispatch
 from mha.config import Config
 from mha.written.recipe import Recipe
 
-MADE_OF = "# Made of: "
+MADE_OF, GOES_ON = "# Made of: ", "#   "  # the first line of a file, and further ones
+WIDTH = 120  # of a line
 
 
 def write(
@@ -73,7 +76,7 @@ def write(
 
 
 def made(recipe: Recipe) -> str:
-    """The text of a file, with what it was made of on its first line."""
+    """The text of a file, with what it was made of on its first lines."""
     try:
         from mha.written.lesson import finishing, named, specialise
         from mha.written.lesson.variants import kernels
@@ -88,16 +91,35 @@ def made(recipe: Recipe) -> str:
     program = specialise.specialised(recipe)
     named.name(program, recipe)
     text = finishing.finished(program, recipe, header(recipe))
-    return f"{MADE_OF}{json.dumps(recipe.recorded() | {'digest': digest(text)})}\n{text}"
+    made_of = f"{MADE_OF}{json.dumps(recipe.recorded() | {'digest': digest(text)})}"
+    return "\n".join([*folded(made_of, GOES_ON), text])
+
+
+def made_of(text: str) -> tuple[str, str]:
+    """What a file says that it was made of, as JSON, "" = nothing, and the rest of it."""
+    first, *lines = text.split("\n")
+    if not first.startswith(MADE_OF):
+        return "", text
+    more = list(itertools.takewhile(lambda line: line.startswith(GOES_ON), lines))
+    told = " ".join([first.removeprefix(MADE_OF), *(line.removeprefix(GOES_ON) for line in more)])
+    return told, "\n".join(lines[len(more) :])
+
+
+def folded(line: str, begin: str, end: str = "") -> list[str]:
+    """A line in as many as it takes, at spaces; begin: of further ones; end: of all but the last."""
+    width = WIDTH - len(end)
+    lines = textwrap.wrap(line, width, subsequent_indent=begin, break_long_words=False, break_on_hyphens=False)
+    return [f"{one}{end}" for one in lines[:-1]] + lines[-1:]
 
 
 def header(recipe: Recipe) -> str:
     """The docstring of a file: what it is, what its letters are, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
+    said = "\n".join(folded(f"mha {version}: {recipe.said}", "    ", " \\"))
     return (
         f'"""Multi-head attention in {dispatch.FRAMEWORKS[recipe.backend].title}: B batch, Q queries, K key-value '
-        "pairs, T either, H heads. Arguments are not checked.\n\n"
-        f"mha {version}: {recipe.said}\nSPDX-License-Identifier: Apache-2.0\n"
+        "pairs, T either, H heads. It checks no arguments.\n\n"
+        f"{said}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'
     )
 

@@ -71,14 +71,14 @@ class Recipe:
         return " ".join(words)
 
     def recorded(self) -> dict[str, Any]:
-        """The recipe as JSON knows it; `read` reads it."""
-        found = {"backend": self.backend, "call": self.call, "names": self.names, "fused": self.fused}
-        found |= {"config": commands.options(self.config)}
-        return found if self.kind is None else found | {"kind": self.kind}
+        """The recipe as JSON knows it, without what is as usual; `read` reads it."""
+        found = {"call": self.call, "names": self.names, "fused": self.fused, "kind": self.kind}
+        given = {name: X for name, X in found.items() if X}
+        return {"backend": self.backend, **given, "config": commands.options(self.config)}
 
 
 def read(recorded: dict[str, Any]) -> Recipe:
     """The recipe that `Recipe.recorded` gave; raises KeyError, TypeError or ValueError if it gave no such."""
     config, backend = of_recorded(recorded["config"]), dispatch.named("backend", recorded["backend"])
-    call, names, fused = (recorded[name] for name in ("call", "names", "fused"))
-    return Recipe(config, backend, call, names, fused, recorded.get("kind"))
+    given = {name: recorded[name] for name in ("call", "names", "fused", "kind") if name in recorded}
+    return Recipe(config, backend, **given)
