@@ -43,7 +43,10 @@ def after_output(plan: Plan) -> Plan | None:
 
 def columns(order: Callable[[Plan, int], Array | None], plan: Plan) -> Plan | None:
     """Take columns of W_g in another order, a function of the plan and the gates of a head."""
-    if plan.opened is None or (chosen := order(plan, plan.config.gate_dim)) is None:
+    if plan.opened is None:
+        return None
+    width = plan.weights["W_g.kernel"].shape[-1] // plan.heads  # of a head, of which another mistake may count others
+    if (chosen := order(plan, width)) is None:
         return None
     mine = {name: X for name, X in plan.weights.items() if name.startswith("W_g.")}
     return with_weights(plan, {name: X[..., chosen.ravel()] for name, X in mine.items()})
@@ -64,7 +67,8 @@ def beside_queries(stored: bool, plan: Plan) -> Plan | None:
     """Cut one array of q and gate of each head, (H, d + dv or 1), after all of q; stored: False = the other way."""
     if plan.opened is None:
         return None
-    H, d, changed = plan.heads, plan.config.key_dim, dict[str, Array | None]()
+    H, changed = plan.heads, dict[str, Array | None]()
+    d = plan.weights["W_q.kernel"].shape[-1] // H
     for kind in ("kernel", "bias"):
         q, g = (plan.weights.get(f"{name}.{kind}") for name in ("W_q", "W_g"))
         if q is None or g is None:
