@@ -30,6 +30,9 @@ class Row:
     broadcasts: whether any size may be 1.
     moves: whether its numbers grow with the queries, and with the keys, that are cut off at the front.
     hides: whether it hides keys from queries.
+    hidden: of an array that does, the value that hides a key, or everything from a query.
+    usual: of integers, between which numbers (from, below) they are in a usual call of so many tokens: of so many
+        queries if it has a number for each of them, else of so many keys; None = of any number.
     differentiable: whether it has gradients.
     expected, of_dtype: the words of an error for a value, and for a dtype, that does not fit; "" = as expected.
     hint: from the name of a wrong dtype to what is added to the error.
@@ -43,6 +46,8 @@ class Row:
     broadcasts: bool = False
     moves: tuple[int, int] = (0, 0)
     hides: bool = False
+    hidden: Any = None
+    usual: Callable[[int], tuple[int, int]] | None = None
     differentiable: bool = False
     expected: str = ""
     of_dtype: str = ""
@@ -57,18 +62,18 @@ OF_KEYS = "integers of shape (keys,) or (batch, keys)"
 
 LENGTHS = Row(
     "integers: query i of sample b sees key j iff j < valid_lens[b(, i)]",
-    "integers", ("B", "BQ"), moves=(0, -1), hides=True,
+    "integers", ("B", "BQ"), moves=(0, -1), hides=True, hidden=0, usual=lambda keys: (keys // 3, keys),
     expected="integers of shape (batch,) or (batch, queries)", of_dtype="integers; masks go to mask=",
 )  # fmt: skip
 MASK = Row(
     "booleans, True = may attend",
-    "booleans", PAIRS, broadcasts=True, hides=True,
+    "booleans", PAIRS, broadcasts=True, hides=True, hidden=False,
     expected="booleans, True = may attend",
     hint=lambda dtype: "; floats that are added to the scores go to score_bias=" if "float" in dtype else "",
 )  # fmt: skip
 SCORE_BIAS = Row(
     "floats of the layer's dtype, added to the scores; -inf hides, a large negative number does not",
-    "floats", PAIRS, broadcasts=True, hides=True, differentiable=True, step="biased",
+    "floats", PAIRS, broadcasts=True, hides=True, hidden=-np.inf, differentiable=True, step="biased",
     expected="a dense array of {dtype}, added to the scores",
     hint=lambda dtype: "; booleans go to mask=" if dtype == "bool" else "",
 )  # fmt: skip
@@ -85,22 +90,22 @@ HEAD_GATES = Row(
 )  # fmt: skip
 POSITIONS = Row(
     "integers: the position of each query, instead of offset + i; one below 0 is padding, and sees nothing",
-    "integers", ("Q", "BQ"), hides=True,
+    "integers", ("Q", "BQ"), hides=True, hidden=-1, usual=lambda tokens: (-1, tokens),
     expected=OF_QUERIES,
 )  # fmt: skip
 KEY_POSITIONS = Row(
     "integers: the position of each key, instead of j; one below 0 is padding, and is seen by no query",
-    "integers", ("K", "BK"), hides=True,
+    "integers", ("K", "BK"), hides=True, hidden=-1, usual=lambda tokens: (-1, tokens),
     expected=OF_KEYS,
 )  # fmt: skip
 SEGMENTS = Row(
     "integers: the segment of each query, which sees the keys of its own one; below 0 is padding, and sees nothing",
-    "integers", ("Q", "BQ"), hides=True,
+    "integers", ("Q", "BQ"), hides=True, hidden=-1, usual=lambda tokens: (-1, 3),
     expected=OF_QUERIES,
 )  # fmt: skip
 KEY_SEGMENTS = Row(
     "integers: the segment of each key, None = as of the queries; below 0 is padding, and is seen by no query",
-    "integers", ("K", "BK"), hides=True,
+    "integers", ("K", "BK"), hides=True, hidden=-1, usual=lambda tokens: (-1, 3),
     expected=OF_KEYS,
 )  # fmt: skip
 

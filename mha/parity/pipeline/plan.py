@@ -233,7 +233,7 @@ def plan_of(
     norms = {"q": config.qk_norm, "k": config.qk_norm, "v": config.value_norm}
     return Plan(
         config=config,
-        weights={name: X.astype(kind) for name, X in problem.layer.weights.items()},
+        weights={name: X.astype(kind, copy=False) for name, X in problem.layer.weights.items()},
         queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
         score_bias=None if bias is None else four_axes(bias).astype(kind), gates=gates,
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,

@@ -108,6 +108,17 @@ class Problem:
         return ported(self.layer) if self.angles else [self.layer]
 
     @functools.cached_property
+    def wide(self) -> MultiHeadAttention:
+        """The layer in float64."""
+        return in_dtype(self.layer, "float64")
+
+    def with_layers_of(self, other: "Problem") -> "Problem":
+        """Return this problem, which takes what was made of the layer for another one, if it is the same."""
+        if self.layer is other.layer and self.angles == other.angles:
+            vars(self).update({name: X for name, X in vars(other).items() if name in ("plain", "wide")})
+        return self
+
+    @functools.cached_property
     def base(self) -> Named:
         """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
         if self.config.dtype == "float64":
@@ -118,7 +129,7 @@ class Problem:
     @functools.cached_property
     def oracle(self) -> Named:
         """Every step of NumPy in float64, likewise."""
-        return self._steps(in_dtype(self.layer, "float64"))
+        return self._steps(self.wide)
 
     @functools.cached_property
     def base_gradients(self) -> Named:
@@ -128,7 +139,7 @@ class Problem:
     @functools.cached_property
     def oracle_gradients(self) -> Named:
         """Every gradient of NumPy in float64."""
-        return self._gradients(in_dtype(self.layer, "float64"))
+        return self._gradients(self.wide)
 
     @functools.cached_property
     def known(self) -> dict[str, Expected]:
@@ -137,7 +148,7 @@ class Problem:
 
     def forget(self) -> None:
         """Free the steps and gradients, which are computed again when they are asked for."""
-        for name in ("oracle", "base", "oracle_gradients", "base_gradients"):
+        for name in ("oracle", "base", "oracle_gradients", "base_gradients", "wide"):
             vars(self).pop(name, None)
 
     def alone(self) -> "Problem":
@@ -179,7 +190,7 @@ class Problem:
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
         found = []
-        for layer in (in_dtype(self.layer, "float64"), *self.plain):
+        for layer in (self.wide, *self.plain):
             *inputs, call = self._arguments(layer)
             arguments = call.arguments()
             found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))

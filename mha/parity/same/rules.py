@@ -95,7 +95,7 @@ def ratio_of(result: np.ndarray, oracle: np.ndarray, limit: float, rows: np.ndar
 
 def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttention:
     """The same layer on the same backend, its weights cast to another dtype."""
-    arrays = {name: X.astype(numpy_dtype(dtype)) for name, X in attention.weights.items()}
+    arrays = {name: X.astype(numpy_dtype(dtype), copy=False) for name, X in attention.weights.items()}
     config = dataclasses.replace(attention.config, dtype=dtype)
     return restore(config, arrays, attention.backend, attention.seed)
 

@@ -9,12 +9,14 @@ from typing import Any, Literal
 import numpy as np
 
 from mha import dispatch
-from mha.call import FLOATS, OF_PAIRS, ROWS
+from mha.call import ALL, ROWS, axes_of
 from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention, restore
 from mha.names import FloatName
 from mha.parity.same.problem import Problem, problem
 from mha.parity.same.rules import UNIT, in_dtype
+from mha.parity.unseen.drawing import arguments, drawn, widths
+from mha.parity.unseen.narrowing import in_samples
 
 Array = np.ndarray
 Inputs = Literal["queries", "keys", "values"]
@@ -25,7 +27,6 @@ TWICE = 1031  # keys of more than two blocks
 TABLE = 8200  # positions beyond the end of a long one
 SMALL = 5  # the largest bound of a window in a probe: what shows beyond it shows beyond a larger one, too
 MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
-QUIET = 1e-3  # of every third token, so that an epsilon matters
 
 
 def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Inputs, Any]:
@@ -76,21 +77,8 @@ def bounds(config: Config) -> list[int]:
 
 def memory(config: Config, T: float) -> float:
     """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
-    return 4 * (8 + 4) * config.num_heads * T**2
-
-
-def widths(config: Config) -> tuple[int, int, int]:
-    """The widths of queries, keys and values."""
-    return config.query_size, config.key_size, config.value_size
-
-
-def drawn(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array]:
-    """Draw queries, keys and values of standard deviation 1, but for every third token."""
-    random = np.random.default_rng(0)
-    made = [random.normal(size=(B, T, width)) for T, width in zip((Q, K, K), widths(config), strict=True)]
-    for X in made:
-        X[:, 1::3] *= QUIET
-    return [made[0]] * 3 if one_input else made
+    each = config.key_dim if config.pooling == "additive" else 1  # which has so many numbers for a pair
+    return 4 * (8 + 4) * config.num_heads * each * T**2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +110,9 @@ def asked_with(
     queries, keys, values = inputs or (asked.queries, asked.keys, asked.values)
     rows = None if asked.rows is None or asked.rows.shape != queries.shape[:2] else asked.rows
     empty_rows = empty_rows or asked.empty_rows
-    return problem(layer or asked.layer, queries, keys, values, call, None, rows, empty_rows, asked.angles)
+    layer = layer or asked.layer
+    made = problem(layer, queries, keys, values, call, None, rows, empty_rows, asked.angles)
+    return replace(made, layer=layer).with_layers_of(asked)
 
 
 def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
@@ -141,7 +131,7 @@ def other_weights(ending: str, asked: Problem) -> Problem | None:
     if not chosen:
         return None
     changed = {name: X.astype(weights[name].dtype) for name, X in chosen.items()}
-    return asked_with(asked, layer=restore(asked.config, weights | changed, "numpy"))
+    return asked_with(asked, layer=restore(asked.config, weights | changed, "numpy", asked.layer.seed))
 
 
 def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
@@ -151,43 +141,32 @@ def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
     return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
 
 
-def other_arguments(asked: Problem) -> Problem | None:
-    """The same call with other lengths, masks, biases and gates."""
+def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
+    """The same call with other arrays, if it has positions or segments among them, or if it has none."""
+    if of_tokens != any(X is not None for X in (asked.call.placed() | asked.call.packed()).values()):
+        return None
     changed = arguments(asked, asked.sizes.Q, asked.sizes.K)
     return asked_with(asked, changed) if changed else None
 
 
-def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
-    """Draw the arguments that a call has, for so many queries and keys."""
-    random, made, call = np.random.default_rng(2), {}, asked.call
-    for name, X in call.arrays().items():
-        shape = X.shape
-        if name in OF_PAIRS:
-            sizes = zip(shape[-2:], (asked.sizes.Q, asked.sizes.K), (Q, K), strict=True)
-            shape = (*shape[:-2], *(new if n == old else n for n, old, new in sizes))
-            number = random.random(shape) < 0.6 if name not in FLOATS else random.normal(size=shape)
-        elif name in FLOATS:
-            number = random.normal(size=shape)
-        else:
-            continue
-        made[name] = number.astype(X.dtype)
-    for (name, X), T in zip(call.placed().items(), (Q, K), strict=True):
-        if X is not None:
-            made[name] = random.integers(-1, T, (asked.sizes.B, T))
-    if call.valid_lens is not None:
-        shape = (asked.sizes.B,) if call.valid_lens.size == asked.sizes.B else (asked.sizes.B, Q)
-        made["valid_lens"] = random.integers(K // 3, K, shape)
-    return made
-
-
 def nothing_seen(asked: Problem) -> Problem | None:
-    """The same call with a query that sees no key, if lengths or a mask can hide all."""
-    for name, at in (("valid_lens", (-1, ...)), ("mask", (..., 0, slice(None)))):
-        if (X := asked.call.arguments()[name]) is not None:
-            changed = np.array(X)
-            changed[at] = 0
-            return asked_with(asked, {name: changed}, empty_rows=True)
+    """The same call with a query that sees no key, if one of its arrays can hide all."""
+    given = asked.call.arrays()
+    for name, X in given.items():
+        if ROWS[name].hidden is not None and X.size:
+            # The first query, or else all of the last sample.
+            changed = {name: hidden_at(name, X, {"Q": 0} if "Q" in axes_of(name, X) else {"B": -1})}
+            if (of_keys := f"key_{name}") in given:  # a key, too, that looks as that query
+                changed[of_keys] = hidden_at(of_keys, given[of_keys], {"K": 0})
+            return asked_with(asked, changed, empty_rows=True)
     return None
+
+
+def hidden_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
+    """Copy an argument of a call, with what hides at these places of its axes, by their letters."""
+    changed = np.array(X)
+    changed[tuple(at.get(letter, ALL) for letter in axes_of(name, X))] = ROWS[name].hidden
+    return changed
 
 
 def nan_in_padding(asked: Problem) -> Problem | None:
@@ -206,6 +185,11 @@ def further(apart: int, asked: Problem) -> Problem | None:
     return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * np.arange(asked.sizes.B)})
 
 
+def further_on(T: int, asked: Problem) -> Problem | None:
+    """A call of T tokens that begin later, by so many more in each sample."""
+    return further(5, longer(T, 0, asked)) if goes_by_offset(asked) else None
+
+
 def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
     """A call of few queries and keys of more than two blocks; later: of queries where the third of these begins."""
     made = longer(7, TWICE - 7, asked)
@@ -222,9 +206,22 @@ def beyond_table(asked: Problem) -> Problem | None:
     return asked_with(asked, {"offset": TABLE if left is None else min(left, TABLE)})
 
 
+def later(option: str, first: int, asked: Problem) -> Problem | None:
+    """The same call with all tokens so many positions later, which stay as far from each other, if an option is on."""
+    if getattr(asked.config, option) is None or (option == "rotary" and goes_by_offset(asked)):  # see `beyond_table`
+        return None
+    offset = np.reshape(asked.call.arguments()["offset"], (-1, 1))
+    made = {"positions": offset + np.arange(asked.sizes.Q), "key_positions": np.arange(asked.sizes.K)[None]}
+    for name, X in made.items():
+        given = asked.call.placed()[name]
+        moved = X + first if given is None else np.where(given < 0, given, given + first)
+        made[name] = np.broadcast_to(moved, (asked.sizes.B, moved.shape[-1]))
+    return asked_with(asked, made | {"offset": 0})
+
+
 def goes_by_offset(asked: Problem) -> bool:
     """Whether anything in a call goes by its offset."""
-    by_positions = asked.call.causal or bounds(asked.config) or asked.config.rotary
+    by_positions = asked.call.causal or bounds(asked.config) or asked.config.rotary or asked.config.temperature
     return bool(by_positions) and asked.call.positions is None
 
 
@@ -238,8 +235,13 @@ def past_window(T: int, asked: Problem) -> Problem:
     """A call of T tokens, of a layer with a small window and chunk: what shows there shows beyond large ones, too."""
     config = asked.config
     left, right, chunk = (X and min(X, SMALL) for X in (*(config.window or (None, None)), config.chunk))
-    layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy")
+    layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy", asked.layer.seed)
     return longer(T, 0, asked_with(asked, layer=layer))
+
+
+def of_one_sample(change: Callable[[Problem], Problem | None], asked: Problem) -> Problem | None:
+    """A change that makes a call long, of one sample of it."""
+    return change(in_samples(1, asked).with_layers_of(asked))
 
 
 def all_together(asked: Problem) -> Problem:
@@ -255,19 +257,21 @@ def all_together(asked: Problem) -> Problem:
 
 def longest(asked: Problem) -> Problem:
     """A call of many tokens, longer than the window and the chunk."""
-    return past_window(FAR, asked) if bounds(asked.config) else longer(FAR, 3, asked)
+    T = FAR if memory(asked.config, FAR) <= MEMORY else TURNED
+    return past_window(T, asked) if bounds(asked.config) else longer(T, 3, asked)
 
 
 def probes(config: Config) -> Iterator[Probe]:
     """Give the changes of a call from the plainest on, the last with all of them."""
     far = max(bounds(config), default=0) + 2
-    for T in (11, TURNED, FAR) if bounds(config) else ():
-        yield Probe(f"at least {far} tokens", partial(past_window, T), "window")
+    for T in (11, TURNED, *[FAR] * (memory(config, FAR) <= MEMORY)) if bounds(config) else ():
+        yield Probe(f"at least {far} tokens", partial(of_one_sample, partial(past_window, T)), "window")
     for dtype in ("float32", "float64"):
         yield Probe(dtype, partial(in_wider, dtype))
     yield Probe("other norms", partial(other_weights, "_norm.scale"))
     yield Probe("other biases", partial(other_weights, ".bias"))
-    yield Probe("other lengths, masks, biases or gates", other_arguments)
+    yield Probe("other lengths, masks, biases or gates", partial(other_arguments, False))
+    yield Probe("other positions, segments, lengths, masks, biases or gates", partial(other_arguments, True))
     yield Probe("queries that see no key, with empty_rows=True", nothing_seen)
     yield Probe("NaN in padding", nan_in_padding)
     yield Probe("an offset", partial(further, 0))
@@ -275,12 +279,17 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("other numbers", partial(other_numbers, 1.0, False))
     yield Probe("queries, keys and values that differ", partial(other_numbers, 1.0, True))
     yield Probe("more keys than queries", partial(longer, 7, 4))
-    for T in (TURNED, FAR):
-        yield Probe(f"{T} tokens", partial(longer, T, 0))
-    yield Probe(f"{TWICE} keys", partial(beyond_blocks, False))
-    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", partial(beyond_blocks, True))
+    yield Probe(f"{TURNED} tokens", partial(longer, TURNED, 0))
+    if memory(config, FAR) <= MEMORY:
+        yield Probe(f"{FAR} tokens", partial(of_one_sample, partial(longer, FAR, 0)))
+    yield Probe(f"{TWICE} keys", partial(of_one_sample, partial(beyond_blocks, False)))
+    third = partial(of_one_sample, partial(beyond_blocks, True))
+    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", third)
     bound = min((X for X in (config.window or (None,))[:1] if X is not None), default=TABLE)
     yield Probe(f"an offset of {min(bound, TABLE)}", beyond_table, "table")
+    for option, about in (("rotary", "table"), ("temperature", "temperature")):
+        yield Probe(f"positions from {TABLE} on", partial(later, option, TABLE), about)
+    yield Probe(f"{TURNED} tokens and an offset of each sample", partial(further_on, TURNED))
     for size in (30.0, 1000.0):
         yield Probe(f"numbers {size:g} times as large", partial(other_numbers, size, True))
-    yield Probe("all of this at once, in float64", all_together)
+    yield Probe("all of this at once, in float64", partial(of_one_sample, all_together))

@@ -50,7 +50,8 @@ class Sight:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.of and not self.untried:
-            yield from lines("known mistakes were not tried with gradients alone", options)
+            where = "with gradients alone" if self.gradients else "without queries and keys"
+            yield from lines(f"known mistakes were not tried {where}", options)
             return
         known = f"{self.of} forms of known mistakes"
         if not self.of:

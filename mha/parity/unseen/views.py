@@ -1,42 +1,60 @@
 """Known mistakes that a comparison could not see: they would have passed on its very inputs; and what shows them."""
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.mistakes.bench import Bench
+from mha.parity.mistakes.bench import ALL, Bench
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.plan import same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Expected, Problem
+from mha.parity.unseen.narrowing import FEATURES, in_samples, narrowed
 from mha.parity.unseen.probes import Probe, longer, probes
 from mha.parity.unseen.sight import NARROW, Sight, Unseen
 
 SECONDS = 5.0  # for all of it, about
-FEW = 16  # queries of one sample that are looked at first
+FIRST, SPREAD, LAST = 4, 4, 16  # queries that are looked at, of many
 PAIRS = 1e6  # from so many pairs on
+CLEAR = 20.0  # a mistake with such a ratio in coordinates of the tokens has one above 1 in those of the layer
 PROBED = 67  # tokens at most, of a call that is changed to show more
 OTHER_NUMBERS = Probe("other numbers", lambda asked: asked)  # as those of the shorter call are
 
 
 class View:
-    """The arrays of a call that are compared, and how far forms of mistakes move them, in some samples and queries."""
+    """The arrays of a call that are compared, and how far forms of mistakes move them: all of them, or some numbers.
 
-    def __init__(self, asked: Problem, names: Iterable[str], samples: Any = slice(None), rows: slice = slice(None)):
-        self.asked, self.samples, self.rows = asked, samples, rows
+    samples, rows, features: as of a `Bench`. Of some numbers, errors are at most those of all.
+    """
+
+    def __init__(
+        self, asked: Problem, names: Iterable[str], samples: Any = ALL, rows: Any = ALL, features: Any = ALL
+    ) -> None:
+        self.asked, self.samples, self.rows, self.features = asked, samples, rows, features
         self.names = [name for name in names if name in PART_OF]
-        # In a few rows rounding need not be imitated, which takes long in half precision.
+        # In some numbers rounding need not be imitated, which takes long in half precision.
+        whole = rows == features == ALL
         wide = np.result_type(asked.queries, np.float32)
-        self.bench = Bench(asked, asked.config.dtype if rows == slice(None) else wide, samples, rows)
+        self.bench = Bench(asked, asked.config.dtype if whole else wide, samples, rows, features)
 
     @property
     def arguments(self) -> int:
         """The number of arguments of the call."""
         return len(self.asked.call.given()) + self.asked.call.causal
+
+    @functools.cached_property
+    def of_all_rows(self) -> "View":
+        """The same view with all queries."""
+        return View(self.asked, self.names, self.samples, ALL, self.features)
+
+    def possible(self, form: Form) -> bool:
+        """Whether there is such a mistake in this call."""
+        return self.bench.planned((form,)) is not None
 
     def ratio(self, form: Form) -> float | None:
         """The largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
@@ -47,6 +65,13 @@ class View:
             ratio = max(self.of(form, name) for name in self.names) if changes else 0.0
         self.bench.forget()
         return ratio if possible else None
+
+    def shows(self, form: Form) -> bool:
+        """Whether a form clearly differs here."""
+        ratio = self.ratio(form)
+        if ratio is None and self.rows != ALL and self.possible(form):
+            ratio = self.of_all_rows.ratio(form)
+        return (ratio or 0.0) > NARROW
 
     def without_change(self, form: Form) -> bool:
         """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do."""
@@ -59,9 +84,17 @@ class View:
             return 0.0
         X, limit, rows = self.asked.expected(name)
         counts = np.broadcast_to(self.asked.matters(name), X.shape)
-        X, counts = (self.bench.of_rows(name, Y[self.samples]) for Y in (X, counts))
-        rows = rows if rows is None else rows[self.samples][:, self.rows]  # (B, Q)
+        X, counts = (self.bench.cut(name, Y) for Y in (X, counts))
+        rows = self.bench.of_bounds(rows) if self.features == ALL else None  # a mean over all features has a bound
         return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
+
+
+def some(asked: Problem, names: Iterable[str]) -> View:
+    """The view of a few numbers of a call: of many queries some, and the first features of the output."""
+    Q = asked.sizes.Q
+    rows = {*range(FIRST), *np.linspace(0, Q - 1, SPREAD).astype(int).tolist(), *range(Q - LAST, Q)}
+    features = slice(FEATURES) if asked.config.num_hiddens > FEATURES else ALL
+    return View(asked, names, ALL, ALL if len(rows) >= Q else tuple(sorted(rows)), features)
 
 
 class Judged(NamedTuple):
@@ -80,7 +113,10 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
     judged: dict[Form, Judged] = {}
     untried: set[Form] = set()
     for made, names in calls:
-        view = View(made(), names)
+        asked = made()
+        if not asked.visible.size:
+            continue
+        view = View(asked, names)
         left = [form for form in FORMS if form not in judged or judged[form].ratio <= NARROW]
         ratios = measured(view, left, end - SECONDS / 3) if view.names else {}
         untried |= {*left} - {*ratios} if view.names else set()
@@ -112,14 +148,15 @@ def found(form: Form, judged: Judged, shown: str | None) -> Unseen:
 def measured(view: View, forms: Sequence[Form], end: float) -> dict[Form, float | None]:
     """Measure how far forms move the arrays, those that are reached before the end; None = not possible here.
 
-    Forms that a few queries show clearly are not computed in all of them.
+    Forms that a few numbers show clearly are not computed in all of them.
     """
     asked = view.asked
     seen: dict[Form, float | None] = {}
-    if asked.visible.size > PAIRS:
-        few = View(asked, view.names, [0], slice(max(0, asked.sizes.Q - FEW), asked.sizes.Q))
+    fewer = narrowed(in_samples(2, asked))
+    if fewer.config != asked.config or asked.visible.size > PAIRS:
+        few, clear = some(fewer, view.names), CLEAR if fewer.config != asked.config else NARROW
         for form in forms:
-            if time.monotonic() < end and (ratio := few.ratio(form)) is not None and ratio > NARROW:
+            if time.monotonic() < end and (ratio := few.ratio(form)) is not None and ratio > clear:
                 seen[form] = ratio
     for form in forms:
         if form not in seen and time.monotonic() < end:
@@ -132,23 +169,43 @@ def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
     shown: dict[Form, str] = {}
     for first in dict.fromkeys(one.view for one in unseen.values()):
         forms = [form for form, one in unseen.items() if one.view is first]
-        long = max(first.asked.sizes.Q, first.asked.sizes.K) > PROBED
-        for probe in (*[OTHER_NUMBERS] * long, *probes(first.asked.config)):
-            left = [form for form in forms if form not in shown and probe.about in form.mistake.name]
-            if not left or time.monotonic() > end or (other := probe.made(smaller(first.asked))) is None:
-                continue
-            view = View(other, first.names)
-            for form in left:
-                if time.monotonic() > end:
-                    return shown
-                if (view.ratio(form) or 0.0) > NARROW:
-                    shown[form] = probe.words
-        if time.monotonic() < end:
-            shown |= {form: "" for form in forms if form not in shown}
+        asked = smaller(first.asked)
+        long = asked.sizes != first.asked.sizes
+        few = narrowed(asked)
+        there = View(few, first.names)
+        narrow = [form for form in forms if there.possible(form)]
+        # Mistakes that need square kernels have none in a layer of fewer features.
+        for of, some in ((few, narrow), (asked, [form for form in forms if form not in narrow])):
+            if not search(of, first.names, some, long, shown, end):
+                return shown
+        shown |= {form: "" for form in forms if form not in shown}
     return shown
 
 
+def search(
+    asked: Problem, names: Sequence[str], forms: Sequence[Form], long: bool, shown: dict[Form, str], end: float
+) -> bool:
+    """Note in `shown` what shows forms of mistakes in changes of a call; return whether the time sufficed.
+
+    long: whether it has other numbers than the call that was compared.
+    """
+    for probe in (*[OTHER_NUMBERS] * long, *probes(asked.config)):
+        left = [form for form in forms if form not in shown and probe.about in form.mistake.name]
+        if left and time.monotonic() > end:
+            return False
+        if not left or (other := probe.made(asked)) is None:
+            continue
+        view = some(other, names)
+        for form in left:
+            if time.monotonic() > end:
+                return False
+            if view.shows(form):
+                shown[form] = probe.words
+    return True
+
+
 def smaller(asked: Problem) -> Problem:
-    """A call of a few tokens for a long one; a short one as it is."""
+    """A call of two samples, and of a few tokens for a long one; one with fewer as it is."""
+    asked = in_samples(2, asked)
     Q, K = asked.sizes.Q, asked.sizes.K
-    return asked if max(Q, K) <= PROBED else longer(2 * FEW + 5, int(np.clip(K - Q, -FEW, FEW)), asked)
+    return asked if max(Q, K) <= PROBED else longer(37, int(np.clip(K - Q, -16, 16)), asked)
