@@ -82,7 +82,9 @@ def test_the_base_alone_has_angles_in_float32(dtype):
     coarse, fine = (problem(layer, *inputs, CALL, angles=angles) for angles in (True, False))
     assert all(np.array_equal(coarse.oracle[name], fine.oracle[name]) for name in fine.oracle)
     assert np.array_equal(coarse.outputs()[0], fine.outputs()[0])
-    assert np.array_equal(coarse.outputs()[1], coarse.base["output"])
+    alone, *steps = (X.astype("float64") for X in (coarse.outputs()[1], coarse.base["output"], fine.base["output"]))
+    near, far = (np.abs(alone - X).max() for X in steps)
+    assert near < far / 16  # a call that keeps no steps sums in another order on some processors
     assert np.array_equal(coarse.base["split_q"], fine.base["split_q"])
     for name in ("rotate_q", "rotate_k"):
         assert not np.array_equal(coarse.base[name], fine.base[name]) or dtype == "bfloat16"  # which hides it
