@@ -1,11 +1,13 @@
 """Files that are never opened, known by their content: named, with a command that converts them, which is run here."""
 
+import gzip
 import json
 import pickle
 import re
 import shlex
 
 import malformed
+import numpy as np
 import pytest
 import safetensors.numpy
 from checkpoints import SECOND, H, model, of_layer
@@ -61,6 +63,17 @@ OTHERS = {
     "larger msgpack": (b"\xde\x00\x20\xa6params" + bytes(9), "is msgpack, as Flax writes it; convert it: python -c "),
     "largest msgpack": (b"\xdf\x00\x00\x00\x20\xd9\x06params", "is msgpack, as Flax writes it; convert it: python -c "),
     "npy": (b"\x93NUMPY\x01\x00v\x00", "is one array of numpy.save, expected arrays by name: write them by num"),
+    "GGUF": (b"GGUF\3\0\0\0" + bytes(80), "is a GGUF file, as llama.cpp reads it; convert it to floats, and pass the "),
+    "GGML": (b"tjgg\1\0\0\0" + bytes(80), "is a GGML file, which is older than GGUF; pass the weights of the model"),
+    "ONNX": (b"\x08\x08\x12\x07pytorch" + bytes(80), "is an ONNX file, in which kernels are often turned and have lo"),
+    "TFLite": (b"\x1c\0\0\0TFL3" + bytes(80), "is a TFLite file; pass the weights of the model that it was made of"),
+    "MXNet": (b"\x12\1" + bytes(300), "is a file of MXNet's parameters; convert it: python -c "),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, which stands where the "),
+    "page": (b"\n<!DOCTYPE html><html></html>", "is a web page; download the file itself again"),
+    "gzip": (gzip.compress(bytes(900_000), mtime=0), "is a file in gzip; unpack it, and pass"),
+    "tar": (b"weights/a".ljust(257, b"\0") + b"ustar" + bytes(250), "is a tar archive, as those of NeMo; unpack "),
+    "TorchScript": (malformed.archive({"m/data.pkl": b"", "m/code/__torch__.py": b""}), "is a program of Torch"),
+    "torch.export": (malformed.archive({"m/archive_format": b"pt2"}), "is a program of torch.export; "),
     "text": (b"Weights of a layer.", "is not a safetensors file: it claims a header of"),
     "text in brackets": (b"(Weights of a layer)", "is not a safetensors file: it claims a header of"),
     "index of pickles": (
@@ -89,6 +102,15 @@ def test_another_kind_is_named_whatever_the_file_is_called(tmp_path, kind, name)
         (["flax_model.msgpack"], "has 'flax_model.msgpack', msgpack, as Flax writes it; convert it: python -c "),
         (["_METADATA", "d"], "is a checkpoint of orbax; convert it: python -c "),
         (["_CHECKPOINT_METADATA", "default"], "is a checkpoint of orbax; convert it: python -c "),
+        (["m.Q4_K_M.gguf"], "has 'm.Q4_K_M.gguf', a GGUF file, as llama.cpp reads it; convert it to floats, and pass"),
+        (["model.onnx", "model.onnx.data"], "has 'model.onnx', an ONNX file, in which kernels are often turned and h"),
+        (["adapter_config.json", "adapter_model.bin"], "is an adapter of peft, which is no model without its "),
+        (["model_index.json", "unet", "vae"], "is a pipeline of diffusers, whose models have "),
+        (["saved_model.pb", "variables"], "is a SavedModel of TensorFlow; convert it: python -c "),
+        (["checkpoint", "m.ckpt-1.index"], "is a checkpoint of TensorFlow; convert it: python -c "),
+        (["m.ckpt.index", "m.ckpt.meta"], "has 'm.ckpt.index', a checkpoint of TensorFlow; convert it: python -c "),
+        (["zero_to_fp32.py", "latest"], "is a checkpoint of DeepSpeed; convert it: python zero_to_fp32.py . NEW"),
+        ([".metadata", "__0_0.distcp"], "is a distributed checkpoint of PyTorch; convert it to one file, wh"),
     ],
 )  # fmt: skip
 def test_a_directory_of_another_kind_is_named(tmp_path, names, text):
@@ -149,6 +171,57 @@ def test_the_command_converts_pickles_in_parts(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     convert(refusal(tmp_path, mha.weights.FileError))
     assert_is_the_model(tmp_path)
+
+
+@pytest.mark.backends("torch")
+def test_the_command_converts_what_trainers_save_around_a_model(tmp_path):
+    import torch
+
+    state = {name: torch.tensor(X) for name, X in model().items()}
+    others = {"step": 3, "optimizer": {"state": {0: {"mean": torch.ones(2)}}, "groups": [{"lr": 1.0}]}}
+    torch.save({"model": state} | others, tmp_path / "ckpt.pt")
+    convert(refusal(tmp_path / "ckpt.pt"))
+    attention = mha.load(tmp_path / "ckpt.safetensors", "numpy", prefix=f"model.{SECOND}", num_heads=H)
+    assert_same_weights(attention.weights, of_layer(SECOND).weights)
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
+def test_the_command_converts_what_torchscript_saves(tmp_path):
+    import torch
+
+    module = torch.nn.Linear(2, 3)
+    torch.jit.script(module).save(tmp_path / "m.pt")
+    convert(refusal(tmp_path / "m.pt"))
+    found = safetensors.numpy.load_file(tmp_path / "m.safetensors")
+    assert np.array_equal(found["weight"], module.weight.detach())
+
+
+@pytest.mark.backends("mxnet")
+@pytest.mark.filterwarnings("ignore")  # of MXNet itself
+def test_the_command_converts_what_mxnet_saves(tmp_path):
+    import mxnet
+
+    mxnet.nd.save(str(tmp_path / "m.params"), {name: mxnet.nd.array(X) for name, X in model().items()})
+    convert(refusal(tmp_path / "m.params"))
+    assert_is_the_model(tmp_path / "m.safetensors")
+
+
+@pytest.mark.backends("tensorflow")
+@pytest.mark.parametrize("saved", ["SavedModel", "checkpoint"])
+def test_the_command_converts_what_tensorflow_saves(tmp_path, saved):
+    import tensorflow
+
+    module, folder = tensorflow.Module(), tmp_path / "saved"
+    module.kernel = tensorflow.Variable(model()[f"{SECOND}self.query.weight"])
+    if saved == "SavedModel":
+        tensorflow.saved_model.save(module, str(folder))
+    else:
+        tensorflow.train.Checkpoint(module=module).write(str(folder / "m.ckpt"))
+    convert(refusal(folder, mha.weights.FileError))
+    made = folder.with_suffix(".safetensors") if saved == "SavedModel" else folder / "model.safetensors"
+    (X,) = safetensors.numpy.load_file(made).values()
+    assert np.array_equal(X, module.kernel.numpy())
 
 
 def tree():

@@ -76,16 +76,20 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
     header_size = int.from_bytes(start, "little")
     if header_size > min(LIMIT, size - 8):
         most = f"{LIMIT}" if header_size > LIMIT else f"{size - 8}, all that the file has"
-        foreign.refuse(path, file, start)
+        foreign.refuse(path, file)
         raise ValueError(
             f"is not a safetensors file: it claims a header of {header_size} bytes, expected at most {most}"
         )
+    data = file.read(header_size)
+    begin = data[:1]
     try:
-        header = json_text.parse(file.read(header_size).decode())
+        header = json_text.parse(data.decode())
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError(f"its metadata is {reprlib.repr(metadata)}, expected texts by name")
     except ValueError as error:
+        if begin != b"{":
+            foreign.refuse(path, file)
         raise ValueError(f"is not a safetensors file: its header is wrong: {error}") from error
     end = 8 + header_size
     found = {name: _entry(name, described, end) for name, described in header.items()}
