@@ -169,6 +169,8 @@ def _layers(source: Source) -> Table | str:
         return f"a layer of mha: {_options(config)}"
     found = schemes.recognise(source.entries, source.format_of)
     if not found:
+        if unread := weights.unread(source):
+            return f"no attention layer that can be read: the file {unread}"
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
     rows = []
     sizes = {name: entry.shape for name, entry in source.entries.items()}
@@ -189,6 +191,11 @@ def _layers(source: Source) -> Table | str:
     table = plain_table(*columns, folded="prefix")
     for row in rows:
         table.add_row(*row[: len(columns)])
+    unread = [(layer, error) for layer in found if (error := weights.unread(source, layer))]
+    for (_, prefix), error in unread[:1]:
+        more = f", and so are {len(unread) - 1} more" if len(unread) > 1 else ""
+        table.caption = f"the layer at prefix {prefix!r} cannot be read{more}: it {error}"
+        table.caption_justify = "left"
     return table
 
 

@@ -5,9 +5,9 @@ W_q, W_k and W_v and rows of W_o are head-major: head 0 first. `mha.config.shape
 """
 
 from mha.weights.canonical import initial
-from mha.weights.checkpoints import choose, load, sayable, take
+from mha.weights.checkpoints import choose, load, sayable, take, unread
 from mha.weights.files import FileError
 from mha.weights.own_format import is_own, save
 from mha.weights.schemes import SCHEMES
 
-__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "sayable", "take"]
+__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "sayable", "take", "unread"]

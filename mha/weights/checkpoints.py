@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from mha import checks
 from mha.config import MODERN, Config
 from mha.names import SchemeChoice, SchemeName
 from mha.weights import models, own_format, readers, recorded, said, schemes
-from mha.weights.readers import Source
+from mha.weights.readers import Entry, Source
 
 SAYABLE = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
 
@@ -47,8 +48,8 @@ def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> t
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
-    with _explained():
-        chosen, prefix = schemes.choose(source.entries, scheme, prefix, source.format_of)
+    with _explained(source):
+        chosen, prefix = _chosen(source, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not own:
             asked = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
             raise ValueError(
@@ -86,34 +87,91 @@ def take(
                 f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"
             )
         return config, arrays
+    entries = _entries(source, scheme, prefix)
     path = models.beside(source.path, scheme)
     length = given.pop(models.LENGTH, None)
     found = models.options(path, scheme, prefix, length, source.format_at(prefix))
     if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
     num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")
-    with _explained():
-        names = schemes.wanted(source.entries, scheme, prefix)
-    entries = {name: source.entries[name] for name in names}
-    with _explained():
+    with _explained(source):
         if len(dtypes := {entry.numpy_dtype(name): name for name, entry in entries.items()}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
         claimed = {name: entry.claimed(name) for name, entry in entries.items()}
         schemes.describe(claimed, scheme, prefix, num_heads, options=options)  # refuses a wrong layer before it is read
         schemes.ask(scheme, options)
-    read = {name: source.read(name) for name in track(names)}
-    with _explained():
+    read = {name: source.read(name) for name in track(list(entries))}
+    with _explained(source):
         config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
         if folded:
             recorded.fold(config, weights)
         return config, weights
 
 
+def _chosen(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:
+    """As `choose`; where names show nothing, the configuration beside the file may say that its arrays are not read."""
+    try:
+        return schemes.choose(source.entries, scheme, prefix, source.format_of)
+    except schemes.UnreadError:
+        raise
+    except ValueError:
+        if not schemes.recognise(source.entries, source.format_of) and (found := unread(source)):
+            raise found from None
+        raise
+
+
+def unread(
+    source: Source, layer: tuple[SchemeName, str] | None = None, packed: bool = False
+) -> schemes.UnreadError | None:
+    """The error that says what a layer of an open file is, if it is of a kind that is not read.
+
+    layer: its scheme and prefix; None = the file is one in which no layer is found. packed: as of `schemes.unreadable`.
+    """
+    try:
+        if layer is not None:
+            _entries(source, *layer)
+            return None
+        with _explained(source):
+            if found := schemes.unreadable(source.entries, packed):
+                raise found
+    except schemes.UnreadError as error:
+        return error
+    except ValueError:  # it is wrong for another reason
+        return None
+    method = quantised_by(source.path)
+    return schemes.UnreadError(schemes.of_method(method), method=method, subject="") if method else None
+
+
+def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry]:
+    """The descriptions of the arrays of a layer; ValueError as of `schemes.wanted`, UnreadError if they are packed."""
+    with _explained(source):
+        names = schemes.wanted(source.entries, scheme, prefix)
+    entries = {name: source.entries[name] for name in names}
+    for name, entry in entries.items():
+        if kind := schemes.of_dtype(entry.dtype):
+            with _explained(source):
+                raise schemes.UnreadError(kind, name)
+    return entries
+
+
+def quantised_by(path: Path) -> str:
+    """The method by which arrays are quantised, as the configuration beside their file says it; "" = it says none."""
+    with contextlib.suppress(OSError, ValueError):  # which others report
+        data = models.data_of(path.with_name("config.json"))
+        return "" if data is None else schemes.method_of(models.parsed(data))
+    return ""
+
+
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Say first that the file lacks the layer, then the text of a ValueError; `opened` puts the path before both."""
+def _explained(source: Source) -> Iterator[None]:
+    """Say first that the file lacks the layer, then the text of a ValueError; `opened` puts the path before both.
+
+    Where the file is of a kind that is not read, that is all.
+    """
     try:
         yield
+    except schemes.UnreadError as error:
+        raise error.said_by(quantised_by(source.path), subject="") from None
     except ValueError as error:
         raise ValueError(f"does not hold the layer that is asked for: {error}") from error

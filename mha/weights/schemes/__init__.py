@@ -4,6 +4,7 @@ from mha.weights.schemes.converting import arranged, describe, from_canonical, t
 from mha.weights.schemes.finding import ask, choose, is_meant, recognise, shown_heads, unsaid, wanted
 from mha.weights.schemes.sizes import BARE, NORMED, PROJECTIONS, TIED
 from mha.weights.schemes.table import SCHEMES
+from mha.weights.schemes.unread import UnreadError, method_of, of_dtype, of_method, unreadable
 
 __all__ = [
     "BARE",
@@ -11,16 +12,21 @@ __all__ = [
     "PROJECTIONS",
     "SCHEMES",
     "TIED",
+    "UnreadError",
     "arranged",
     "ask",
     "choose",
     "describe",
     "from_canonical",
     "is_meant",
+    "method_of",
+    "of_dtype",
+    "of_method",
     "recognise",
     "shown_heads",
     "to_canonical",
     "unpacked",
+    "unreadable",
     "unsaid",
     "wanted",
 ]

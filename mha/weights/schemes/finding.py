@@ -1,5 +1,6 @@
 """Find layers by the names that libraries give their arrays."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -7,8 +8,10 @@ from mha import checks
 from mha.names import SchemeChoice, SchemeName
 from mha.positions import Rotary
 from mha.weights import said
+from mha.weights.schemes import unread
 from mha.weights.schemes.table import SCHEMES
 
+_ATTENTION = re.compile(r"att(ention|n)|qkv|(^|[._])(q|k|v|query|key|value)([._]|$)", re.IGNORECASE)
 LISTED = 8  # so many names of a long list are shown
 Formats = Callable[[str], str]  # the format that the file of an array says in its metadata, "" = none
 
@@ -55,7 +58,8 @@ def choose(
 
     Raises:
         TypeError: if scheme or prefix is no str.
-        ValueError: if no layer fits, or more than one; the message lists the layers that are there.
+        ValueError: if no layer fits, or more than one; the message lists the layers that are there. An UnreadError if
+            the arrays are of a kind that is not read.
     """
     names = list(names)
     known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
@@ -73,40 +77,49 @@ def choose(
     ]
     if len(fitting) == 1:
         return fitting[0]
-    if scheme != "auto" and prefix is not None:
-        begin = prefix and prefix.removesuffix(".") + "."
-        if any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
-            return scheme, begin  # `wanted` says what is missing
+    begin = f"{prefix.removesuffix('.')}." if prefix else ""
+    given = scheme != "auto" and prefix is not None
+    if given and any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
+        return scheme, begin  # `wanted` says what is missing
     if fitting:
         raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
-    if prefix is not None and scheme == "auto" and (likely := _likely(names, prefix)):
-        return likely, prefix and prefix.removesuffix(".") + "."  # `wanted` says what is missing
-    wanted = said.setting(scheme=scheme, prefix=prefix)
+    if prefix is not None and scheme == "auto" and (likely := _likely(names, begin)):
+        return likely, begin  # `wanted` says what is missing
+    near = [layer for layer in found if layer[1].startswith(begin)]
+    if not near:
+        unread.refuse(name for name in names if name.startswith(begin))
     if found:
-        near = [layer for layer in found if prefix and layer[1].startswith(prefix)] or found
-        raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near)}")
-    arrays = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+        wanted = said.setting(scheme=scheme, prefix=prefix)
+        raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near or found)}")
+    shown = sorted(names, key=lambda name: _ATTENTION.search(name) is None)  # which keeps their order otherwise
+    arrays = ", ".join(shown[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
     raise ValueError(
-        "no attention layer of a known scheme is there; rename its arrays as one of mha.weights.SCHEMES does and pass "
-        f"them to mha.from_native; the arrays are {arrays or 'none'}"
+        "no attention layer of a known scheme is there; rename its arrays as one of mha.weights.SCHEMES does, such as "
+        "W_q.weight, W_k.weight, W_v.weight and W_o.weight of 'd2l' where kernels are (out, in), or W_q.kernel and so "
+        "on of 'mha' where they are (in, out), and pass them to mha.from_native; the arrays are "
+        f"{arrays or 'none'}"
     )
 
 
 def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     """The names of the arrays that hold the weights of the layer with this prefix.
 
-    Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for.
+    Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for;
+    an UnreadError if these are of a kind that is not read.
     """
     description = SCHEMES[scheme]
     places = {prefix + place.name for _, place in description.every}
     own = [name for name in names if name.startswith(prefix)]
     foreign = [name for name in own if name not in places and not description.pattern(name[len(prefix) :])]
+    missing = [prefix + name for name in description.kernels if prefix + name not in own]
+    if foreign or missing:
+        unread.refuse(own)
     if foreign:
         raise ValueError(
             f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "
             "place: it computes something else, or the prefix is too short"
         )
-    if missing := [prefix + name for name in description.kernels if prefix + name not in own]:
+    if missing:
         raise lacking_error(missing, scheme, prefix, own)
     return [name for name in own if name in places]
 
@@ -150,9 +163,9 @@ def lacking_error(missing: list[str], scheme: SchemeName, prefix: str, names: li
     )
 
 
-def _likely(names: Iterable[str], prefix: str) -> SchemeName | None:
-    """The scheme with the most kernels there, if it is one alone, and they are two at least."""
-    begin, held = prefix and prefix.removesuffix(".") + ".", set(names)
+def _likely(names: Iterable[str], begin: str) -> SchemeName | None:
+    """The scheme with the most kernels whose names begin so, if it is one alone, and they are two at least."""
+    held = set(names)
     counts = {scheme: sum(begin + name in held for name in one.kernels) for scheme, one in SCHEMES.items()}
     most = max(counts.values())
     best = [scheme for scheme, count in counts.items() if count == most]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
+from mha import dispatch, weights
 from mha.config import Config
 from mha.names import BackendName, SchemeName
 from mha.parity.whole.layers.kernels import also_called, recalled
@@ -71,7 +71,11 @@ class Truth:
     def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         scheme, prefix = chosen
         arrays = recalled(self.arrays, scheme, prefix)
-        own = {name: to_numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
+        try:
+            names = schemes.wanted(arrays, scheme, prefix)
+        except schemes.UnreadError as error:
+            raise error.said_by(schemes.method_of(self.config)) from None
+        own = {name: to_numpy(name, arrays[name]) for name in names}
         said = self.options(chosen, tokens)
         options = dict(given)
         num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
@@ -132,7 +136,10 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
             beside = config_beside(source.path)
             said = config if beside is None else beside
             inside, said_by = (inside, said_by) if beside is None else ("", None)
-            yield Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by)
+            truth = Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by)
+            if unread := weights.unread(source, next(iter(truth.layers()), None), packed=True):
+                raise unread
+            yield truth
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = named(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
