@@ -15,9 +15,10 @@ SuiteName = Literal["quick", "full"]
 IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
-    "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax", "mlx",
-    "bert", "albert", "distilbert", "vit", "timm", "gpt2", "gpt2-mlx", "llama", "meta", "neox", "phi3", "phi",
-    "modernbert", "t5", "mpnet", "blip", "internvl", "opt",
+    "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax", "equinox", "haiku", "mlx",
+    "bert", "albert", "distilbert", "vit", "timm", "vit-pytorch", "gpt2", "gpt2-mlx", "llama", "meta", "neox",
+    "megatron", "phi3", "phi", "modernbert", "flash-attn", "esmc", "t5", "mpnet", "blip", "internvl", "opt", "whisper",
+    "diffusers",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays
 # The kinds of layers that `to_native` makes.

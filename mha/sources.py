@@ -97,11 +97,11 @@ def load(
         mha.weights.FileError (an OSError and a ValueError): if the path is no regular file, may not be read, or is a
             directory without weights.
         TypeError: if an argument has a wrong type, or is missing; the message names the argument.
-        ValueError: if it is a pickle, msgpack or a checkpoint of orbax, with the command that converts it, or no file
-            of weights; if a shard is missing or is not as the index says; if no layer, or more than one, fits scheme
-            and prefix; if the arrays do not fit together or are not finite; if `config.json` is broken, has an option
-            about attention that mha does not know, or contradicts an argument or the arrays. The message names the
-            path and says what was found.
+        ValueError: if it is a pickle, GGUF, ONNX or of another kind that is not read, with what converts it, or no file
+            of weights; if its arrays are quantised, or those of an adapter, by what they are; if a shard is missing or
+            is not as the index says; if no layer, or more than one, fits scheme and prefix; if the arrays do not fit
+            together or are not finite; if `config.json` is broken, has an option about attention that mha does not
+            know, or contradicts an argument or the arrays. The message names the path and says what was found.
     """
     backend = dispatch.backend_name(backend)
     return restore(*weights.load(path, scheme=scheme, prefix=prefix, num_heads=num_heads, options=options), backend)

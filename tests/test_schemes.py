@@ -130,6 +130,53 @@ SPOTS = {
         ("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)),
         ("projection_layer.weight", (18, 20), "W_o.kernel", (20, 18)),
     ],
+    "equinox": [
+        ("query_proj.weight", (14, 10), "W_q.kernel", (10, 14)),
+        ("key_proj.bias", (3,), "W_k.bias", (3,)),
+        ("value_proj.weight", (20, 3), "W_v.kernel", (3, 20)),
+        ("output_proj.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
+    "haiku": [
+        ("query.w", (10, 14), "W_q.kernel", (10, 14)),
+        ("key.b", (3,), "W_k.bias", (3,)),
+        ("value.w", (3, 20), "W_v.kernel", (3, 20)),
+        ("linear.w", (20, 18), "W_o.kernel", (20, 18)),
+    ],
+    "vit-pytorch": [
+        ("to_qkv.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("to_qkv.bias", (44,), "W_v.bias", (14,)),
+        ("to_out.0.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "megatron": [
+        ("linear_qkv.weight", (4, 2), "W_q.kernel", (2, 4)),
+        ("linear_qkv.weight", (5, 2), "W_k.kernel", (2, 0)),
+        ("linear_qkv.weight", (29, 2), "W_v.kernel", (2, 9)),
+        ("linear_qkv.bias", (31,), "W_q.bias", (11,)),
+        ("linear_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "flash-attn": [
+        ("Wqkv.weight", (14, 2), "W_q.kernel", (2, 14)),
+        ("Wqkv.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("Wqkv.bias", (44,), "W_v.bias", (14,)),
+        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "esmc": [
+        ("layernorm_qkv.1.weight", (15, 2), "W_k.kernel", (2, 0)),
+        ("layernorm_qkv.1.weight", (44, 2), "W_v.kernel", (2, 14)),
+        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
+    ],
+    "whisper": [
+        ("query.weight", (14, 10), "W_q.kernel", (10, 14)),
+        ("key.weight", (3, 12), "W_k.kernel", (12, 3)),
+        ("value.bias", (20,), "W_v.bias", (20,)),
+        ("out.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
+    "diffusers": [
+        ("to_q.weight", (14, 10), "W_q.kernel", (10, 14)),
+        ("to_k.weight", (3, 12), "W_k.kernel", (12, 3)),
+        ("to_out.0.bias", (18,), "W_o.bias", (18,)),
+        ("to_out.0.weight", (18, 20), "W_o.kernel", (20, 18)),
+    ],
     "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
 }
 
@@ -154,6 +201,9 @@ TURNED = {
     "mpnet": ("o.weight", True), "blip": ("projection.weight", True), "internvl": ("projection_layer.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
     "mlx": ("out_proj.weight", True), "gpt2-mlx": ("c_proj.weight", True),
+    "equinox": ("output_proj.weight", True), "haiku": ("linear.w", False), "vit-pytorch": ("to_out.0.weight", True),
+    "megatron": ("linear_proj.weight", True), "flash-attn": ("out_proj.weight", True),
+    "esmc": ("out_proj.weight", True), "whisper": ("out.weight", True), "diffusers": ("to_out.0.weight", True),
 }  # fmt: skip
 
 
@@ -187,6 +237,11 @@ def test_transposed_and_foreign_memory(scheme):
         ("opt", ["k_proj"]),
         ("vit", ["attention.query", "attention.key", "attention.value"]),
         ("timm", ["qkv"]),
+        ("whisper", ["key"]),
+        ("diffusers", ["to_q", "to_k", "to_v"]),
+        ("equinox", ["key_proj", "output_proj"]),
+        ("equinox", ["query_proj", "key_proj", "value_proj"]),
+        ("megatron", ["linear_proj"]),
     ],
 )
 def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
@@ -196,13 +251,16 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
     config, weights = schemes.to_canonical(arrays, scheme, num_heads=3)
     assert config.bias
     _, expected = layer(scheme)
-    lacking = {"llama": ["W_o"], "opt": ["W_k"]}.get(scheme, ["W_q", "W_k", "W_v"])
+    places = schemes.SCHEMES[scheme].places
+    lacking = [name for name in schemes.PROJECTIONS if places[f"{name}.bias"].name.removesuffix(".bias") in without]
     assert_same_weights(
         weights, expected | {f"{name}.bias": np.zeros_like(expected[f"{name}.bias"]) for name in lacking}
     )
 
 
-@pytest.mark.parametrize("scheme", ["keras", "flax", "llama", "meta", "neox", "phi3", "phi"])
+@pytest.mark.parametrize(
+    "scheme", ["keras", "flax", "llama", "meta", "neox", "megatron", "phi3", "phi", "flash-attn", "diffusers"]
+)
 def test_groups_there_and_back(rng, scheme):
     config = Config(18, 6, num_key_value_heads=2, bias=True, qk_norm="layer" if scheme == "flax" else None)
     weights = {name: rng.normal(size=shape).astype("float32") for name, shape in shapes(config).items()}
@@ -359,6 +417,9 @@ def test_no_arrays_at_all():
         ("meta", ["inner_attention.rope.freqs"]),
         ("t5", ["relative_attention_bias.weight"]),
         ("flax", ["rngs.dropout.key"]),
+        ("megatron", ["linear_qkv.layer_norm_weight", "linear_qkv._extra_state", "core_attention._extra_state"]),
+        ("esmc", ["layernorm_qkv.0.weight", "layernorm_qkv.0.bias"]),
+        ("vit-pytorch", ["norm.weight", "norm.bias"]),
     ],
 )
 def test_what_may_lie_beside_is_passed_over(scheme, names):
@@ -372,3 +433,13 @@ def test_biases_show_that_names_are_those_of_mpnet():
     assert schemes.recognise(arrays) == [("mpnet", "a."), ("t5", "b.")]
     assert schemes.choose(arrays, "t5") == ("t5", "b.")
     assert schemes.choose(arrays, prefix="a") == ("mpnet", "a.")
+
+
+@pytest.mark.parametrize("scheme", ["gpt2", "gpt2-mlx"])
+@pytest.mark.parametrize("asked", ["gpt2", "gpt2-mlx"])
+def test_packed_kernels_show_which_way_round_they_lie(scheme, asked):
+    """As those of nanoGPT, which have GPT-2's names and are (out, in)."""
+    config, arrays = stored(scheme, "h.0.attn.")
+    found, weights = schemes.to_canonical(arrays, asked, "h.0.attn.", heads(scheme))
+    assert found == config
+    assert_same_weights(weights, layer(scheme)[1])

@@ -120,13 +120,13 @@ def test_a_proof_fails_where_load_was_edited(backend, tmp_path):
 
 
 @pytest.mark.backends("numpy")
-def test_a_load_is_15_lines_at_most():
+def test_a_load_is_16_lines_at_most():
     for scheme, backend in ((scheme, backend) for scheme in SCHEMES for backend in dispatch.FRAMEWORKS):
         config = Config(19, 6, **options(scheme))
         if not own_names(config, backend, scheme):
             lines = loading.method(config, backend, scheme).splitlines()
             code = [line for line in lines if '"""' not in line]
-            assert (len(code) <= 15, max(map(len, lines)) <= 116) == (True, True), "\n".join(lines)
+            assert (len(code) <= 16, max(map(len, lines)) <= 116) == (True, True), "\n".join(lines)
 
 
 @pytest.mark.backends("numpy")
@@ -136,4 +136,5 @@ def test_parts_have_the_names_of_arrays_where_they_can():
         for backend in dispatch.FRAMEWORKS
     }
     parts = {"d2l", "mlx", "albert", "distilbert", "llama", "meta", "phi", "t5", "mpnet", "internvl", "opt"}
+    parts |= {"equinox", "whisper"}
     assert renamed == {backend: parts if backend in ("torch", "mlx") else set() for backend in renamed}

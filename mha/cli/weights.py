@@ -109,6 +109,8 @@ def convert(
             terminal.fail(f"OUT is {target}, a file of IN; choose another OUT")
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
+            own = [name for name in opened.entries if name.startswith(at)]
+            chosen = schemes.laid({name: opened.entries[name].shape for name in own}, chosen, at)
             if schemes.SCHEMES[chosen].interleaved and said.get("rotary"):
                 said["rotary"] = dataclasses.replace(said["rotary"], interleaved=True)
             config, arrays = weights.take(
@@ -175,6 +177,7 @@ def _layers(source: Source) -> Table | str:
     rows = []
     sizes = {name: entry.shape for name, entry in source.entries.items()}
     for scheme, prefix in found:
+        scheme = schemes.laid(sizes, scheme, prefix)
         heads = schemes.shown_heads(sizes, scheme, prefix)
         try:
             path, form = models.beside(source.path, scheme), source.format_at(prefix)
@@ -191,10 +194,10 @@ def _layers(source: Source) -> Table | str:
     table = plain_table(*columns, folded="prefix")
     for row in rows:
         table.add_row(*row[: len(columns)])
-    unread = [(layer, error) for layer in found if (error := weights.unread(source, layer))]
-    for (_, prefix), error in unread[:1]:
-        more = f", and so are {len(unread) - 1} more" if len(unread) > 1 else ""
-        table.caption = f"the layer at prefix {prefix!r} cannot be read{more}: it {error}"
+    reasons = [(layer, reason) for layer in found if (reason := weights.unread(source, layer))]
+    for (_, prefix), reason in reasons[:1]:
+        more = f", nor can {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        table.caption = f"the layer at prefix {prefix!r} cannot be read{more}: it {reason}"
         table.caption_justify = "left"
     return table
 

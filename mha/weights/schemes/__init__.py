@@ -1,6 +1,6 @@
 """Naming schemes: layers found by the names that libraries give their arrays, and converted to canonical weights."""
 
-from mha.weights.schemes.converting import arranged, describe, from_canonical, to_canonical, unpacked
+from mha.weights.schemes.converting import arranged, describe, from_canonical, laid, to_canonical, unpacked
 from mha.weights.schemes.finding import ask, choose, is_meant, recognise, shown_heads, unsaid, wanted
 from mha.weights.schemes.sizes import BARE, NORMED, PROJECTIONS, TIED
 from mha.weights.schemes.table import SCHEMES
@@ -19,6 +19,7 @@ __all__ = [
     "describe",
     "from_canonical",
     "is_meant",
+    "laid",
     "method_of",
     "of_dtype",
     "of_method",

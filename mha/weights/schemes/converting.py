@@ -43,6 +43,7 @@ def to_canonical(
             not fit together, or if a weight is NaN or infinite.
     """
     config = describe(arrays, scheme, prefix, num_heads, dropout, options)
+    scheme = laid({name: X.shape for name, X in arrays.items()}, scheme, prefix)
     for _, place in SCHEMES[scheme].every:
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
@@ -80,7 +81,9 @@ def describe(
 
     Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
-    names, description, sizes = wanted(arrays, scheme, prefix), SCHEMES[scheme], dict(options or {})
+    names = wanted(arrays, scheme, prefix)
+    scheme = laid({name: arrays[name].shape for name in names}, scheme, prefix)
+    description, sizes = SCHEMES[scheme], dict(options or {})
     of_layer = description.of_layer(names, prefix, sizes.get("output_gate") is not None)
     named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in of_layer]
     every, places = dict(named), {weight: place for weight, place in named if place.name in names}
@@ -110,6 +113,23 @@ def describe(
     called = {weight: place.name for weight, place in places.items()}
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}
     return configured(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
+
+
+def laid(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> SchemeName:
+    """The scheme, or one of the same names whose kernels lie the other way round, if the shapes fit that one alone.
+
+    nanoGPT has the names of GPT-2, and kernels (out, in): packed ones show it, since queries, keys and values are three
+    times what the output's kernel takes in.
+    """
+    twins = [twin for twin, one in SCHEMES.items() if one.format and scheme in (twin, one.instead)]
+    pairs = {one for twin in twins for one in (twin, SCHEMES[twin].instead) if one}
+    fitting = []
+    for one in pairs:
+        packed, output = (SCHEMES[one].places[f"{name}.kernel"] for name in ("W_q", "W_o"))
+        first, last = shapes.get(prefix + packed.name, ()), shapes.get(prefix + output.name, ())
+        if len(first) == len(last) == 2 and first[packed.axes.index("o")] == 3 * last[output.axes.index("i")]:
+            fitting.append(one)
+    return fitting[0] if len(fitting) == 1 else scheme
 
 
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:

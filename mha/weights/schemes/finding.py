@@ -78,8 +78,7 @@ def choose(
     if len(fitting) == 1:
         return fitting[0]
     begin = f"{prefix.removesuffix('.')}." if prefix else ""
-    given = scheme != "auto" and prefix is not None
-    if given and any(begin + place.name in names for place in SCHEMES[scheme].places.values()):
+    if scheme != "auto" and prefix is not None and any(begin + name in names for name in SCHEMES[scheme].names):
         return scheme, begin  # `wanted` says what is missing
     if fitting:
         raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")

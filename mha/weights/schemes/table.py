@@ -8,6 +8,7 @@ of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be 
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal
@@ -79,6 +80,11 @@ class Scheme:
         needed = {f"{name}.kernel" for name in PROJECTIONS if name not in self.tied}
         needed |= {"W_q.bias"} if self.instead and not self.format else set()
         return {place.name: None for weight, place in self.places.items() if weight in needed}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arrays that a layer usually has."""
+        return [place.name for place in self.places.values()]
 
     @property
     def every(self) -> list[tuple[str, Place]]:
@@ -173,6 +179,18 @@ SCHEMES: dict[SchemeName, Scheme] = {
         grouped=True,
         implied={"qk_norm": Norm("layer")},
     ),
+    "equinox": Scheme(
+        "equinox.nn.MultiheadAttention",
+        _each(("query_proj", "key_proj", "value_proj", "output_proj"), "weight", "oi"),
+        biases=tuple(some for count in (1, 2, 3) for some in itertools.combinations(PROJECTIONS, count)),
+    ),
+    "haiku": Scheme(
+        "haiku.MultiHeadAttention",
+        {
+            weight: dataclasses.replace(place, name=place.name.replace(".bias", ".b"))
+            for weight, place in _each(("query", "key", "value", "linear"), "w", "io").items()
+        },
+    ),
     "mlx": Scheme(
         "mlx.nn.MultiHeadAttention",
         _each(("query_proj", "key_proj", "value_proj", "out_proj"), "weight", "oi"),
@@ -211,6 +229,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
         _packed("qkv.weight", "qkv.bias", "proj", "oi"),
         biases=(("W_o",),),
     ),
+    "vit-pytorch": Scheme(
+        "vit-pytorch; diffusers after fuse_qkv_projections()",
+        _packed("to_qkv.weight", "to_qkv.bias", "to_out.0", "oi"),
+        biases=(("W_o",),),
+        beside=(r"norm\.weight", r"norm\.bias"),  # before the attention
+        asks=("rotary",),
+    ),
     "gpt2": Scheme(
         "GPT-2",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
@@ -218,7 +243,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         config=HUGGING_FACE,
     ),
     "gpt2-mlx": Scheme(
-        "GPT-2 as mlx-lm stores it",
+        "GPT-2 as mlx-lm stores it; nanoGPT, minGPT",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
         instead="gpt2",
         format="mlx",
@@ -257,6 +282,16 @@ SCHEMES: dict[SchemeName, Scheme] = {
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
+    "megatron": Scheme(
+        "Megatron Core, NeMo",
+        _packed("linear_qkv.weight", "linear_qkv.bias", "linear_proj", "oi", by="group")
+        | _norms("q_layernorm.weight", "k_layernorm.weight"),
+        beside=(r"linear_qkv\.layer_norm_weight", r"linear_qkv\.layer_norm_bias"),  # before the attention
+        buffers=(r".*_extra_state",),  # of TransformerEngine
+        grouped=True,
+        biases=(("W_q", "W_k", "W_v"),),  # of Qwen's models
+        asks=("rotary",),
+    ),
     "phi3": Scheme(
         "Phi-3, Phi-4",
         _packed("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi"),
@@ -275,6 +310,23 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "modernbert": Scheme(
         "ModernBERT",
         _packed("Wqkv.weight", "Wqkv.bias", "Wo", "oi"),
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "flash-attn": Scheme(
+        "flash_attn.modules.mha.MHA; MPT",
+        _packed("Wqkv.weight", "Wqkv.bias", "out_proj", "oi"),
+        grouped=True,
+        biases=(("W_o",), ("W_q", "W_k", "W_v")),
+        asks=("rotary",),
+        config=HUGGING_FACE,
+    ),
+    "esmc": Scheme(
+        "ESM C, ESM3",
+        _packed("layernorm_qkv.1.weight", "layernorm_qkv.1.bias", "out_proj", "oi")
+        | _norms("q_ln.weight", "k_ln.weight"),
+        beside=(r"layernorm_qkv\.0\.weight", r"layernorm_qkv\.0\.bias"),  # before the attention
+        implied={"qk_norm": Norm("layer", 1e-5, "all")},
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
@@ -311,5 +363,17 @@ SCHEMES: dict[SchemeName, Scheme] = {
         biases=(("W_q", "W_v", "W_o"), ("W_o",)),  # Whisper; GPT-Neo
         buffers=("bias", "masked_bias"),  # the causal order, written down
         config=HUGGING_FACE,
+    ),
+    "whisper": Scheme(
+        "Whisper as OpenAI and mlx-examples store it",
+        _each(("query", "key", "value", "out"), "weight", "oi"),
+        biases=(("W_q", "W_v", "W_o"),),
+    ),
+    "diffusers": Scheme(
+        "diffusers.models.attention_processor.Attention, Stable Diffusion",
+        _each(("to_q", "to_k", "to_v", "to_out.0"), "weight", "oi") | _norms("norm_q.weight", "norm_k.weight"),
+        grouped=True,
+        biases=(("W_o",), ("W_q", "W_k", "W_v")),
+        asks=("rotary",),
     ),
 }
