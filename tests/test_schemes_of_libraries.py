@@ -5,6 +5,7 @@ Letters: B batch, T tokens, H heads, G heads of keys, d width of a head.
 
 import numpy as np
 import pytest
+from layers import assert_same_weights
 from safetensors.numpy import save_file
 
 import mha
@@ -159,6 +160,8 @@ def test_a_checkpoint_computes_what_its_library_does(rng, tmp_path, scheme):
     )
     attention, expected = mha.load(path, "numpy", num_heads=H, **options), formula(arrays, X)
     assert error(attention(X, X, X), expected) <= LIMIT * largest(expected)
+    named = mha.load(path, "numpy", scheme=scheme, prefix=AT, num_heads=H, **options)
+    assert_same_weights(named.weights, attention.weights)
     held = mha.from_native(arrays, num_heads=H, backend="numpy", **options)
     assert error(held(X, X, X), expected) <= LIMIT * largest(expected)
 

@@ -156,7 +156,7 @@ ADAPTERS = {
     "LoRA of mlx-lm": ("", "lora_a", "mlx_lm.fuse"),
     "IA3 of peft": ("base_model.model.", "ia3_l", "merge_and_unload"),
     "LoHa or LoKr": ("base_model.model.", "hada_w1_a", "merge_and_unload"),
-    "whose model is there, unmerged": ("base_model.model.", "base_layer.weight", "merge_and_unload"),
+    "and its model, not merged": ("base_model.model.", "base_layer.weight", "merge_and_unload"),
 }
 
 

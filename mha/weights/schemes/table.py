@@ -245,6 +245,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "gpt2-mlx": Scheme(
         "GPT-2 as mlx-lm stores it; nanoGPT, minGPT",
         _packed("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
+        buffers=("bias", "masked_bias"),
         instead="gpt2",
         format="mlx",
         config=HUGGING_FACE,

@@ -37,7 +37,7 @@ class Kind:
     def what(self) -> str:
         """What arrays of this kind are, as the end of a sentence about them."""
         if self.of == "adapter":
-            return f"is an adapter, {self.title}, and not the model that it is of"
+            return f"is an adapter, {self.title}"
         return f"is quantised {self.title}" if self.of == "quantised" else f"has {self.title}"
 
     @property
@@ -71,6 +71,7 @@ _MLX = _quantised(
 )
 # A row whose sets of names have more parts stands before those that it has them in common with.
 KINDS = (
+    _adapter("and its model, not merged", "merge them: model.merge_and_unload(), and save that", "base_layer"),
     _adapter("LoRA of peft", _PEFT, "lora_A", "lora_B", "lora_embedding_A", "lora_magnitude_vector", "lora_E"),
     _adapter(
         "LoRA in the names of diffusers or kohya-ss",
@@ -89,8 +90,6 @@ KINDS = (
         "pass the model: such an adapter has no weights of attention",
         "prompt_embeddings",
     ),
-    _adapter("whose model is there, unmerged, as base_layer", "merge it: model.merge_and_unload(), and save that",
-             "base_layer"),
     _quantised("by GPTQ", _GPTQ, "qweight g_idx", methods=("gptq", "auto-round", "intel/auto-round")),
     _quantised("by AWQ", _AWQ, methods=("awq",)),
     _quantised("by GPTQ or AWQ", f"by GPTQ: {_GPTQ}; by AWQ: {_AWQ}", "qweight qzeros", "qweight scales"),
