@@ -111,14 +111,13 @@ def test_a_layer_that_is_not_quantised_is_read_whatever_the_rest_is(tmp_path):
     arrays |= projections({"qweight": INTS, "qzeros": INTS}, "model.layers.4.self_attn.")
     folder = written(tmp_path, arrays, CONFIG | {"quantization_config": {"quant_method": "mxfp4"}})
     assert mha.load(folder, "numpy").config.num_heads == 3
-    with pytest.raises(
-        ValueError, match=r"is quantised to MXFP4 \(see model.layers.4.self_attn.k_proj.qzeros and quant"
-    ):
-        mha.load(folder, "numpy", prefix="model.layers.4.self_attn")
-    with pytest.raises(
-        ValueError, match=r"no attention layer is there with .*prefix='model.layers.5'; choose scheme='l"
-    ):
-        mha.load(folder, "numpy", prefix="model.layers.5")
+    for prefix, text in {
+        "model.layers.4.self_attn": r"is quantised to MXFP4 \(see model.layers.4.self_attn.k_proj.qzeros and quant",
+        "model.layers.3": r"prefix='model.layers.3'; choose scheme='llama', prefix='model.layers.3.self_attn.'",
+        "model.layers.5": r"no attention layer is there with .*prefix='model.layers.5'; choose scheme='llama'",
+    }.items():
+        with pytest.raises(ValueError, match=text):
+            mha.load(folder, "numpy", prefix=prefix)
 
 
 def test_a_wrong_number_of_heads_is_not_laid_to_the_configuration(tmp_path):
