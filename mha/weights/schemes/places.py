@@ -1,0 +1,136 @@
+"""What a naming scheme says of a layer: the array of each canonical weight, with its axes, and what models imply.
+
+Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
+of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
+"""
+
+import dataclasses
+import re
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Literal
+
+from mha.names import SchemeName
+from mha.weights.schemes.sizes import PROJECTIONS
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The array that holds a canonical weight.
+
+    name: of the array, after the layer's prefix.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm; "H" for sinks.
+    part: None, or (i, n): the weight is part i of n that are packed along the outputs.
+    by: how they are packed: "all" = one after another; "group" = group by group: query heads of a group, its head of
+        keys, its head of values; "head" = head by head: queries of a head, then its gate.
+    """
+
+    name: str
+    axes: str
+    part: tuple[int, int] | None = None
+    by: Literal["all", "group", "head"] = "all"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """The names that one library, or one family of models, uses.
+
+    about: a description in one line.
+    places: the array of each canonical weight.
+    others: places of weights that some of its models name otherwise.
+    tied: projections that may have no arrays of their own, and then are another one, by name.
+    gate: places of the output gate, which some of its models have.
+    gate_beside_queries: True if a gate that has no array of its own lies in the queries' array, head by head.
+    biases: sets of projections that may be the only ones with biases; the biases of the others are then zeros.
+    beside: patterns of the names of other weights that stand beside these, each of one array: not of the attention.
+    buffers: patterns of what a model makes itself, such as its causal order written down: a file may lack it.
+    instead: a scheme with the same names: it is this one if the file says its format, or without one if W_q has a bias.
+    format: the format that a file says in its metadata if its arrays lie as here, not as in the scheme `instead`.
+    grouped: True if several heads of queries may share one head of keys and values.
+    asks: options that some of its models have and others do not, while the names are the same.
+    implied: options that its models have unless others are given; an option of norms only if there are norms.
+    interleaved: True if the two components of a pair that rotates are neighbours.
+    config: the name of the model's configuration file in the same folder; "" = none.
+    """
+
+    about: str
+    places: dict[str, Place]
+    others: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gate: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    gate_beside_queries: bool = False
+    biases: tuple[tuple[str, ...], ...] = ()
+    beside: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    instead: SchemeName | None = None
+    format: str = ""
+    grouped: bool = False
+    asks: tuple[str, ...] = ()
+    implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    interleaved: bool = False
+    config: str = ""
+
+    @property
+    def kernels(self) -> dict[str, None]:
+        """The names of the arrays that a layer has in any case, each once, that of the kernel of W_q first."""
+        needed = {f"{name}.kernel" for name in PROJECTIONS if name not in self.tied}
+        needed |= {"W_q.bias"} if self.instead and not self.format else set()
+        return {place.name: None for weight, place in self.places.items() if weight in needed}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arrays that a layer usually has."""
+        return [place.name for place in self.places.values()]
+
+    @property
+    def every(self) -> list[tuple[str, Place]]:
+        """Each weight with each of its places, the usual one last."""
+        return [*self.others.items(), *self.gate.items(), *self.places.items()]
+
+    def of_layer(self, names: Container[str], prefix: str, gated: bool) -> list[tuple[str, Place]]:
+        """The places, as of `every`, in a layer with arrays of these names; gated: whether it has an output gate."""
+        gate, places = dict(self.gate), dict(self.places)
+        for name, other in self.tied.items():
+            if prefix + places[f"{name}.kernel"].name not in names:
+                places |= {f"{name}.{kind}": places[f"{other}.{kind}"] for kind in ("kernel", "bias")}
+        if gated and self.gate_beside_queries and not any(prefix + place.name in names for place in gate.values()):
+            for part, projection in enumerate(("W_q", "W_g")):
+                for kind in ("kernel", "bias"):
+                    packed = dataclasses.replace(self.places[f"W_q.{kind}"], part=(part, 2), by="head")
+                    (places if projection == "W_q" else gate)[f"{projection}.{kind}"] = packed
+        return [*self.others.items(), *gate.items(), *places.items()]
+
+    def pattern(self, name: str) -> str:
+        """The pattern of an array that stands beside the weights, by its name after the prefix; "" if it does not."""
+        return next((one for one in (*self.beside, *self.buffers) if re.fullmatch(one, name)), "")
+
+
+def each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
+    """Places of a kernel and, if bias, a bias for each projection, under these names."""
+    places = {}
+    for projection, name in zip(PROJECTIONS, names, strict=True):
+        heads = "H" in axes
+        lies = "Hdo" if heads and projection == "W_o" else axes
+        places[f"{projection}.kernel"] = Place(f"{name}.{kernel}", lies)
+        if bias:
+            places[f"{projection}.bias"] = Place(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
+    return places
+
+
+def stored_by_number(*names: str) -> dict[str, Place]:
+    """Places of projections whose arrays Keras 3 stores by number under these names: the kernel, then the bias."""
+    kernels = each(names, "vars.0", "iHd").items()
+    return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
+
+
+def packed(kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all") -> dict[str, Place]:
+    """Places of queries, keys and values packed in one array, in this order, and of the output in its own array."""
+    places = {}
+    for part, projection in enumerate(PROJECTIONS[:3]):
+        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by)
+        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by)
+    return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
+
+
+def norms(queries: str, keys: str) -> dict[str, Place]:
+    """Places of the norms of queries and keys, under these names."""
+    return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
