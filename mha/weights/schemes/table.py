@@ -118,9 +118,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
     "gpt2-mlx": Scheme(
         "GPT-2 as mlx-lm stores it; nanoGPT, minGPT",
         packed("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
-        buffers=("bias", "masked_bias"),
         instead="gpt2",
         format="mlx",
+        buffers=("bias", "masked_bias"),
         config=HUGGING_FACE,
     ),
     "llama": Scheme(
