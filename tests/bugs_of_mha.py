@@ -155,7 +155,6 @@ GROUPS = {
         "a pickle may be written over": (r"if target == source else target", "if False else target"),
         "pickles of PyTorch are run": ("weights_only=True", "weights_only=False"),
         "old files of PyTorch are any pickle": (r"begins=_magic\(_OLD_TORCH\), ", ""),
-        "trainers save nothing around a model": (r"isinstance\(X, dict\) else", "False else"),
         "early pickles are not known": (r'and end == b"\."', "and False"),
         "large mappings of msgpack are not known": (r"\{0xDE: 3, 0xDF: 5\}", "{}"),
     }),
