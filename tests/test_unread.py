@@ -88,7 +88,7 @@ def test_what_the_configuration_alone_shows_is_said_by_it(tmp_path):
     with pytest.raises(ValueError, match="no attention layer of a known scheme is there"):
         mha.load(written(tmp_path, arrays), "numpy")
     for words in doors(written(tmp_path, arrays, {"quantization_config": {"quant_method": "new"}})):
-        assert "is quantised by 'new' (see quant_method 'new' in config.json)" in words
+        assert "is quantised by 'new' (quant_method 'new' in config.json)" in words
 
 
 @pytest.mark.parametrize("said", [True, False], ids=["config", "names"])

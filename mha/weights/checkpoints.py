@@ -151,7 +151,8 @@ def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry
     for name, entry in entries.items():
         if kind := schemes.of_dtype(entry.dtype):
             with _explained(source):
-                raise schemes.UnreadError(kind, name)
+                expected = f"expected one of {', '.join(readers.FLOATS)}"
+                raise schemes.UnreadError(kind, f"{name} has dtype {entry.dtype}, {expected}")
     return entries
 
 

@@ -163,21 +163,21 @@ KINDS = (
 class UnreadError(ValueError):
     """Arrays that are of a kind that is not read.
 
-    kind: which one; name: of an array that shows it; method: what a configuration calls the way they are quantised;
-    subject: what the sentence begins with, "" = the path of the file, which others put before it.
+    kind: which one; why: what shows it; method: what a configuration calls the way they are quantised; subject: what
+    the sentence begins with, "" = the path of the file, which others put before it.
     """
 
-    def __init__(self, kind: Kind, name: str = "", method: str = "", subject: str = "what is there ") -> None:
-        shown = " and ".join(filter(None, (name, method and f"quant_method {method!r} in config.json")))
-        super().__init__(f"{subject}{kind.what} (see {shown}); {kind.advice}")
-        self.kind, self.name = kind, name
+    def __init__(self, kind: Kind, why: str = "", method: str = "", subject: str = "what is there ") -> None:
+        shown = " and ".join(filter(None, (why, method and f"quant_method {method!r} in config.json")))
+        super().__init__(f"{subject}{kind.what} ({shown}); {kind.advice}")
+        self.kind, self.why = kind, why
 
     def said_by(self, method: str, subject: str = "what is there ") -> "UnreadError":
         """The same, where a configuration says the method of quantising; "" = it says none."""
         if not method or self.kind.of != "quantised":
-            return UnreadError(self.kind, self.name, subject=subject)
+            return UnreadError(self.kind, self.why, subject=subject)
         same = any(one.startswith(method.lower()) for one in self.kind.methods)
-        return UnreadError(self.kind if same else of_method(method), self.name, method, subject)
+        return UnreadError(self.kind if same else of_method(method), self.why, method, subject)
 
 
 def refuse(names: Iterable[str]) -> None:
@@ -197,7 +197,7 @@ def unreadable(names: Iterable[str], packed: bool = False) -> UnreadError | None
             continue
         for shown in kind.shown:
             if all(part in parts for part in shown.split()):
-                return UnreadError(kind, parts[shown.split()[-1]])
+                return UnreadError(kind, f"see {parts[shown.split()[-1]]}")
     return None
 
 
