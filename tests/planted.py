@@ -61,6 +61,14 @@ MASK = np.random.default_rng(3).random((3, 4, 5, 7)) < 0.7
 ROTARY = mha.Rotary(4, base=500.0)
 SLOPES = 2.0 ** (-8 * np.arange(1, 7) / 6)
 BUCKETS = np.random.default_rng(4).normal(size=(32, 4)).astype("float32")[mha.t5_buckets(5, 7)]  # (Q, K, H)
+LONG = np.arange(7) < np.array([4, 7, 5])[:, None]  # (B, K)
+IN_ORDER = (LONG[:, None] & np.tri(7, dtype=bool))[:, None]
+OF_SAMPLES, OF_HEADS = (np.random.default_rng(5).normal(size=shape) for shape in ((3, 1, 5, 7), (1, 3, 5, 7)))
+MASKED = {"mask": MASK[:, :1]}
+THREE, SIX = SQUARE | {"num_heads": 3}, SQUARE | {"num_heads": 6}
+TEXTS = np.array([[-1, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1]])
+PLACES = np.array([[0, 0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1]])
+TEXTS, PLACES = ({name: X, f"key_{name}": X} for name, X in (("segments", TEXTS), ("positions", PLACES)))
 # A mistake is tried in the first of these calls in which it can be made and changes the output.
 CALLS = (
     Call(SQUARE, {"valid_lens": [4, 0, 6]}),
@@ -94,6 +102,23 @@ CALLS = (
     Call(SQUARE | {"rotary": mha.Rotary(2, magnitude=1.3)}, {"offset": [7, 2, 3]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "softcap": 1.5, "sinks": True}, {"valid_lens": [4, 0, 6]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "output_gate": "element"}, {"valid_lens": [4, 0, 6]}),
+    Call(SQUARE, {"mask": IN_ORDER}, num_queries=7),
+    Call(SQUARE, {"valid_lens": [4, 7, 5], "causal": True}, num_queries=7),
+    Call(SQUARE | {"softcap": 1.5}, {"valid_lens": [4, 7, 5], "causal": True, "score_bias": True}),
+    Call(SQUARE, {"score_bias": np.where(MASK[:, :1], OF_SAMPLES, -np.inf)}),
+    Call(SQUARE, MASKED | {"valid_lens": [4, 7, 5]}),
+    Call(SQUARE | {"num_key_value_heads": 2}, MASKED),
+    Call(SQUARE | {"num_key_value_heads": 2}, {"score_bias": OF_SAMPLES}),
+    Call(THREE, MASKED | {"score_bias": OF_HEADS}),
+    Call(THREE, {"mask": MASK[:1, :3]}),
+    Call(THREE, {"score_bias": OF_SAMPLES}),
+    *(Call(SIX | {"num_key_value_heads": G}, given) for G in (3, 2) for given in (MASKED, {"score_bias": OF_SAMPLES})),
+    *(Call(SQUARE, given, num_queries=3) for given in ({"mask": LONG[:, None]}, {"score_bias": OF_SAMPLES[:, :, :1]})),
+    Call(SQUARE, {"causal": True} | TEXTS, num_queries=7),
+    Call(SQUARE, {"causal": True} | TEXTS | PLACES, num_queries=7),
+    Call(SQUARE, {"causal": True} | PLACES, num_queries=7),
+    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS, num_queries=7),
+    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS | PLACES, num_queries=7),
 )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ PLACES = {
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
     "segments": "`mask`", "key_segments": "`mask`",
+    "positions": "`positions`", "key_positions": "`positions`", "offsets": "`positions`",
     "rotary_offsets": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
@@ -150,8 +151,11 @@ class Planting:
             given |= {"segments": None, "key_segments": None}
             if plan.frequencies is None:  # else the rotation needs them
                 given |= {"positions": None, "key_positions": None}
-        if "score_bias" in self.names and plan.score_bias is not None:
-            given["score_bias"] = plan.score_bias
+            elif "positions" in self.names:
+                places = {name: getattr(plan, name) for name in ("positions", "key_positions")}  # (B or 1, T), or None
+                given |= {name: X if X is None or len(X) > 1 else X[0] for name, X in places.items()}
+        if self.names & {"score_bias", "hiding"} and plan.score_bias is not None:
+            given["score_bias"] = plan.score_bias if "bias" in plan.hiding else pieces.finite(plan.score_bias)
         if "gates" in self.names and plan.gates is not None:
             given["head_gates"] = np.ascontiguousarray(plan.gates[:, :, 0, 0])
         if self.names & {"bend", "cap"}:

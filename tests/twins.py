@@ -5,6 +5,7 @@ from functools import partial
 
 import by_hand
 import numpy as np
+import twins_of_masks
 import twins_of_moved_masks
 import twins_of_packs_and_slopes
 import twins_of_sinks_and_gates
@@ -72,7 +73,9 @@ ORDERS = {
 }  # of packed arrays
 QK, KV = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 QKV = PROJECTIONS[:3]
-TWINS = twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_moved_masks.TWINS
+TWINS = (
+    twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_moved_masks.TWINS | twins_of_masks.TWINS
+)
 add = partial(by_hand.add, TWINS)
 
 # NaN

@@ -80,7 +80,7 @@ class Bench:
         plan = self.planned(state) if PART_OF[name] == "scores" else None
         if plan is None or plan.heads != self.plan.heads:
             return right
-        if all(getattr(plan, field) is getattr(self.plan, field) for field in OF_HIDING):
+        if all(getattr(plan, field) is getattr(self.plan, field) for field in (*OF_HIDING, "score_bias")):
             return right
         seen = plan.by_slots(plan.visible())
         return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))

@@ -5,6 +5,7 @@ from mha.parity.mistakes.of_biases import OF_BIASES
 from mha.parity.mistakes.of_decoding import OF_DECODING
 from mha.parity.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
 from mha.parity.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_WINDOWS
+from mha.parity.mistakes.of_masks import OF_MASKS
 from mha.parity.mistakes.of_norms import OF_NORMS
 from mha.parity.mistakes.of_output_gate import OF_OUTPUT_GATE
 from mha.parity.mistakes.of_rotations import OF_PERMUTATIONS, OF_ROTATIONS
@@ -16,7 +17,7 @@ from mha.parity.mistakes.of_temperature import OF_TEMPERATURE
 from mha.parity.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 
 CATALOGUE = (
-    *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_SOFTMAX, *OF_GROUPS,
+    *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_MASKS, *OF_SOFTMAX, *OF_GROUPS,
     *OF_ROTATIONS, *OF_TEMPERATURE, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_SINKS, *OF_BIASES, *OF_WINDOWS,
     *OF_CHUNKS, *OF_SEGMENTS, *OF_GATES, *OF_OUTPUT_GATE,
 )  # fmt: skip

@@ -8,6 +8,18 @@ from typing import Any
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, hiding, one
+from mha.parity.mistakes.of_masks import (
+    MOVED,
+    SINGLE,
+    moved,
+    of_padding,
+    opposite,
+    remade,
+    transposed,
+    whole,
+    without_padding,
+)  # fmt: skip
+from mha.parity.mistakes.ways import anywhere, in_part
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import OFFSETS, Plan
 
@@ -29,20 +41,6 @@ def of_queries(plan: Plan) -> Plan | None:
         return None
     rows = np.arange(plan.queries.shape[1])[:, None]  # (Q, 1)
     return hiding("lengths", lambda plan: rows < plan.lengths, plan)
-
-
-def transposed(plan: Plan) -> Plan | None:
-    """Take the mask's axis of keys as that of queries, if there are as many."""
-    if "mask" not in plan.hiding or plan.queries.shape[1] != plan.num_keys or max(plan.mask.shape[2:]) == 1:
-        return None
-    return replace(plan, mask=plan.mask.swapaxes(2, 3))  # (B or 1, H or 1, K, Q or 1)
-
-
-def moved(by: int, plan: Plan) -> Plan | None:
-    """Move the mask by so many keys; what goes out at one end comes in at the other."""
-    if "mask" not in plan.hiding or plan.mask.shape[3] == 1:
-        return None
-    return replace(plan, mask=np.roll(plan.mask, by, 3))
 
 
 def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
@@ -88,8 +86,10 @@ def looking_ahead(plan: Plan) -> Plan | None:
 
 
 def resized(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
-    """Make the sides of a window longer by so many; None stays None."""
-    return more(left, to_left), more(right, to_right)
+    """Make the sides of a window longer by so many; None stays None, and both if one of two cannot be changed."""
+    changed = more(left, to_left), more(right, to_right)
+    both = to_left != 0 and to_right != 0
+    return (left, right) if both and (changed[0] == left or changed[1] == right) else changed
 
 
 def more(side: int | None, by: int) -> int | None:
@@ -110,31 +110,40 @@ def apart(plan: Plan) -> Array:
 OF_HIDING = (
     Mistake("the mask is inverted", "True is taken as hide", ("weights",),
             {"": partial(inverted, "mask"), "that of the lengths": partial(inverted, "lengths"),
-             "that of the causal order": partial(inverted, "order")}),
+             "that of the causal order": in_part(partial(inverted, "order")),
+             "that of the padding": partial(of_padding, opposite),
+             "all of it": partial(whole, opposite, but=SINGLE)}),
     Mistake("the mask is ignored", "no mask is applied", ("weights",),
-            {"": partial(hiding, "mask", None)}),
+            {"": partial(hiding, "mask", None), "that of the bias": partial(hiding, "bias", None),
+             "that of the padding": without_padding}),
     Mistake("the mask is moved", "each key has the mask of its neighbour", ("weights",),
-            {"of the one before": partial(moved, 1), "of the one after": partial(moved, -1)}),
-    Mistake("the lengths are ignored", "padding is attended to", ("weights",), one(partial(hiding, "lengths", None))),
+            {f"of the one {side}{more}": partial(change, partial(moved, by))
+             for side, by in (("before", 1), ("after", -1))
+             for more, change in (("", remade), (", all of it", partial(whole, but=MOVED)))}),
+    Mistake("the lengths are ignored", "padding is attended to", ("weights",),
+            one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
-            one(partial(of_lengths, lambda plan: plan.lengths + 1))),
+            one(anywhere(partial(of_lengths, lambda plan: plan.lengths + 1)))),
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
-            one(partial(of_lengths, lambda plan: plan.lengths - 1))),
+            one(anywhere(partial(of_lengths, lambda plan: plan.lengths - 1)))),
     Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
             one(partial(of_lengths, tiled))),
     Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
-            {"that of the lengths": of_queries, "the mask is transposed": transposed}),
+            {"that of the lengths": of_queries, "the mask is transposed": partial(remade, transposed),
+             "that of the padding": partial(of_padding, transposed),
+             "all of it is transposed": partial(whole, transposed, but=SINGLE)}),
     Mistake("causal order is ignored", "queries see what follows them", ("weights",),
-            one(partial(hiding, "order", None))),
+            one(in_part(partial(hiding, "order", None)))),
     Mistake("causal order is reversed", "j >= i instead of j <= i: `triu` for `tril`", ("weights",),
-            one(partial(hiding, "order", lambda plan: plan.key_places >= plan.query_places(plan.order_offsets)))),
+            one(in_part(partial(hiding, "order",
+                                lambda plan: plan.key_places >= plan.query_places(plan.order_offsets))))),
     Mistake("causal order is aligned to the lower right", "the last query sees the last key", ("weights",),
-            one(partial(ordered_from, lower_right))),
+            one(anywhere(partial(ordered_from, lower_right)))),
     Mistake("causal order is off by one", "j <= i + 1, or j < i, instead of j <= i", ("weights",),
-            {"one too many": partial(ordered_from, lambda plan: plan.order_offsets + 1),
-             "one too few": partial(ordered_from, lambda plan: plan.order_offsets - 1)}),
+            {"one too many": anywhere(partial(ordered_from, lambda plan: plan.order_offsets + 1)),
+             "one too few": anywhere(partial(ordered_from, lambda plan: plan.order_offsets - 1))}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
-            one(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets))),
+            one(anywhere(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets)))),
     Mistake("causal order goes by rows", "the positions that are given are left out of the causal order", ("weights",),
             one(partial(by_rows, "order"))),
     Mistake("padding at positions below 0 is seen", "keys there are not hidden", ("weights",),
@@ -146,20 +155,21 @@ OF_HIDING = (
 
 OF_WINDOWS = (
     Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
-            {"": partial(windowed, lambda left, right: (left, left)), "and causal order is ignored": looking_ahead}),
+            {"": anywhere(partial(windowed, lambda left, right: (left, right if left is None else left))),
+             "and causal order is ignored": anywhere(looking_ahead)}),
     Mistake("the window only looks back", "queries do not look ahead", ("weights",),
-            one(partial(windowed, lambda left, right: (left, 0)))),
+            one(anywhere(partial(windowed, lambda left, right: (left, 0))))),
     Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),
-            {"to the left": partial(windowed, lambda left, right: (None, right)),
-             "to the right": partial(windowed, lambda left, right: (left, None))}),
+            {"to the left": anywhere(partial(windowed, lambda left, right: (left if right is None else None, right))),
+             "to the right": anywhere(partial(windowed, lambda left, right: (left, right if left is None else None)))}),
     *(Mistake(f"the window is one {change} {where}", what, ("weights",),
-              one(partial(windowed, partial(resized, by * to_left, by * to_right))))
+              one(anywhere(partial(windowed, partial(resized, by * to_left, by * to_right)))))
       for where, to_left, to_right, sides in (("to the left", 1, 0, "before the query"),
                                               ("to the right", 0, 1, "after the query"),
                                               ("on both sides", 1, 1, "before and after the query"))
       for change, by, what in (("wider", 1, f"one key more {sides}"), ("narrower", -1, f"one key fewer {sides}"))),
     Mistake("the window is ignored", "queries see keys at any distance", ("weights",),
-            one(partial(hiding, "window", None))),
+            one(in_part(partial(hiding, "window", None)))),
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
             one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
                 if "window" in plan.hiding else None)),

@@ -3,10 +3,8 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from mha.parity.mistakes.mistake import Mistake, one, scaled, with_weights
-from mha.parity.pipeline.pieces import Array, Steps, widen
+from mha.parity.pipeline.pieces import Array, Steps, added, widen
 from mha.parity.pipeline.plan import Plan
 from mha.parity.same.problem import Problem
 
@@ -17,9 +15,8 @@ def cap_last(plan: Plan) -> Plan | None:
         return None
 
     def bend(plan: Plan, X: Array) -> Steps:
-        biased = X + widen(plan.of_pairs(plan.score_bias))
-        capped = plan.cap(plan, biased) if plan.softcap else biased
-        return {"biased": biased, "capped": np.where(np.isinf(biased), biased, capped)}
+        biased = X + added(plan)
+        return {"biased": biased, "capped": plan.cap(plan, biased) if plan.softcap else biased}
 
     return replace(plan, bend=bend)
 

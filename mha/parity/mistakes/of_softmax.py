@@ -6,6 +6,8 @@ from functools import partial
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, one
+from mha.parity.mistakes.of_scores import cap_last
+from mha.parity.mistakes.ways import hides, in_part
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
@@ -13,6 +15,7 @@ from mha.parity.pipeline.plan import Plan
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)
 SMALL = (1e-9, 0.0)  # a minus in the wrong place, and products with a mask
+PADDING, PARTLY = frozenset({"lengths", "mask", "bias"}), "in lengths and mask alone"
 
 
 def along(axis: int, plan: Plan) -> Plan:
@@ -33,10 +36,16 @@ def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
+def chosen_of(names: frozenset[str] | None, plan: Plan) -> frozenset[str] | None:
+    """Choose some of the conditions that hide, None = all; return None if there are none, or if named ones are all."""
+    given = hides(plan)
+    chosen = given if names is None else names & given
+    return None if not chosen or (names is not None and chosen == given) else chosen
+
+
 def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     """Add 1 to the scores of keys that some conditions leave visible; the others hide as ever; None = all of them."""
-    chosen = plan.hiding.keys() if names is None else names & plan.hiding.keys()
-    if not chosen or (names is not None and chosen == plan.hiding.keys()):
+    if (chosen := chosen_of(names, plan)) is None:
         return None
     right = plan.softmax
 
@@ -46,17 +55,23 @@ def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def capped_when_hidden(plan: Plan) -> Plan | None:
-    """Give hidden keys the score minus the cap, and the bias."""
-    if plan.softcap is None or not plan.hiding:
+def capped_when_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | None:
+    """Give keys that some conditions hide the score minus the cap; the others hide as ever; None = all of them.
+
+    last: whether the cap comes after the bias, too.
+    """
+    if plan.softcap is None or (chosen := chosen_of(names, plan)) is None:
         return None
-    low = -plan.softcap
+    made, right, least = cap_last(plan) if last else plan, plan.softmax, -plan.softcap
+    if made is None or (last and not pieces.added(plan).any()):
+        return None
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        bias = 0 if plan.score_bias is None else plan.of_pairs(plan.score_bias)
-        return pieces.normalized(plan, np.where(visible, scores, low + bias).astype(scores.dtype))
+        low = least + (0 if last or plan.score_bias is None else pieces.added(plan))
+        scores = np.where(plan.seen(chosen), scores, low).astype(scores.dtype)
+        return right(plan, scores, plan.seen(plan.hiding.keys() - chosen))
 
-    return replace(plan, softmax=softmax)
+    return replace(made, softmax=softmax)
 
 
 def with_one_more(late: bool, plan: Plan) -> Plan:
@@ -176,10 +191,13 @@ OF_SOFTMAX = (
             {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
              for added in (False, True) if not added or fill in FILLS}),
     Mistake("booleans are added to the scores", "True adds 1 where a key is seen, and False hides nothing",
-            ("weights",), {"": partial(added_as_numbers, None),
-                           "in lengths and mask alone": partial(added_as_numbers, frozenset({"lengths", "mask"}))}),
+            ("weights",), {"": partial(added_as_numbers, None), PARTLY: in_part(partial(added_as_numbers, PADDING))}),
     Mistake("hidden scores are capped", "the mask comes before the cap, which makes minus the cap of minus infinity",
-            ("weights",), one(capped_when_hidden)),
+            ("weights",), {"": partial(capped_when_hidden, None, False),
+                           PARTLY: in_part(partial(capped_when_hidden, PADDING, False))}),
+    Mistake("the cap comes after the bias and the mask", "as ONNX' `Attention` first had it: the bias is capped, and "
+            "hidden keys have the score minus the cap", ("scores", "weights"),
+            {"": partial(capped_when_hidden, None, True), PARTLY: in_part(partial(capped_when_hidden, PADDING, True))}),
     Mistake("1 is added to the sum of the softmax", "weights add up to less than 1, as beside a sink that is not there",
             ("weights",), {"": partial(with_one_more, False),
                            "after the largest is subtracted": partial(with_one_more, True)}),

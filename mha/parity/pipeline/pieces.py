@@ -154,13 +154,25 @@ def cap(plan: Any, X: Array) -> Array:
 
 
 def bend(plan: Any, X: Array) -> Steps:
-    """Cap the scores (B, H, Q, K) and add the bias."""
+    """Cap the scores (B, H, Q, K) and add the bias; minus infinity in it adds nothing: it is a condition that hides."""
     steps = {}
     if plan.softcap is not None:
         steps["capped"] = X = plan.cap(plan, X)
     if plan.score_bias is not None:
-        steps["biased"] = X = X + widen(plan.of_pairs(plan.score_bias))
+        steps["biased"] = X = X + added(plan)
     return steps
+
+
+def added(plan: Any) -> Array:
+    """Return the bias of scores where it is finite, 0 elsewhere, in the samples and queries to compute."""
+    bias = widen(plan.once("finite", finite, plan.score_bias))
+    return np.asarray(plan.of_pairs(bias))
+
+
+def finite(X: Array) -> Array:
+    """Return X with 0 for minus infinity."""
+    hidden = np.isneginf(X)
+    return np.where(hidden, 0, X).astype(X.dtype) if hidden.any() else X
 
 
 def within(plan: Any) -> Array:

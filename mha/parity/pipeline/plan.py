@@ -129,7 +129,7 @@ class Plan:
     read_k: Any = None
     stored: Callable[..., Array] = as_new
     read: Callable[..., Array] = as_new
-    computed: dict[tuple[Any, ...], tuple[Array, ...]] = dataclasses.field(default_factory=dict)
+    computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_keys(self) -> int:
@@ -181,12 +181,12 @@ class Plan:
     def _product(self, X: Array, kernel: Array) -> Array:
         return self.product(self.of_samples(X), kernel)
 
-    def once(self, how: Any, make: Callable[..., Array], *arrays: Array) -> Array:
+    def once(self, how: Any, make: Callable[..., Any], *arrays: Array) -> Any:
         """Return make(*arrays), which is computed once for these very arrays; how: what tells it from others."""
         key = how, *map(id, arrays)
         if (known := self.computed.get(key)) is None:
             known = *arrays, make(*arrays)  # the arrays, so that their ids stay theirs
-            if sum(found[-1].nbytes for found in self.computed.values()) < REMEMBERED:
+            if sum(getattr(found[-1], "nbytes", 0) for found in self.computed.values()) < REMEMBERED:
                 self.computed[key] = known
         return known[-1]
 
@@ -262,11 +262,13 @@ def kept(problem: Problem, kind: Any) -> dict[str, Any]:
 def of_hiding(call: Call) -> dict[str, Any]:
     """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
     lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
-    mask = None if call.mask is None else four_axes(call.mask)
+    mask, bias = (None if X is None else four_axes(X) for X in (call.mask, call.score_bias))
+    if mask is None and bias is not None and hides_alone(bias[..., :1, :]) and hides_alone(bias):
+        mask, bias = bias == 0, None
     by_token = call.placed() | call.packed()
     placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
     given = {
-        "lengths": lengths, "mask": mask, "bias": call.score_bias, "order": call.causal or None, "window": call.window,
+        "lengths": lengths, "mask": mask, "bias": bias, "order": call.causal or None, "window": call.window,
         "chunk": call.chunk,
     } | placed  # fmt: skip
     hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
@@ -274,6 +276,11 @@ def of_hiding(call: Call) -> dict[str, Any]:
     offset = offset if positions is None else positions - np.arange(positions.shape[1])  # (B or 1, 1 or Q)
     found = {"lengths": lengths, "mask": mask, "window": call.window, "chunk": call.chunk, "hiding": hiding}
     return found | dict.fromkeys(OFFSETS, offset) | placed
+
+
+def hides_alone(bias: Array) -> bool:
+    """Whether a bias is a mask: all numbers are 0 or minus infinity."""
+    return bool(((bias == 0) | (bias == -np.inf)).all())
 
 
 def same(one: Plan, other: Plan) -> bool:
