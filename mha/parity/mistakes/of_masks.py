@@ -121,9 +121,9 @@ AXES: dict[str, OfArray] = {
 }
 
 
-def of_first(plan: Plan, X: Array) -> Array:
-    """Take that of the first sample for all."""
-    return X[:1]
+def of_first(plan: Plan, X: Array) -> Array | None:
+    """Take that of the first sample for all; None where a search begins with that one, as the sample that is worst."""
+    return None if isinstance(plan.samples, list) and plan.samples[0] == 0 else X[:1]
 
 
 def transposed(plan: Plan, X: Array) -> Array | None:
