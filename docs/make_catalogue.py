@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mha.parity import CATALOGUE
 from mha.parity.described import axes
-from mha.parity.mistakes import of_decoding, of_gradients, of_precision, of_scores
+from mha.parity.mistakes import of_decoding, of_gradients, of_precision, of_scores, of_sinks
 from mha.parity.search import precision
 
 PAGE = Path(__file__).parent / "parity.md"
@@ -13,7 +13,7 @@ HEADER = "| mistake | what it does |\n|---|---|\n"
 
 def table():
     """The known mistakes as a table."""
-    fitted = of_scores.ANOTHER_SCALE, of_scores.SCORES_MULTIPLIED
+    fitted = of_scores.ANOTHER_SCALE, of_scores.SCORES_MULTIPLIED, of_sinks.SINKS_SEVERAL_TIMES
     known = [(mistake.name, mistake.what) for mistake in (*CATALOGUE, *fitted)]
     known += [(rounding.name, rounding.what) for rounding in of_precision.ROUNDINGS]
     known += [("dropout left on", precision.DROPOUT), ("weights of another layer", "all, or those of one projection")]

@@ -27,6 +27,7 @@ class Case:
     Q: int = 5
     K: int = 7
     nan: bool = False
+    times: float = 1.0  # of queries and keys
 
     def made(self):
         """The layer, its inputs, and the other arguments by name."""
@@ -35,6 +36,7 @@ class Case:
         layer.weights = {name: X if X.ndim == 2 else rng.normal(1, 0.5, X.shape) for name, X in layer.weights.items()}
         inputs = [rng.normal(size=(3, T, layer.config.num_hiddens)) for T in (self.Q, self.K, self.K)]
         inputs[0][:, 1], inputs[1][:, 2] = 1e-2 * inputs[0][:, 1], 1e-2 * inputs[1][:, 2]
+        inputs[0], inputs[1] = inputs[0] * self.times, inputs[1] * self.times
         if self.nan:
             inputs[2][:, -1] = np.nan
         return layer, inputs, dict(self.arguments)

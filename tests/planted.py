@@ -1,6 +1,7 @@
 """Calls in which every known mistake of `mha.parity` can be made, and what an implementation with it would give."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ class Call:
     num_queries: int = 5
     num_keys: int = 7
     nan: bool = False
+    times: float = 1.0  # of queries and keys
+
+    @functools.cached_property
+    def benches(self):
+        """By dtype, the pipeline of this call, in which much is computed once for all mistakes."""
+        return {}
+
+    def bench(self, dtype):
+        if dtype not in self.benches:
+            layer, inputs, arguments = self.made(dtype)
+            self.benches[dtype] = Bench(problem(layer, *inputs, DEFAULTS | arguments, None), dtype, slice(None))
+        return self.benches[dtype]
 
     def made(self, dtype="float32", backend="numpy"):
         """The layer, queries, keys and values, and the other arguments by name."""
@@ -39,6 +52,7 @@ class Call:
         inputs = [
             rng.normal(size=(B, T, width)).astype(numpy_dtype(dtype)) for T in (self.num_queries, *[self.num_keys] * 2)
         ]
+        inputs[:2] = [X * X.dtype.type(self.times) for X in inputs[:2]]
         if self.nan:
             inputs[2][:, -1] = np.nan
         call = dict(self.arguments)
@@ -119,6 +133,12 @@ CALLS = (
     Call(SQUARE, {"causal": True} | PLACES, num_queries=7),
     Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS, num_queries=7),
     Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS | PLACES, num_queries=7),
+    Call(SQUARE | {"rotary": mha.Rotary(base=50.0, frequencies=(1.0, 50 ** (-1 / 3), 0.0))}, {"offset": [7, 2, 3]}),
+    Call(
+        SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "key_dim": 12, "rotary": mha.Rotary(base=20.0)},
+        {"offset": [7, 2, 3]},
+    ),
+    Call(SQUARE, {"valid_lens": [4, 3, 6]}, times=300.0),
 )  # fmt: skip
 
 
@@ -127,13 +147,12 @@ def with_mistake(state, call, names=("output",), dtype="float32", right=False):
 
     names: None = every step; right: what one without the mistake gives.
     """
-    layer, inputs, arguments = call.made(dtype)
-    state = state if isinstance(state, tuple) else (state,)
-    bench = Bench(problem(layer, *inputs, DEFAULTS | arguments, None), dtype, slice(None))
+    state, bench = state if isinstance(state, tuple) else (state,), call.bench(dtype)
     steps = [name for name in names or PART_OF if bench.steps((), name) is not None]
     with np.errstate(all="ignore"):
         expected = bench.all_of((), steps)
         found = bench.all_of(state, [name for name in steps if bench.steps(state, name) is not None])
+    bench.forget()
     if right or not found:
         return expected if right else None
     shown = [name for name, X in found.items() if not alike(X, expected[name])]

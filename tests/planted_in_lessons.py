@@ -27,6 +27,7 @@ TURNING = {
     "table",
     "magnified",
     "tempered_places",
+    "factors",
 }
 
 # Of a plan's fields, those that can be planted, and where they are.
@@ -40,6 +41,7 @@ PLACES = {
     "positions": "`positions`", "key_positions": "`positions`", "offsets": "`positions`",
     "rotary_offsets": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
     "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
+    "factors": "`turn`",
     "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
     "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
     "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
@@ -279,7 +281,7 @@ class Planting:
                         places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))
                     if self.names & {"rotate", "table", "magnified"}:
                         own = plan if role in plan.magnified else dataclasses.replace(plan, magnitude=1.0)
-                        rotate = functools.partial(plan.rotate, own, places=self.numpy(places))
+                        rotate = functools.partial(plan.rotate, own, role, places=self.numpy(places))
                         X = self.of_heads(X, numbers[role], rotate)  # (B*H, T, d)
                     else:
                         X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
@@ -292,5 +294,9 @@ class Planting:
             if plan.tempered_places is not None:
                 right = self.numpy(places)
                 places = self.own(plan.tempered_places(plan, right).astype(right.dtype))
-            q = keep("tempered_q", lesson.temper(q, places, config.temperature, config.num_heads))
+            if "factors" in self.names:
+                q = self.of_heads(q, config.num_heads, functools.partial(parts.tempered, plan))
+            else:
+                q = lesson.temper(q, places, config.temperature, config.num_heads)
+            q = keep("tempered_q", q)
         return q, heads["k"]

@@ -8,6 +8,7 @@ import numpy as np
 import twins_of_masks
 import twins_of_moved_masks
 import twins_of_packs_and_slopes
+import twins_of_rotated_parts
 import twins_of_sinks_and_gates
 from by_hand import (
     PROJECTIONS,
@@ -76,11 +77,35 @@ QKV = PROJECTIONS[:3]
 TWINS = (
     twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_moved_masks.TWINS | twins_of_masks.TWINS
 )
+TWINS |= twins_of_rotated_parts.TWINS
 add = partial(by_hand.add, TWINS)
 
 # NaN
 
 add("rows without keys are NaN", lengths, weighed(lambda scores, seen: exponents(np.where(seen, scores, -np.inf))))
+
+
+def overflowing(added, blank):
+    """A port that rounds dot products to float16, in which they may be infinite, and scales them then."""
+
+    def softmax(self, scores, seen):
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self.products.astype("float16").astype("float64") * self.scale
+            low = scores + np.where(seen, 0, -np.inf) if added else np.where(seen, scores, -np.inf)
+            weights = exponents(low)
+        return np.nan_to_num(weights) if blank else weights
+
+    def score(self, q, k):
+        self.products = np.einsum("bhid,bhjd->bhij", q, k)
+        return self.products * self.scale
+
+    return port(score=score, softmax=softmax)
+
+
+large = Case(PLAIN, {"valid_lens": np.array([4, 3, 6])}, times=400.0)
+add("dot products overflow float16", large, **{
+    f"{keys}{', and NaN becomes 0' * blank}": overflowing(added, blank) for blank in (False, True)
+    for keys, added in (("of keys that are seen", False), ("of hidden keys, too", True))})  # fmt: skip
 add("NaN in padding comes through", Case(PLAIN, {"valid_lens": [4, 5, 6]}, nan=True), port())
 
 # Weights
@@ -93,6 +118,12 @@ for name in PROJECTIONS:
 add("the kernels of W_q, W_k and W_v are not transposed", lengths, untransposed(*QKV))
 add("no kernel is transposed", lengths, untransposed(*PROJECTIONS))
 add("the biases of W_q, W_k and W_v are dropped", modern, without(*QKV))
+for names in (("W_q", "W_k", "W_o"), ("W_q", "W_v", "W_o"), ("W_k", "W_v", "W_o")):
+    add(f"the biases of {names[0]}, {names[1]} and {names[2]} are dropped", modern, without(*names))
+for how in dict(next(one for one in of_weights.OF_ORDERS_AND_BIASES if one.name == "biases are added twice").forms):
+    again = [f"{name}.bias" for name in how.split(" and ")]
+    add("biases are added twice", modern, **{how: weight(
+        lambda name, X, *_, again=again: X + X if name in again else X)})  # fmt: skip
 add("every bias is dropped", modern, without(*PROJECTIONS))
 for mistake, names, order in (("Q and K are swapped", QK, (1, 0, 2)), ("K and V are swapped", KV, (0, 2, 1))):
     add(mistake, Case(PLAIN, Q=7), **{
@@ -335,6 +366,7 @@ add("the temperature is forgotten", tempered, option(temperature=None))
 add("the temperature has the other shift", tempered, option(temperature=mha.Temperature(0.4, 2, 0)))
 add("the temperature goes by rows", tempered,
     port(temper=lambda self, X, places: Port.temper(self, X, np.arange(places.shape[1])[None])))  # fmt: skip
+add("the temperature is inverted", tempered, port(factor=lambda self, place: 1 / Port.factor(self, place)))
 add("the temperature grows at every position", tempered, option(temperature=mha.Temperature(0.4, 1)))
 shares = 1.0, 0.3 / 50 ** (-1 / 3), 0.02 / 50 ** (-2 / 3)
 swapped = [50 ** (-i / 3) * (max(shares) + min(shares) - share) for i, share in enumerate(shares)]

@@ -1,11 +1,13 @@
 """The twins of mistakes with sinks and with the output gate, see `twins`."""
 
 import math
-from functools import partial
+from functools import partial, partialmethod
 
 import by_hand
 import numpy as np
 from by_hand import Case, columns, option, port, weight
+
+from mha.parity.mistakes import of_sinks
 
 GROUPS = {"num_hiddens": 48, "num_heads": 6, "bias": True, "num_key_value_heads": 2}
 LENGTHS = np.array([4, 0, 6])
@@ -31,7 +33,29 @@ add("sinks of other heads", sunk, **{
     "reversed": by_hand.resunk(lambda X: X[::-1]),
     "as (r, g)": by_hand.resunk(lambda X: [X[3 * g + r] for r in range(3) for g in range(2)]),
     "as (r, g), the other way": by_hand.resunk(lambda X: [X[2 * r + g] for g in range(2) for r in range(3)]),
+    "one head further": by_hand.resunk(lambda X: [X[5], *X[:5]]),
+    "one head back": by_hand.resunk(lambda X: [*X[1:], X[0]]),
+    "of the first head, for all": by_hand.resunk(lambda X: [X[0]] * 6),
+    "one for the heads that share keys": by_hand.resunk(lambda X: [X[h // 3] for h in range(6)]),
+    "that of h % G": by_hand.resunk(lambda X: [X[h % 2] for h in range(6)]),
 })  # fmt: skip
+
+
+def in_blocks(size, self, scores, seen):
+    """Blocks one after the other, each with a sink of its own, if its query sees any of it."""
+    sinks = np.exp(self.weights["sinks"])[:, None, None]
+    total = np.zeros((*scores.shape[:3], 1))
+    for at in range(0, scores.shape[3], size):
+        some = seen[..., at : at + size]
+        total += np.where(some.any(-1, keepdims=True), sinks, 0)
+        total += np.where(some, np.exp(scores[..., at : at + size]), 0).sum(-1, keepdims=True)
+    return np.where(seen, np.exp(scores), 0) / np.where(total == 0, 1, total)
+
+
+long = Case(GROUPS | {"sinks": True}, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
+for size in of_sinks.BLOCKS:
+    add("a sink counts once for each block", long, **{f"blocks of {size}": port(softmax=partialmethod(
+        lambda self, size, scores, seen: in_blocks(size, self, scores, seen), size))})  # fmt: skip
 
 # The output gate
 

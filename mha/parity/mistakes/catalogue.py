@@ -8,7 +8,9 @@ from mha.parity.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_WINDOWS
 from mha.parity.mistakes.of_masks import OF_MASKS
 from mha.parity.mistakes.of_norms import OF_NORMS
 from mha.parity.mistakes.of_output_gate import OF_OUTPUT_GATE
-from mha.parity.mistakes.of_rotations import OF_PERMUTATIONS, OF_ROTATIONS
+from mha.parity.mistakes.of_permutations import OF_PERMUTATIONS
+from mha.parity.mistakes.of_rotated_parts import OF_ROTATED_PARTS
+from mha.parity.mistakes.of_rotations import OF_ROTATIONS
 from mha.parity.mistakes.of_scores import OF_SCALE, OF_SCORES
 from mha.parity.mistakes.of_segments import OF_SEGMENTS
 from mha.parity.mistakes.of_sinks import OF_SINKS
@@ -18,8 +20,8 @@ from mha.parity.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 
 CATALOGUE = (
     *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_MASKS, *OF_SOFTMAX, *OF_GROUPS,
-    *OF_ROTATIONS, *OF_TEMPERATURE, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_SINKS, *OF_BIASES, *OF_WINDOWS,
-    *OF_CHUNKS, *OF_SEGMENTS, *OF_GATES, *OF_OUTPUT_GATE,
+    *OF_ROTATIONS, *OF_ROTATED_PARTS, *OF_TEMPERATURE, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_SINKS, *OF_BIASES,
+    *OF_WINDOWS, *OF_CHUNKS, *OF_SEGMENTS, *OF_GATES, *OF_OUTPUT_GATE,
 )  # fmt: skip
 
 CACHED_CATALOGUE = (*OF_DECODING, *CATALOGUE)  # of calls with a cache

@@ -17,13 +17,15 @@ class Mistake:
 
     name: for a diagnosis; what: the effect, in words; parts: those of the pipeline that it changes; forms: one or
     several functions, each by its words ("" if there is one): from a plan without the mistake to one with it, or None
-    where the mistake is impossible.
+    where the mistake is impossible; rare: whether it is tried only where no other mistake alone gives the numbers, and
+    not together with others.
     """
 
     name: str
     what: str
     parts: tuple[str, ...]
     forms: Mapping[str, Change]
+    rare: bool = False
 
     def touches(self, part: str) -> bool:
         """Whether the result of a part may differ."""

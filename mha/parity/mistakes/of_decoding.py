@@ -132,7 +132,7 @@ def turned_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Pl
     """Turn the keys in the slots once more as they are read; places: by which; stays: whether they are kept so."""
     if plan.frequencies is None:
         return None
-    again = rotate(plan, plan.kept_k, places(plan))
+    again = rotate(plan, "k", plan.kept_k, places(plan))
     return replace(plan, kept_k=again) if stays else replace(plan, read_k=again)
 
 
@@ -146,7 +146,7 @@ def kept_early(role: str, turns: bool, seen: bool, plan: Plan) -> Plan | None:
         if given != role:
             return X
         if turns:
-            return rotate(plan, X, -plan.of_samples(places_of(plan)[1]))
+            return rotate(plan, role, X, -plan.of_samples(places_of(plan)[1]))
         return split(plan.of_samples(inputs), plan.groups)  # (B, G, K, d)
 
     return replace(plan, stored=early, read=early) if seen else replace(plan, stored=early)

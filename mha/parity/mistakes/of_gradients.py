@@ -7,13 +7,16 @@ from functools import partial
 
 import numpy as np
 
+from mha.parity.mistakes.of_softmax import divided_by_nothing, filled, uniform_over
 from mha.parity.mistakes.of_weights import PROJECTIONS
 from mha.parity.pipeline import backward, pieces
 from mha.parity.pipeline.backward import Backward
 from mha.parity.pipeline.parts import ROLES
 from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.plan import Plan
 
 Change = Callable[[Backward], Backward | None]
+PlanChange = Callable[[Plan], Plan | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +83,37 @@ def unhidden(normalized: bool, back: Backward) -> Backward | None:
         largest = np.where(counted, scores, -np.inf).max(-1, keepdims=True, initial=np.finfo(scores.dtype).min)
         shares = np.exp(scores - largest)
         shares = shares / np.maximum(np.where(counted, shares, 0).sum(-1, keepdims=True), np.finfo(shares.dtype).tiny)
+        shares = np.where(counted.any(-1, keepdims=True), shares, 0)  # else it would be infinite
         return shares * (by_weights - (shares * by_weights).sum(-1, keepdims=True))
 
     return replace(back, through_softmax=through_softmax, blanked=False)
+
+
+def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) -> Backward | None:
+    """Let queries that see no key have other weights, in a layer whose output is not asked for these.
+
+    change: gives them; added: whether a mask is added to scores, so that gradients pass it; kept: the first result
+    that is right all the same, as what was NaN became 0 there: "weights", "pooled", "output", or "" for none.
+    """
+    empty = ~back.visible.any(3, keepdims=True)  # (B, H, Q, 1)
+    wrong = change(back.plan)
+    if wrong is None or not empty.any() or "sinks" in back.plan.weights or (kept == "weights" and not added):
+        return None
+    key = "rows without keys", change
+    if key not in back.computed:
+        back.computed[key] = backward.backward(wrong, back.cotangent)
+    made, right = back.computed[key], back.through_softmax
+    weights = pieces.widen(made.results["weights"])  # (B, H, Q, K)
+
+    def through_softmax(back: Backward, by_weights: Array) -> Array:
+        by_empty = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))
+        return np.where(empty, by_empty if added else 0, right(back, by_weights))
+
+    if kept == "output":
+        back = on_the_way({"output": lambda X: np.where(empty.any(1), 0, X)}, back)  # of (B, Q, D)
+    steps = back.steps if kept in ("weights", "pooled") else made.steps
+    results = back.results if kept == "weights" else made.results
+    return replace(back, steps=steps, results=results, through_softmax=through_softmax, blanked=False)
 
 
 def without_sum(back: Backward) -> Backward:
@@ -156,6 +187,14 @@ KINDS = {"kernels": (".kernel",), "biases": (".bias",), "kernels and biases": ("
 PARAMETERS = ".kernel", ".bias", ".scale", "sinks"
 DROPPED = {"of attention weights": ("weights",), "of what is pooled": ("pooled",)}  # where the factor may be
 
+AFTERWARDS = {
+    "": "",
+    "output": ", the loss leaves them out",
+    "pooled": ", what is pooled becomes 0",
+    "weights": ", weights become 0",
+}
+ALIKE: PlanChange = partial(uniform_over, True)
+
 GRADIENT_MISTAKES = (
     GradientMistake("queries are detached", "no gradient flows back through queries", detached("q")),
     GradientMistake("keys are detached", "no gradient flows back through keys", detached("k")),
@@ -193,6 +232,15 @@ GRADIENT_MISTAKES = (
                     {"the first of each group": partial(unsummed, False), "their mean": partial(unsummed, True)}),
     GradientMistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
                     {"not at all": partial(unturned, False), "turned again": partial(unturned, True)}),
+    GradientMistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
+                    "gradients, even where the loss leaves the row out or the NaN became 0 afterwards",
+                    {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
+                     partial(in_empty_rows, divided_by_nothing, added, kept)
+                     for added in (True, False) for kept in AFTERWARDS if added or kept != "weights"}),
+    GradientMistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients",
+                    {"hidden scores are filled in": partial(in_empty_rows, ALIKE, False, ""),
+                     "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
+                     "a mask of -10000 is added": partial(in_empty_rows, partial(filled, -1e4, True), True, "")}),
     GradientMistake("sinks get no gradient", "they are taken for constants", {"": stopped("sinks")}),
     GradientMistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by",
                     {"": fixed_norm}),

@@ -1,13 +1,13 @@
-"""Known mistakes with the rotation of queries and keys: positions, frequencies, pairs and order of components."""
+"""Known mistakes with the rotation of queries and keys: positions, frequencies and the magnitude."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from mha.config import numpy_dtype
-from mha.parity.mistakes.mistake import Change, Mistake, one, with_weights
+from mha.parity.mistakes.mistake import Mistake, one
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan
@@ -63,8 +63,18 @@ def of_base(base: float | None, plan: Plan) -> Plan | None:
     """Take the frequencies of another base; None = those of the same base, without the model's own scaling."""
     if plan.frequencies is None:
         return None
-    n, base = len(plan.frequencies), base or plan.base
-    return replace(plan, base=base, frequencies=base ** (-np.arange(n) / n))
+    n = len(plan.frequencies)
+    frequencies = (base or plan.base) ** (-np.arange(n) / n)
+    kept = frequencies if base is None else np.where(plan.frequencies == 0, 0, frequencies)
+    return replace(plan, base=base or plan.base, frequencies=kept)
+
+
+def of_usual_base(base: float, plan: Plan) -> Plan | None:
+    """Take the frequencies of another base, unless they are those of the whole head: that is a mistake of its own."""
+    made = of_base(base, plan)
+    if made is None or np.isclose(base, plan.base ** (2 * len(plan.frequencies) / plan.config.key_dim), rtol=1e-9):
+        return None
+    return made
 
 
 def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
@@ -86,6 +96,45 @@ def mixed_up(plan: Plan) -> Plan | None:
     return replace(plan, frequencies=plain.frequencies * (shares.max() + shares.min() - shares))
 
 
+def shares_of(plan: Plan) -> Array | None:
+    """Return the model's own frequencies by those of its base alone; None if these are the same."""
+    plain = of_base(None, plan)
+    shares = None if plain is None else plan.frequencies / plain.frequencies
+    return None if shares is None or np.abs(shares - 1).max() < 1e-6 else shares
+
+
+def scaled_back(gradual: bool, plan: Plan) -> Plan | None:
+    """Multiply frequencies by what the model divides them by; gradual: by the factor, where it is between 1 and that.
+
+    Pairs that do not turn stay so.
+    """
+    if (shares := shares_of(plan)) is None or not (turning := shares > 0).any():
+        return None
+    inverse = np.divide(1, shares, out=np.zeros_like(shares), where=turning)
+    if gradual:
+        least = shares[turning].min()
+        inverse = np.where(turning, 1 + (1 - shares) / least, 0)  # 1 - s + s * f for 1 - s + s / f
+        if least == 1 or (np.ptp(shares[turning]) < 1e-6):
+            return None
+    return replace(plan, frequencies=plan.frequencies / np.where(turning, shares, 1) * inverse)
+
+
+def upside_down(plain: bool, plan: Plan) -> Plan | None:
+    """Take base ** (2i / dim) for base ** (-2i / dim); plain: with the model's own scaling as it is.
+
+    Such angles are large, and their rounding is that of float32 in an implementation in a lower precision.
+    """
+    if plan.frequencies is None or (plain and shares_of(plan) is None):
+        return None
+    by_base = of_base(None, plan)
+    turning = plan.frequencies != 0
+    inverse = np.divide(1, plan.frequencies, out=np.zeros_like(plan.frequencies), where=turning)
+    if plain and by_base is not None:
+        inverse = plan.frequencies / by_base.frequencies**2
+    angles = plan.angles if plan.queries.dtype == np.float64 else np.dtype("float32")
+    return replace(plan, frequencies=inverse, angles=angles)
+
+
 def magnified(roles: tuple[str, ...], plan: Plan) -> Plan | None:
     """Multiply only these by the magnitude."""
     return None if plan.magnitude == 1 else replace(plan, magnified=roles)
@@ -96,64 +145,6 @@ def whole_heads(plan: Plan) -> Plan | None:
     if plan.magnitude == 1 or 2 * len(plan.frequencies) == plan.config.key_dim:
         return None
     return replace(plan, magnified=(), scale=plan.scale * plan.magnitude**2)
-
-
-def of_head(plan: Plan) -> Plan | None:
-    """Count the frequencies over the whole head, if only a part of it turns."""
-    d = plan.config.key_dim
-    if plan.frequencies is None or 2 * len(plan.frequencies) == d:
-        return None
-    return replace(plan, frequencies=plan.base ** (-2 * np.arange(len(plan.frequencies)) / d))
-
-
-def whole_head(plan: Plan) -> Plan | None:
-    """Turn the whole head, if only a part of it should turn."""
-    n = plan.config.key_dim // 2
-    if plan.frequencies is None or len(plan.frequencies) == n or plan.config.key_dim % 2:
-        return None
-    return replace(plan, frequencies=plan.base ** (-np.arange(n) / n))
-
-
-def last_components(plan: Plan) -> Plan | None:
-    """Turn the last components of a head, if only a part of it turns."""
-    if plan.frequencies is None or 2 * len(plan.frequencies) == plan.config.key_dim:
-        return None
-    right = plan.rotate
-
-    def rotate(plan: Plan, X: Array, places: Array) -> Array:
-        kept = X.shape[-1] - 2 * len(plan.frequencies)
-        return np.concatenate([X[..., :kept], right(plan, X[..., kept:], places)], -1)
-
-    return replace(plan, rotate=rotate)
-
-
-def repaired(interleave: bool, names: Iterable[str], plan: Plan) -> Plan | None:
-    """Put the components of each head that turn into the order of the other pairing, in some weights.
-
-    interleave: from halves to neighbours, or else back; names: the beginnings of the names of weights.
-    """
-    if plan.frequencies is None:
-        return None
-    n, d = len(plan.frequencies), plan.config.key_dim
-    order = np.arange(2 * n).reshape((2, n) if interleave else (n, 2)).T.ravel()  # (2n,)
-    order = np.concatenate([order, np.arange(2 * n, d)])  # (d,)
-
-    def reordered(X: Array) -> Array:
-        return X.reshape(*X.shape[:-1], -1, d)[..., order].reshape(X.shape)  # (..., H*d)
-
-    chosen = {name: X for name, X in plan.weights.items() if name.startswith(tuple(names))}
-    changed = {name: plan.once(("components", *order), reordered, X) for name, X in chosen.items()}
-    return with_weights(plan, changed) if changed else None
-
-
-def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
-    """Make the forms of `repaired`, by the names of weights of each."""
-    ways = {"halves to neighbours": True, "neighbours to halves": False}
-    return {
-        f"{way}{', ' * bool(where)}{where}": partial(repaired, interleave, names)
-        for where, names in forms.items()
-        for way, interleave in ways.items()
-    }
 
 
 def again(plan: Plan, role: str, places: Array) -> Array:
@@ -168,7 +159,7 @@ def values_too(plan: Plan) -> Plan | None:
     right = plan.share_values
 
     def share_values(X: Array, times: int) -> Array:
-        return right(pieces.rotate(plan, X, plan.key_places[0, 0]), times)
+        return right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times)
 
     return replace(plan, share_values=share_values)
 
@@ -192,7 +183,7 @@ def coarse(plan: Plan) -> Plan | None:
 # Of bases beyond these, see `search.numbers`.
 ANOTHER_BASE = Mistake(
     "another base", "frequencies of another base of the rotation", ("q", "k"),
-    {f"{base:g}": partial(of_base, base) for base in BASES}
+    {f"{base:g}": partial(of_usual_base, base) for base in BASES}
     | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
 
 
@@ -232,27 +223,16 @@ OF_ROTATIONS = (
              "of queries": partial(magnified, ("k",))}),
     Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
             ("q", "k", "scores"), one(whole_heads)),
+    Mistake("the scaling of frequencies is inverted", "multiplied by the factor that should divide them, or positions "
+            "divided by what should multiply them", ("q", "k"),
+            {"": partial(scaled_back, False), "the factor, where it is gradual": partial(scaled_back, True)}),
+    Mistake("frequencies are not inverted", "base ** (2i / dim) for base ** (-2i / dim)", ("q", "k"),
+            {"": partial(upside_down, False), "but for the model's own scaling": partial(upside_down, True)},
+            rare=True),
     Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
             ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
-    Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),
-            one(of_head)),
-    Mistake("the whole head turns", "all components turn, where only `dim` should", ("q", "k"), one(whole_head)),
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
             ("q", "k"), one(coarse)),
-    Mistake("the last components turn", "the last `dim` components of a head turn instead of the first", ("q", "k"),
-            one(last_components)),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
             {f"{size} positions": partial(turned_by, partial(within_table, size)) for size in TABLES}),
-)  # fmt: skip
-
-
-OF_PERMUTATIONS = (
-    Mistake("rotary components of W_q and W_k are in another order", "columns of a head are permuted for the other "
-            "pairing: not at all, or twice", ("q", "k"),
-            in_both_ways({"": ("W_q", "W_k"), "in the biases alone": ("W_q.bias", "W_k.bias"),
-                          "with the scales of the norms": ("W_q", "W_k", "q_norm", "k_norm"),
-                          "in the scales of the norms alone": ("q_norm", "k_norm")})),
-    *(Mistake(f"rotary components of {name} are in another order", "columns of a head are permuted for the other "
-              "pairing: not at all, or twice", (part,), in_both_ways({"": (name,)}))
-      for name, part in (("W_q", "q"), ("W_k", "k"))),
 )  # fmt: skip

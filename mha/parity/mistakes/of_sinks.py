@@ -35,6 +35,31 @@ def of_group(by_place: bool, plan: Plan, sinks: Array) -> Array:
     return sinks.reshape(sizes).T.ravel()
 
 
+def shared(by_place: bool, plan: Plan, sinks: Array) -> Array:
+    """Give the heads that share keys one sink, that of the head of keys' number; by_place: head h has that of h % G."""
+    G = plan.groups
+    return np.tile(sinks[:G], len(sinks) // G) if by_place else np.repeat(sinks[:G], len(sinks) // G)
+
+
+def several(times: float, plan: Plan) -> Plan | None:
+    """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
+    return resunk(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
+
+
+def by_visits(size: int, plan: Plan) -> Plan | None:
+    """Count a sink once for each block of so many keys in which its query sees any."""
+    sinks = plan.weights.get("sinks")
+    if sinks is None or size >= plan.num_keys:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        shares = pieces.shares(plan, scores, visible)
+        visits = np.logical_or.reduceat(visible, range(0, scores.shape[3], size), 3).sum(3, keepdims=True)
+        return (shares / (1 + (np.maximum(visits, 1) - 1) * shares[..., -1:]))[..., :-1].astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
 def unshifted(plan: Plan) -> Plan | None:
     """Subtract the largest score from scores alone, not from sinks."""
     sinks = plan.weights.get("sinks")
@@ -76,6 +101,12 @@ def shifted(plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
+SEVERAL = "a sink counts once for each block"
+BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
+# Of any number of blocks, see `search.numbers`.
+SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
+                              ("weights",), {})  # fmt: skip
+
 OF_SINKS = (
     Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
             one(partial(resunk, lambda plan, sinks: None))),
@@ -91,5 +122,12 @@ OF_SINKS = (
     Mistake("sinks of other heads", "they come in another order", ("weights",),
             {"reversed": partial(resunk, lambda plan, sinks: sinks[::-1]),
              "as (r, g)": partial(resunk, partial(of_group, True)),
-             "as (r, g), the other way": partial(resunk, partial(of_group, False))}),
+             "as (r, g), the other way": partial(resunk, partial(of_group, False)),
+             "one head further": partial(resunk, lambda plan, sinks: np.roll(sinks, 1)),
+             "one head back": partial(resunk, lambda plan, sinks: np.roll(sinks, -1)),
+             "of the first head, for all": partial(resunk, lambda plan, sinks: np.repeat(sinks[:1], len(sinks))),
+             "one for the heads that share keys": partial(resunk, partial(shared, False)),
+             "that of h % G": partial(resunk, partial(shared, True))}),
+    Mistake(SEVERAL, "of keys in which its query sees any, as its sum is begun with a sink", ("weights",),
+            {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
 )  # fmt: skip

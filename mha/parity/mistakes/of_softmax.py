@@ -117,6 +117,28 @@ def divided_by_nothing(plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
+def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
+    """Make dot products in float16, before their scale: infinity where they are above 65504, which makes NaN of a row.
+
+    hidden_too: also those of hidden keys, as a mask that is added leaves them; blank: NaN becomes 0.
+    """
+    if plan.config.pooling != "dot" or plan.config.dtype == "bfloat16" or (hidden_too and not plan.hiding):
+        return None
+    unscaled, softmax = plan.scores, plan.softmax
+
+    def scores(plan: Plan, q: Array, k: Array) -> Array:
+        right = unscaled(plan, q, k)
+        products = (right / plan.scale).astype(np.float16).astype(right.dtype)
+        return np.where(np.isinf(products).any(), products * plan.scale, right).astype(right.dtype)
+
+    def spread(plan: Plan, scores: Array, visible: Array) -> Array:
+        lost = (np.isposinf(scores) & (visible | hidden_too)).any(3, keepdims=True)
+        weights = np.where(lost, np.nan, softmax(plan, scores, visible))
+        return (np.nan_to_num(weights) if blank else weights).astype(scores.dtype)
+
+    return replace(plan, scores=scores, softmax=spread)
+
+
 def renormalised_late(plan: Plan) -> Plan | None:
     """Blank hidden keys after the softmax over all keys, so that weights do not add up to 1."""
     if not plan.hiding:
@@ -173,6 +195,11 @@ def averaged(plan: Plan) -> Plan:
 OF_NAN = (
     Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
             one(divided_by_nothing)),
+    Mistake("dot products overflow float16", "they are made in float16 and scaled afterwards: what is above 65504 is "
+            "infinite, and its row NaN", ("scores", "weights"),
+            {f"{keys}{', and NaN becomes 0' * blank}": partial(overflowing, hidden, blank)
+             for keys, hidden in (("of keys that are seen", False), ("of hidden keys, too", True))
+             for blank in (False, True)}),
     Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
             one(lambda plan: replace(plan, blanked=False))),
 )  # fmt: skip

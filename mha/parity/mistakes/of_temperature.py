@@ -34,6 +34,11 @@ def undivided(plan: Plan) -> Plan | None:
     return replace(plan, temperature=replace(plan.temperature, floor=1))
 
 
+def inverted(plan: Plan) -> Plan | None:
+    """Divide queries by the factor."""
+    return None if plan.temperature is None else replace(plan, factors=lambda X: 1 / X)
+
+
 OF_TEMPERATURE = (
     Mistake("the temperature is forgotten", "queries are not multiplied by the factor of their position", ("q",),
             one(forgotten)),
@@ -43,4 +48,6 @@ OF_TEMPERATURE = (
             one(by_rows)),
     Mistake("the temperature grows at every position", "the positions are not divided by the floor", ("q",),
             one(undivided)),
+    Mistake("the temperature is inverted", "queries are divided by the factor of their position", ("q",),
+            one(inverted)),
 )  # fmt: skip

@@ -4,7 +4,7 @@ Letters as in the lessons.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -60,6 +60,19 @@ def bias_again(times: int | None, plan: Plan) -> Plan | None:
     if bias is None or (times is None and plan.heads in TIMES):
         return None
     return with_weights(plan, {"W_o.bias": bias * bias.dtype.type(plan.heads if times is None else times)})
+
+
+def biases_again(names: Iterable[str], plan: Plan) -> Plan | None:
+    """Add the biases of these projections twice."""
+    if not plan.config.bias:
+        return None
+    biases = {f"{name}.bias": plan.weights.get(f"{name}.bias") for name in names}
+    return with_weights(plan, {name: None if X is None else X + X for name, X in biases.items()})
+
+
+def some_of(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """List the sets of one of these or more."""
+    return [some for n in range(1, len(names) + 1) for some in itertools.combinations(names, n)]
 
 
 def by_groups(stored: bool, kinds: tuple[str, ...], plan: Plan) -> Plan | None:
@@ -152,8 +165,14 @@ OF_ORDERS_AND_BIASES = (
       for name in PROJECTIONS),
     Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),
             one(partial(without_bias, QKV))),
+    *(Mistake(f"the biases of {a}, {b} and {c} are dropped", "the three add no bias", (PART[a], PART[b], PART[c]),
+              one(partial(without_bias, (a, b, c))), rare=True)
+      for a, b, c in itertools.combinations(PROJECTIONS, 3) if c == "W_o"),
     Mistake("W_o.bias is added several times", "by each of several devices, or for each head, before all is added up",
             ("output",), {f"{times} times": partial(bias_again, times) for times in TIMES}
             | {"once for each head": partial(bias_again, None)}),
     Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
+    Mistake("biases are added twice", "by the projection, and again behind it", ALL,
+            {" and ".join(names): partial(biases_again, names) for names in some_of(PROJECTIONS)
+             if names != ("W_o",)}, rare=True),
 )  # fmt: skip

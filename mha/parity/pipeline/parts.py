@@ -114,7 +114,7 @@ def tempered(plan: Plan, X: Array) -> Array:
     if plan.tempered_places is not None:
         numbers = plan.tempered_places(plan, numbers)
     places = np.maximum(plan.of_samples(numbers), 0) + plan.temperature.shift  # (B or 1, Q)
-    factors = 1 + scale * np.log1p(places // floor)  # (B or 1, Q)
+    factors = plan.factors(1 + scale * np.log1p(places // floor))  # (B or 1, Q)
     return (widen(X) * factors[:, None, :, None]).astype(X.dtype)
 
 
@@ -127,7 +127,7 @@ def turned(plan: Plan, role: str, X: Array) -> Array:
         places = plan.rotary_offsets(plan, role, places)
     if role not in plan.magnified:
         plan = dataclasses.replace(plan, magnitude=1.0)
-    return plan.rotate(plan, X, plan.of_samples(places))
+    return plan.rotate(plan, role, X, plan.of_samples(places))
 
 
 def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:

@@ -84,8 +84,8 @@ def root(squares: Array, eps: float) -> Array:
     return np.sqrt(squares + eps)
 
 
-def rotate(plan: Any, X: Array, places: Array) -> Array:
-    """Turn heads (B, H, T, d) by positions (B or 1, T)."""
+def rotate(plan: Any, role: str, X: Array, places: Array) -> Array:
+    """Turn heads of a role, (B, H, T, d), by positions (B or 1, T)."""
     frequencies = plan.frequencies.astype(plan.angles)
     return turn(
         X, places.astype(plan.angles), frequencies, plan.interleaved, lambda part: plan.table(plan.magnitude * part)

@@ -43,7 +43,8 @@ class Gradients:
         dtype = problem.config.dtype
         self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
         self.right = {name: problem.expected(name) for name in theirs}
-        self.far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
+        far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
+        self.far = {name: distance if distance < np.inf else 0.0 for name, distance in far.items()}  # NaN has no size
         self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
         self.plain = self.computed(self.base, ())
         self.alone: dict[Change, dict[str, Effect]] = {}
@@ -112,8 +113,8 @@ class Gradients:
             short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
             limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale_of(short, everything))
             ratio = max(ratio, fraction(error(X, wide[name]), limit))
-            if name in self.wrong:
-                left = max(left, fraction(apart(there, wide[name]), apart(there, self.right[name].X)))
+            if name in self.wrong and (rest := apart(there, wide[name])):
+                left = max(left, rest / apart(there, self.right[name].X))
             if "16" in dtype:
                 noise = max(noise, fraction(apart(there, wide[name]), floor(dtype, wide[name], narrow[name])))
         return Verdict(ratio, left, noise, 0)

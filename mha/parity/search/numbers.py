@@ -12,6 +12,7 @@ from mha.parity.mistakes.mistake import Change, Form, Mistake
 from mha.parity.mistakes.of_norms import ANOTHER_EPSILON, changed
 from mha.parity.mistakes.of_rotations import ANOTHER_BASE, of_base
 from mha.parity.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiplied, of_scale, scale_of
+from mha.parity.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
 from mha.parity.pipeline.pieces import Array
 from mha.parity.same.problem import Problem
 from mha.parity.search.effort import Effort
@@ -67,11 +68,17 @@ def times_of(problem: Problem) -> float | None:
     return None if config.softcap is None and bias is None and not config.sinks else 1.0
 
 
+def once(problem: Problem) -> float | None:
+    """Return 1, how often a sink counts, where there are sinks."""
+    return 1.0 if problem.config.sinks else None
+
+
 NUMBERS = (
     Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
     Number(SCORES_MULTIPLIED, partial(partial, multiplied), times_of, 1e-4, 100.0, 0.25),
     Number(ANOTHER_EPSILON, lambda eps: partial(changed, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
     Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
+    Number(SINKS_SEVERAL_TIMES, partial(partial, several), once, 0.1, 1e4, 0.25),
 )
 
 

@@ -75,15 +75,20 @@ def imitations(
         return
     there = {name: oracle.cut(name, X).astype(np.float64) for name, X in theirs.items()}
     counts = {name: np.broadcast_to(oracle.cut(name, problem.matters(name)), X.shape) for name, X in there.items()}
-    far = {name: np.where(counts[name], X - exact[name], 0) for name, X in there.items()}
+    far = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in there.items()}
     ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
     wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
     for form in forms:
         if (imitated := base.all_of((*state, form), theirs)) is not None:
-            same = {name: np.where(counts[name], X - exact[name], 0) for name, X in imitated.items()}
+            same = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in imitated.items()}
             left = max(remaining(far[name], same[name]) for name in wrong)
             yield form, left, ratio, sum(int((far[name] != 0).sum()) for name in wrong)
         base.forget()
+
+
+def differences(X: Array, exact: Array) -> Array:
+    """Return how far numbers are from exact ones, 0 where both are NaN."""
+    return np.where(np.isnan(X) & np.isnan(exact), 0, X - exact)
 
 
 def remaining(far: Array, same: Array) -> float:

@@ -106,7 +106,9 @@ class Search:
         frontier: list[State] = [()]
         reached = self.progress(())
         while reached < len(self.small) and len(frontier[0]) < MOST:
-            further = self.furthest(frontier, [(form,) for form in self.forms])
+            further = self.furthest(frontier, [(form,) for form in self.usual])
+            if further[0] <= reached and len(self.usual) < len(self.forms):
+                further = self.furthest(frontier, [(form,) for form in self.forms])
             if pairs and further[0] <= reached and len(frontier[0]) < MOST - 1:
                 further = self.furthest(frontier, self.pairs)
             if further[0] <= reached:
@@ -126,19 +128,24 @@ class Search:
 
     @functools.cached_property
     def classes(self) -> list[list[Form]]:
-        """The forms of mistakes, grouped by the numbers that they give."""
+        """The forms of mistakes that are not rare, grouped by the numbers that they give."""
         found: dict[tuple[bytes | None, ...], list[Form]] = {}
-        for form in self.forms:
+        for form in self.usual:
             made = [self.bench.steps((form,), name) for name in self.small]
             key = tuple(None if X is None else np.round(X.astype(np.float64), 4).tobytes() for X in made)
             found.setdefault(key, []).append(form)
         return list(found.values())
 
+    @functools.cached_property
+    def usual(self) -> list[Form]:
+        """The forms of mistakes that are not rare."""
+        return [form for form in self.forms if not form.mistake.rare]
+
     def alike(self, state: State) -> list[State]:
         """List other pairs of mistakes that may give the same numbers as this pair."""
         if len(state) != 2:
             return []
-        near = [next(forms for forms in self.classes if form in forms) for form in state]
+        near = [next((forms for forms in self.classes if form in forms), [form]) for form in state]
         return [one for one in itertools.product(*near) if one[0].place != one[1].place][:CONFIRMED]
 
     @functools.cached_property
@@ -148,8 +155,8 @@ class Search:
         Two that give the same numbers alone may differ behind another change of the same window.
         """
         first = {forms[0] for forms in self.classes}
-        pairs: list[State] = list(itertools.combinations([form for form in self.forms if form in first], 2))
-        windows = [form for form in self.forms if self.bench.changes_window(form)]
+        pairs: list[State] = list(itertools.combinations([form for form in self.usual if form in first], 2))
+        windows = [form for form in self.usual if self.bench.changes_window(form)]
         pairs += [pair for pair in itertools.combinations(windows, 2) if not first.issuperset(pair)]
         return sorted(pairs, key=self.bench.work)
 
