@@ -34,7 +34,8 @@ TURNING = {
 PLACES = {
     "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
     "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norms": "`qk_norm`",
-    "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "heads": "`num_heads`",
+    "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "angles": "`rotary`",
+    "heads": "`num_heads`",
     "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
     "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
     "segments": "`mask`", "key_segments": "`mask`",

@@ -81,7 +81,7 @@ class Port:
         raw = self.at("scaled", raw * scale, raw, q, k)
         scores = self.at("capped", c * torch.tanh(raw / c), raw)
         seen = torch.arange(k.shape[2]) < torch.tensor(lengths)[:, None, None, None]
-        shares = scores.masked_fill(~seen, -np.inf)
+        shares = self.at("hidden", scores.masked_fill(~seen, -np.inf), scores, seen)
         if self.config.sinks:
             column = self.weights["sinks"][:, None, None].expand(*shares.shape[:3], 1)
             shares = torch.cat([shares, column], -1)  # (B, H, Q, K + 1)
@@ -169,6 +169,24 @@ def turned_again(result, X, turned):
     return values_of(result, turned(X, -1))
 
 
+def zeroed(X, *more):
+    return X.nan_to_num()
+
+
+def added(fill):
+    """Scores with a mask of this number added where a key is hidden."""
+
+    def through(filled, scores, seen):
+        return scores + fill * (~seen).to(scores.dtype).nan_to_num() if fill > -np.inf else scores + (1.0 * seen).log()
+
+    return through
+
+
+def filled(fill):
+    return lambda minus_infinity, scores, seen: scores.masked_fill(~seen, fill)
+
+
+NAN, UNIFORM, ADDED = "rows without keys are NaN", "rows without keys are uniform", {"hidden": added(-np.inf)}
 SCALE = 4**-0.5
 KINDS = {"kernels": [".kernel"], "biases": [".bias"], "kernels and biases": [".kernel", ".bias"]}
 MADE = {
@@ -206,6 +224,16 @@ MADE = {
     ("gradients of shared heads are not summed", "their mean"): {name: hooked(lambda G: G / 3) for name in "kv"},
     ("gradients are not turned back", "not at all"): {"turned": lambda result, X, turned: values_of(result, X)},
     ("gradients are not turned back", "turned again"): {"turned": turned_again},
+    (NAN, "a mask is added"): ADDED,
+    (NAN, "a mask is added, the loss leaves them out"): ADDED | {"loss": "left out"},
+    (NAN, "a mask is added, what is pooled becomes 0"): ADDED | {"pooled": zeroed},
+    (NAN, "a mask is added, weights become 0"): ADDED | {"weights": zeroed},
+    (NAN, "hidden scores are filled in"): {},
+    (NAN, "hidden scores are filled in, the loss leaves them out"): {"loss": "left out"},
+    (NAN, "hidden scores are filled in, what is pooled becomes 0"): {"pooled": zeroed},
+    (UNIFORM, "hidden scores are filled in"): {"hidden": filled(-1e9)},
+    (UNIFORM, "a mask is added"): {"hidden": added(-1e9)},
+    (UNIFORM, "a mask of -10000 is added"): {"hidden": added(-1e4)},
     ("sinks get no gradient", ""): {"found": lambda found: found | {"sinks": 0 * found["sinks"]}},
     ("a norm is a constant in gradients", ""): {"roots": detached},
     ("dropout's scale in gradients alone", "of attention weights, p 0.2"): {"weights": hooked(lambda G: G / 0.8)},
@@ -236,6 +264,38 @@ OTHERS = {
 }  # options, by mistake
 
 
+WITHOUT_KEYS = [7, 0, 5]
+
+
+def without_nan(output):
+    """The sum of the rows that are no NaN."""
+    return output[~output.isnan().any(-1)].sum()
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("name", ["W_q.kernel", "W_v.kernel", "keys"])
+@pytest.mark.parametrize("as_bias", [False, True])
+def test_one_gradient_of_nan_is_enough_and_how_keys_are_hidden_does_not_matter(name, as_bias, backend):
+    layer, inputs = made()
+    found = Port(layer, **ADDED)(*inputs, lengths=WITHOUT_KEYS)
+    seen = np.broadcast_to(np.arange(7) < np.array(WITHOUT_KEYS)[:, None, None], (3, 7, 7))
+    call = {"score_bias": np.where(seen, 0, -np.inf).astype("float32")} if as_bias else {"mask": seen}
+    report = parity.compare(layer, {"output": found["output"], f"gradient.{name}": found[name]}, *inputs, **call)
+    assert report.first.name == f"gradient.{name}"
+    assert report.diagnosis.alternatives == ((NAN,),), report
+
+
+@pytest.mark.backends("torch")
+def test_nan_of_another_cause_is_not_blamed_on_rows_without_keys(backend):
+    layer, inputs = made()
+    found = Port(layer, **ADDED)(*inputs, lengths=WITHOUT_KEYS)
+    found["keys"][0, 2, 1] = np.nan  # in a sample that has keys
+    assert not parity.compare(layer, found, *inputs, WITHOUT_KEYS).diagnosis.known
+    found = layer.gradients(*inputs, LENGTHS)  # every query sees keys
+    found["W_q.kernel"] = np.full_like(found["W_q.kernel"], np.nan)
+    assert not parity.compare(layer, found, *inputs, LENGTHS).diagnosis.known
+
+
 @pytest.mark.backends("torch")
 def test_the_port_is_right(backend):
     layer, inputs = made()
@@ -246,7 +306,9 @@ def test_the_port_is_right(backend):
 @pytest.mark.parametrize("case", MADE, ids=", ".join)
 def test_a_mistake_in_gradients_is_named(case, backend):
     layer, inputs = made(**OTHERS.get(case[0], {}))
-    report = parity.compare(layer, Port(layer, **MADE[case])(*inputs), *inputs, LENGTHS)
+    changed, lengths = dict(MADE[case]), WITHOUT_KEYS if case[0] in (NAN, UNIFORM) else LENGTHS
+    loss = {"loss": without_nan} if changed.pop("loss", None) else {}
+    report = parity.compare(layer, Port(layer, **changed)(*inputs, lengths=lengths, **loss), *inputs, lengths)
     assert report.first.name.startswith("gradient.")
     assert report.diagnosis.mistakes == (case[0],), report
     assert case[1] in report.diagnosis.explanations[0].how[0].split(" or ")

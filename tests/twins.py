@@ -118,8 +118,6 @@ for name in PROJECTIONS:
 add("the kernels of W_q, W_k and W_v are not transposed", lengths, untransposed(*QKV))
 add("no kernel is transposed", lengths, untransposed(*PROJECTIONS))
 add("the biases of W_q, W_k and W_v are dropped", modern, without(*QKV))
-for names in (("W_q", "W_k", "W_o"), ("W_q", "W_v", "W_o"), ("W_k", "W_v", "W_o")):
-    add(f"the biases of {names[0]}, {names[1]} and {names[2]} are dropped", modern, without(*names))
 for how in dict(next(one for one in of_weights.OF_ORDERS_AND_BIASES if one.name == "biases are added twice").forms):
     again = [f"{name}.bias" for name in how.split(" and ")]
     add("biases are added twice", modern, **{how: weight(
@@ -394,8 +392,16 @@ for way, source in (("halves to neighbours", by_hand.neighbours_of_halves),
         way: moved(["W_q", "W_k"]), f"{way}, in the biases alone": moved(["W_q.bias", "W_k.bias"]),
         f"{way}, with the scales of the norms": moved(["W_q", "W_k", "q_norm", "k_norm"]),
         f"{way}, in the scales of the norms alone": moved(["q_norm", "k_norm"])})  # fmt: skip
-    add("rotary components of W_q are in another order", modern, **{way: moved(["W_q"])})
-    add("rotary components of W_k are in another order", modern, **{way: moved(["W_k"])})
+    add(
+        "rotary components of W_q are in another order",
+        modern,
+        **{way: moved(["W_q"]), f"{way}, in the bias alone": moved(["W_q.bias"])},
+    )
+    add(
+        "rotary components of W_k are in another order",
+        modern,
+        **{way: moved(["W_k"]), f"{way}, in the bias alone": moved(["W_k.bias"])},
+    )
 
 # The norms
 

@@ -137,7 +137,7 @@ for which, (case, of_q, of_k, alone) in BLOCKS.items():
                 alone, *[(*block[alone == ["W_k"]], how) for block, how in some])  # fmt: skip
             add("rotary components are permuted in other blocks", case, **{f"{which}: {way}{more}": made})
 for way, order in WAYS.items():
-    for where, names in (("the kernels", ["W_q.kernel", "W_k.kernel"]), *((one, [one]) for one in (
-        "W_q.kernel", "W_k.kernel", "W_q.bias", "W_k.bias"))):  # fmt: skip
-        add("rotary components of kernels and biases are in different orders", part, **{
-            f"{way}, in {where} alone": moved(names, (8, 3, order))})  # fmt: skip
+    add("kernels are permuted without their biases", part, **{
+        f"{way}, of {where}": moved(names, (8, 3, order)) for where, names in (
+            ("W_q", ["W_q.kernel"]), ("W_k", ["W_k.kernel"]), ("W_q and W_k", ["W_q.kernel", "W_k.kernel"]))
+    })  # fmt: skip

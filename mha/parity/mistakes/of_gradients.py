@@ -104,6 +104,8 @@ def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) ->
         back.computed[key] = backward.backward(wrong, back.cotangent)
     made, right = back.computed[key], back.through_softmax
     weights = pieces.widen(made.results["weights"])  # (B, H, Q, K)
+    if change is not divided_by_nothing and np.isnan(weights).any():  # a bias of minus infinity leaves nothing to weigh
+        return None
 
     def through_softmax(back: Backward, by_weights: Array) -> Array:
         by_empty = weights * (by_weights - (weights * by_weights).sum(-1, keepdims=True))

@@ -130,7 +130,7 @@ def steps_of(interleave: bool) -> dict[str, tuple[Step, ...]]:
     }
 
 
-ONE_BY_ONE = "W_q.kernel", "W_k.kernel", "W_q.bias", "W_k.bias"
+KERNELS = "W_q.kernel", "W_k.kernel"
 
 OF_PERMUTATIONS = (
     Mistake("rotary components of W_q and W_k are in another order", ONE, ("q", "k"),
@@ -139,11 +139,11 @@ OF_PERMUTATIONS = (
                           "with the scales of the norms": ("W_q", "W_k", "q_norm", "k_norm"),
                           "in the scales of the norms alone": ("q_norm", "k_norm")})),
     *(Mistake(f"rotary components of {name} are in another order", ONE, (part,),
-              in_both_ways({"": (name,)})) for name, part in (("W_q", "q"), ("W_k", "k"))),
-    Mistake("rotary components of kernels and biases are in different orders", "columns of one of the two are permuted "
-            "for the other pairing", ("q", "k"),
-            in_both_ways({"in the kernels alone": ("W_q.kernel", "W_k.kernel")}
-                         | {f"in {name} alone": (name,) for name in ONE_BY_ONE}), rare=True),
+              in_both_ways({"": (name,), "in the bias alone": (f"{name}.bias",)}))
+      for name, part in (("W_q", "q"), ("W_k", "k"))),
+    Mistake("kernels are permuted without their biases", "columns of kernels alone are permuted for the other pairing",
+            ("q", "k"), in_both_ways({"of W_q and W_k": KERNELS} | {f"of {name[:3]}": (name,) for name in KERNELS}),
+            rare=True),
     Mistake("rotary components are permuted in other blocks", "columns are permuted for the other pairing as if of "
             "another number of heads, or over whole heads of which only a part turns", ("q", "k"),
             {f"{which}: {way}{more}": partial(permuted, block, roles, steps)

@@ -165,14 +165,11 @@ OF_ORDERS_AND_BIASES = (
       for name in PROJECTIONS),
     Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),
             one(partial(without_bias, QKV))),
-    *(Mistake(f"the biases of {a}, {b} and {c} are dropped", "the three add no bias", (PART[a], PART[b], PART[c]),
-              one(partial(without_bias, (a, b, c))), rare=True)
-      for a, b, c in itertools.combinations(PROJECTIONS, 3) if c == "W_o"),
     Mistake("W_o.bias is added several times", "by each of several devices, or for each head, before all is added up",
             ("output",), {f"{times} times": partial(bias_again, times) for times in TIMES}
             | {"once for each head": partial(bias_again, None)}),
     Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
     Mistake("biases are added twice", "by the projection, and again behind it", ALL,
             {" and ".join(names): partial(biases_again, names) for names in some_of(PROJECTIONS)
-             if names != ("W_o",)}, rare=True),
+             if {*names} - {"W_k", "W_o"} or names == ("W_k",)}, rare=True),
 )  # fmt: skip
