@@ -146,7 +146,7 @@ def test_other_scores_are_unknown():
 
 def test_a_layer_with_additive_pooling_has_no_scale():
     asked = problem(layer(pooling="additive", rotary=None), *[inputs()] * 3, planted.DEFAULTS)
-    assert [number.right(asked) for number in numbers.NUMBERS] == [None] * 4
+    assert [number.right(asked) for number in numbers.NUMBERS] == [None] * 5
 
 
 @pytest.mark.parametrize("factor", [2, 8, 16])

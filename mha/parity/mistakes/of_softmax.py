@@ -199,7 +199,7 @@ OF_NAN = (
             "infinite, and its row NaN", ("scores", "weights"),
             {f"{keys}{', and NaN becomes 0' * blank}": partial(overflowing, hidden, blank)
              for keys, hidden in (("of keys that are seen", False), ("of hidden keys, too", True))
-             for blank in (False, True)}),
+             for blank in (False, True)}, rare=True),
     Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
             one(lambda plan: replace(plan, blanked=False))),
 )  # fmt: skip

@@ -77,8 +77,8 @@ NUMBERS = (
     Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
     Number(SCORES_MULTIPLIED, partial(partial, multiplied), times_of, 1e-4, 100.0, 0.25),
     Number(ANOTHER_EPSILON, lambda eps: partial(changed, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
-    Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
     Number(SINKS_SEVERAL_TIMES, partial(partial, several), once, 0.1, 1e4, 0.25),
+    Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
 )
 
 

@@ -18,6 +18,7 @@ from mha.parity.unseen.narrowing import FEATURES, in_samples, narrowed
 from mha.parity.unseen.probes import Probe, longer, probes
 from mha.parity.unseen.sight import NARROW, Sight, Unseen
 
+USUAL = [form for form in FORMS if not form.mistake.rare]
 SECONDS = 5.0  # for all of it, about
 FIRST, SPREAD, LAST = 4, 4, 16  # queries that are looked at, of many
 PAIRS = 1e6  # from so many pairs on
@@ -117,7 +118,7 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
         if not asked.visible.size:
             continue
         view = View(asked, names)
-        left = [form for form in FORMS if form not in judged or judged[form].ratio <= NARROW]
+        left = [form for form in USUAL if form not in judged or judged[form].ratio <= NARROW]
         ratios = measured(view, left, end - SECONDS / 3) if view.names else {}
         untried |= {*left} - {*ratios} if view.names else set()
         for form, ratio in ratios.items():
