@@ -7,11 +7,11 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of, same
 from mha.parity.same.problem import problem
 from mha.parity.unseen import views
+from mha.parity.unseen.views import USUAL
 
 LLAMA = {
     "num_hiddens": 32, "num_heads": 4, "num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(8, 500000.0),
@@ -56,7 +56,7 @@ def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
     asked = report.look.args[0][0][0]()
     right = plan_of(asked, dtype)
     tried = 0
-    for form in FORMS:
+    for form in USUAL:
         with np.errstate(all="ignore"):
             plan = form.change(right)
             if plan is None:
@@ -213,8 +213,8 @@ def test_a_large_call_is_looked_at_in_a_few_rows_and_in_time(monkeypatch):
     X = mha.normal(0, 1, (4, 181, 64), backend="numpy")
     report = parity.compare(layer, layer(X, X, X, [181, 7, 9, 11]), X, X, X, [181, 7, 9, 11])
     monkeypatch.setattr(views, "SECONDS", 0.0)
-    assert report.sight.untried == len(FORMS)
-    assert f"not tried, there was no time: {len(FORMS)} forms" in str(report)
+    assert report.sight.untried == len(USUAL)
+    assert f"not tried, there was no time: {len(USUAL)} forms" in str(report)
     monkeypatch.setattr(views, "SECONDS", 60.0)
     both = []
     for pairs in (1e6, 1e12):
@@ -231,7 +231,7 @@ def test_what_needs_all_queries_is_left_for_a_view_of_them():
     asked = problem(layer, X, X, X, {"causal": False})
     few, every = views.View(asked, ["output"], [0], slice(3, 19)), views.View(asked, ["output"])
     [form] = (
-        one for one in FORMS if (one.mistake.name, one.how) == ("the softmax is over another axis", "over queries")
+        one for one in USUAL if (one.mistake.name, one.how) == ("the softmax is over another axis", "over queries")
     )
     assert few.ratio(form) is None
     assert every.ratio(form) > 1

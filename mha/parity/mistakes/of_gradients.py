@@ -95,7 +95,7 @@ def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) ->
     change: gives them; added: whether a mask is added to scores, so that gradients pass it; kept: the first result
     that is right all the same, as what was NaN became 0 there: "weights", "pooled", "output", or "" for none.
     """
-    empty = ~back.visible.any(3, keepdims=True)  # (B, H, Q, 1)
+    empty: Array = np.logical_not(back.visible.any(3, keepdims=True))  # (B, H, Q, 1)
     wrong = change(back.plan)
     if wrong is None or not empty.any() or "sinks" in back.plan.weights or (kept == "weights" and not added):
         return None
