@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mha.parity.mistakes.emptied import empties
 from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.parts import PART_OF, PARTS, ROLES, WHOLE, compute
 from mha.parity.pipeline.pieces import Array, Steps
@@ -50,6 +51,11 @@ class Bench:
         """Whether these mistakes need queries beyond those that are to be computed."""
         plan = self.planned(state)
         return plan is not None and plan.rows != self.rows
+
+    def empties(self, form: Form) -> bool:
+        """Whether a mistake leaves nothing to see somewhere, see `emptied`."""
+        plan = self.planned((form,))
+        return plan is not None and empties(plan, self.plan)
 
     def changes_window(self, form: Form) -> bool:
         """Whether a mistake takes another window."""

@@ -60,12 +60,13 @@ def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
-    """One form of a mistake, and the mistake's place in the catalogue."""
+    """One form of a mistake, and the mistake's place in the catalogue; alone: not to be tried together with others."""
 
     place: int
     mistake: Mistake
     how: str
     change: Change
+    alone: bool = False
 
 
 def forms_of(mistakes: Sequence[Mistake]) -> tuple[Form, ...]:

@@ -1,6 +1,7 @@
 """The plan of a call: all that it is computed from; a mistake is a function from one plan to another."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,6 +40,8 @@ OF_HIDING = (
     "hiding", "lengths", "mask", "window", "chunk", "order_offsets", "window_offsets", "chunk_offsets", "segments",
     "key_segments",
 )  # fmt: skip
+# Fields with numbers of a call, or that by chance are the same in one.
+OF_CALL = (*OF_HIDING, "queries", "keys", "values", "score_bias", "gates", "offsets", "positions", "key_positions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +288,11 @@ def hides_alone(bias: Array) -> bool:
     return bool(((bias == 0) | (bias == -np.inf)).all())
 
 
+def same_call(one: Plan, other: Plan) -> bool:
+    """Whether two plans see the same in one call, so that only their formulas may differ."""
+    return all(getattr(one, field) is getattr(other, field) for field in OF_CALL)
+
+
 def same(one: Plan, other: Plan) -> bool:
     """Whether two plans are the same, field by field: then the change between them is no mistake here."""
     return all(
@@ -301,6 +309,8 @@ def _equal(X: Any, Y: Any) -> bool:
         return X.keys() == Y.keys() and all(_equal(X[name], Y[name]) for name in X)
     if isinstance(X, Array) and isinstance(Y, Array):
         return X is Y or np.array_equal(X, Y, equal_nan=True)
+    if isinstance(X, float) and isinstance(Y, float):
+        return math.isclose(X, Y, rel_tol=1e-14)  # one formula may round in another order
     return X is Y or (not isinstance(X, Array) and not isinstance(Y, Array) and bool(X == Y))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mha.parity.mistakes.bench import Bench, State
+from mha.parity.mistakes.emptied import emptied
 from mha.parity.mistakes.mistake import Form
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
@@ -43,6 +44,7 @@ class Search:
         self.bench = Bench(problem, kind, *focus)
         self.small = {name: self.bench.cut(name, X).astype(kind) for name, X in theirs.items()}
         self.counts = {name: self.bench.cut(name, problem.matters(name)) for name in theirs}
+        self.all_see = bool((problem.visible.any(3) | ~problem.counted_rows[:, None]).all())  # what counts sees a key
         self.limits = {name: self.limit(name) for name in theirs}
         seen = [] if before is None else [state for state in before.known if state and before.progress(state) == 0]
         self.known: dict[State, list[float]] = {state: [np.inf] for state in seen}
@@ -71,8 +73,9 @@ class Search:
         found = []
         for form in self.effort.within(forms):
             self.unlooked -= 1
-            if self.bench.possible([form]) and (form in known or self.changes(form)):
-                found.append(form)
+            if self.bench.possible([form]):
+                others = emptied(form) if self.all_see and self.bench.empties(form) else ()
+                found += [one for one in (form, *others) if one in known or self.changes(one)]
         return found
 
     def changes(self, form: Form) -> bool:
@@ -155,8 +158,9 @@ class Search:
         Two that give the same numbers alone may differ behind another change of the same window.
         """
         first = {forms[0] for forms in self.classes}
-        pairs: list[State] = list(itertools.combinations([form for form in self.usual if form in first], 2))
-        windows = [form for form in self.usual if self.bench.changes_window(form)]
+        together = [form for form in self.usual if not form.alone]
+        pairs: list[State] = list(itertools.combinations([form for form in together if form in first], 2))
+        windows = [form for form in together if self.bench.changes_window(form)]
         pairs += [pair for pair in itertools.combinations(windows, 2) if not first.issuperset(pair)]
         return sorted(pairs, key=self.bench.work)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mha.parity.mistakes.of_precision import ROUNDINGS
 from mha.parity.mistakes.of_weights import of_another_layer
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
+from mha.parity.pipeline.plan import Plan, plan_of, same, same_call
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem
 from mha.parity.same.rules import largest
@@ -64,7 +66,7 @@ def explained(
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
         explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
-    explanations.sort(key=rank)
+    explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
     if swapped and (expected := axes.over_samples(problem, steps["output"])):
@@ -177,6 +179,29 @@ def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
         how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
         found.append(dataclasses.replace(same[0], how=how))
     return found
+
+
+def of_one_formula(
+    problem: Problem, explanations: Sequence[Explanation], mistakes: Sequence[Mistake]
+) -> list[Explanation]:
+    """Join mistakes that are one formula in every call of the layer, such as 1 / d and a scale that is applied twice.
+
+    The first name stays, and the others are said beside it.
+    """
+    right, by_name = plan_of(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
+    found: list[tuple[Explanation, list[Plan]]] = []
+    for one in explanations:
+        alone = by_name.get(one.mistakes[0]) if one.sure and len(one.mistakes) == 1 else None
+        plans = [plan for change in alone.forms.values() if (plan := change(right))] if alone else []
+        plans = [plan for plan in plans if same_call(plan, right)]
+        at = next((at for at, (_, known) in enumerate(found) if any(same(*two) for two in product(plans, known))), None)
+        if at is None:
+            found.append((one, plans))
+            continue
+        first, known = found[at]
+        how = "; ".join(filter(None, [first.how[0], f"the same here as '{one.mistakes[0]}'"]))
+        found[at] = dataclasses.replace(first, how=(how,)), known
+    return [one for one, _ in found]
 
 
 def made(state: State | tuple[GradientForm, ...], verdict: Verdict, far: float) -> Explanation:
