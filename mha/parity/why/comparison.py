@@ -11,6 +11,7 @@ import numpy as np
 from mha import arrays, checks, dispatch
 from mha.call import Arguments, call_of, spelled
 from mha.layer import MultiHeadAttention
+from mha.parity.described.rewritten import rewritten
 from mha.parity.described.shifted import unshifted
 from mha.parity.same.decoding import decoding
 from mha.parity.same.layouts import (
@@ -191,12 +192,18 @@ def report_of(
         if row.name in turned_back and not row.passed:
             far = error(np.where(asked.matters(row.name), taken[row.name], 0), asked.expected(row.name).X)
             compared_rows[at] = replace(row, error=far, place=None, note=note)
+    ways = rewritten(asked, taken, {row.name: row.passed for row in compared_rows})
+    for at, row in enumerate(compared_rows):
+        if way := ways.taken_back.get(row.name):
+            compared_rows[at] = replace(row, error=way.ratio * row.bound, place=None, note=way.note)
+            taken[row.name] = asked.expected(row.name).X
     rows, known = tuple(compared_rows), checked_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
         nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
         return Report(rows, asked.config.dtype, nothing, None if cached else look)
-    return Report(rows, asked.config.dtype, partial(explained, asked, taken, rows, known, call_is_sure or cached))
+    why = partial(explained, asked, taken, rows, known, call_is_sure or cached, ways)
+    return Report(rows, asked.config.dtype, why)
 
 
 def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from mha.parity.described import axes, calls
 from mha.parity.described.around import more_than_attention
+from mha.parity.described.rewritten import NONE, Rewritten, Way
 from mha.parity.mistakes.bench import State
 from mha.parity.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.mistakes.mistake import Mistake, forms_of
@@ -40,10 +41,12 @@ def explained(
     rows: tuple[Row, ...],
     others: Mapping[str, Mapping[str, Array]],
     call_is_sure: bool = False,
+    ways: Rewritten = NONE,
 ) -> Diagnosis:
     """Explain arrays that were compared: theirs by name, in the compared shapes; rows: those of the report.
 
-    call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason.
+    call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason; ways: of
+    the steps that are written another way; of those that may be no more than that, nothing is sure.
     """
     first, effort = next((row for row in rows if not row.passed), None), Effort()
     if first is None:
@@ -55,6 +58,10 @@ def explained(
         if any(row.name in gradients and not row.passed for row in rows):
             return of_gradients(problem, gradients, first, bool(steps), effort)
         return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
+    if all(row.name in ways.strange for row in wrong):
+        name, later = wrong[0].name, ways.strange[wrong[0].name]
+        note = f"why: not known: {later}, which comes of {name}, is right; perhaps another array was given as {name}"
+        return Diagnosis((), note, 0)
     fits = len(theirs) == len(rows)
     if fits and (more := more_than_attention(problem, theirs)):
         note = f"why: it is more than attention: {more}; give the output before that"
@@ -67,6 +74,9 @@ def explained(
     with np.errstate(all="ignore"):
         explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
+    if wrong[0].name in ways.open:
+        perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
+        return Diagnosis(perhaps, undecided(ways.open), tried)
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
     if swapped and (expected := axes.over_samples(problem, steps["output"])):
@@ -83,6 +93,12 @@ def explained(
         note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
+
+
+def undecided(ways: Mapping[str, Way]) -> str:
+    """Say that steps may be right, and what would show it."""
+    each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed(ways.items()))
+    return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
 
 
 def rank(one: Explanation) -> tuple[int, float]:
@@ -125,7 +141,9 @@ def attempts(
             return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
         found = searches.run(pairs)
-        exact = [made(state, verdict, far) for state, verdict in found if verdict.ratio <= 1]
+        exact = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
+        usual = [one for state, one in exact if not any(form.alone for form in state)]
+        exact = usual if any(one.sure for one in usual) else [one for _, one in exact]
         explanations = merged([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
@@ -174,10 +192,10 @@ def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
     for one in explanations:
         together.setdefault((*one.mistakes, "sure" if one.sure else ""), []).append(one)
     found = []
-    for same in together.values():
-        forms = zip(*(one.how for one in same), strict=True)
+    for alike in together.values():
+        forms = zip(*(one.how for one in alike), strict=True)
         how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
-        found.append(dataclasses.replace(same[0], how=how))
+        found.append(dataclasses.replace(alike[0], how=how))
     return found
 
 
