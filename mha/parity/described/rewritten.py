@@ -102,7 +102,7 @@ def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
     """Whether a later step would differ clearly if it were computed from theirs."""
     if PART_OF[later] == PART_OF[name]:
         return True
-    plan, handed = plan_of(asked, "float64"), {}
+    plan, handed = plan_of(asked, "float64"), dict[str, Array]()
     for part in PARTS:
         steps, handed[part] = compute(part, plan, handed)
         if part == PART_OF[name]:

@@ -16,6 +16,7 @@ Array = np.ndarray
 WIDE: tuple[FloatName, ...] = ("float64", "float32")
 HALVES: dict[FloatName, float] = {"float16": 2.0**-24, "bfloat16": 0.0}  # with the distance of their smallest numbers
 ROWS = 4  # so many rows are compared first: if they differ, the rest does not matter
+HEADS = "heads in another order"
 SORTED = 8  # so many rows show which column is which
 
 
@@ -124,6 +125,7 @@ def changes(
 
     kernels: of two biases, if their columns may have been put in another order together.
     """
+    yield from shared(name, X, Y, config)
     for transposed in (False, True) if len(X) > 1 else (False,):
         turned = X.T if transposed else X
         if turned.shape != Y.shape:
@@ -141,6 +143,23 @@ def changes(
             factor = float(f"{(first * second).sum() / size:.7g}")
             if abs(factor - 1) > 0.02:  # beyond all rounding
                 yield f"times {factor:g}", Change(factor=factor)
+
+
+def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
+    """Give the changes that may make Y of X, whose heads of keys or values are repeated, each with its words."""
+    role = name.partition(".")[0]
+    width = config.value_dim if role in ("W_v", "v_norm") else config.key_dim
+    if len(X) != len(Y) or X.shape == Y.shape or role not in ("W_k", "W_v", "k_norm", "v_norm"):
+        return
+    if X.shape[1] % width or Y.shape[1] % width:
+        return
+    heads, (more, left) = np.arange(X.shape[1]).reshape(-1, width), divmod(Y.shape[1], X.shape[1])
+    if not left:
+        yield f"each head {more} times", Change(order=np.repeat(heads, more, 0).reshape(-1))
+        yield f"all heads {more} times", Change(order=np.tile(heads, (more, 1)).reshape(-1))
+    elif not X.shape[1] % Y.shape[1]:
+        fewer = X.shape[1] // Y.shape[1]
+        yield f"one head of {fewer} that were alike", Change(order=heads[::fewer].reshape(-1))
 
 
 def orders(
@@ -164,7 +183,8 @@ def orders(
         order = sorted_alike(*(kernels or (X, Y)))
         blocks = order.reshape(heads, width)  # (H, d)
         whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
-        yield f"{'heads' if whole and heads > 1 else 'rows' if role == 'W_o' else 'columns'} in another order", order
+        others = "rows in another order" if role == "W_o" else "columns in another order"
+        yield HEADS if whole and heads > 1 else others, order
 
 
 def paired(config: Config, neighbours: bool) -> Array:

@@ -97,7 +97,7 @@ def explained(
 
 def undecided(ways: Mapping[str, Way]) -> str:
     """Say that steps may be right, and what would show it."""
-    each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed(ways.items()))
+    each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.items()]))
     return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
 
 
@@ -141,9 +141,9 @@ def attempts(
             return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
         found = searches.run(pairs)
-        exact = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
-        usual = [one for state, one in exact if not any(form.alone for form in state)]
-        exact = usual if any(one.sure for one in usual) else [one for _, one in exact]
+        both = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
+        usual = [one for state, one in both if not any(form.alone for form in state)]
+        exact = usual if any(one.sure for one in usual) else [one for _, one in both]
         explanations = merged([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):

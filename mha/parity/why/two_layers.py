@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.cache import left_of
-from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
-from mha.parity.same.problem import problem
-from mha.parity.same.relations import Relation
-from mha.parity.same.rules import UNIT, bound, error, in_dtype
+from mha.parity.same.layouts import GRADIENT, traced
+from mha.parity.same.relations import HEADS, Relation
+from mha.parity.same.rules import UNIT, in_dtype
 from mha.parity.same.weight_rows import WeightRow, same, weight_row
 from mha.parity.why.changed_weights import of_weights, permuted
 from mha.parity.why.comparison import report_of
 from mha.parity.why.explanations import Diagnosis
-from mha.parity.why.report import Report, Row, said
+from mha.parity.why.report import Report, said
+from mha.parity.why.same_layer import compared_calls, written
 from mha.positions import Rotary
 from mha.tables import lines, number, plain_table, text
 
 Others = Callable[[list[str]], Mapping[str, MultiHeadAttention]]  # of the names of weights: layers by name
-QUERIES, KEYS = 5, 7
 LARGE = 10**8  # numbers in the weights: no diagnosis then, as each mistake that is tried may copy a kernel
 SIZES = ("query_size", "key_size", "value_size", "num_hiddens")
+CACHED = ("W_k", "W_v", "k_norm", "v_norm")  # weights of what a cache holds
+KEPT = ("dtype", "dropout", "bias")  # options that change no output by themselves
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -36,8 +36,9 @@ class LayersReport:
     outputs: the `Report` of B's steps compared with A's, on the same inputs; None if no inputs fit both.
     beside: a `WeightRow` for each array of their files that stands beside the weights, such as T5's table of biases.
 
-    Two layers are the same if their outputs are, and each weight of B comes from A's in a known way: a checkpoint may
-    keep its columns in another order, and say so by another option. Arrays beside them are the same as they are.
+    Two layers are the same if their outputs are, and the gradients of their inputs, in several calls: their weights may
+    be written another way, which `rows` say. In half precision, where a similar layer may have the same outputs, each
+    weight of B has to come from A's in a known way. Arrays beside them are the same as they are.
     """
 
     options: tuple[tuple[str, Any, Any], ...]
@@ -46,13 +47,21 @@ class LayersReport:
     beside: tuple[WeightRow, ...] = ()
 
     def __bool__(self) -> bool:
+        exact = self.outputs is not None and "16" not in self.outputs.dtype  # else a similar layer may agree
         kept = all(row.relation is not None and row.relation.kept for row in self.rows)
-        return self.agree and kept and all(row.same for row in self.beside)
+        return self.agree and (exact or kept) and all(row.same for row in self.beside)
 
     @property
     def agree(self) -> bool:
-        """Whether the outputs are the same; steps before may have their columns in another order."""
-        return self.outputs is not None and self.outputs.rows[-1].passed
+        """Whether the outputs are the same, and the gradients of inputs; steps before may be written another way."""
+        shown = [] if self.outputs is None else self.outputs.rows
+        seen = [row.passed for row in shown if row.name == "output" or row.name.startswith(GRADIENT)]
+        return bool(seen) and all(seen)
+
+    @property
+    def changed(self) -> bool:
+        """Whether any weight, or an option, is another one."""
+        return not all(row.same for row in self.rows) or any(name not in KEPT for name, _, _ in self.options)
 
     @property
     def rounded(self) -> FloatName | None:
@@ -91,6 +100,17 @@ class LayersReport:
             return f"the same layer, but for {listed}"
         return f"not the same layer: {listed}"
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of two layers that are the same, and stored in another way, in lines."""
+        other = [row for row in self.rows if not row.same] if self else []
+        found = []
+        if any(row.name.partition(".")[0] in CACHED for row in other):
+            found.append("a cache of one is none of the other's: keys or values are written in another way")
+        if any(HEADS in row.note for row in other):
+            found.append("what a call says for each head, such as a bias of the scores, goes by the order of the heads")
+        return tuple(found)
+
     def __str__(self) -> str:
         return text(self)
 
@@ -106,6 +126,8 @@ class LayersReport:
             table.add_row(row.name, " and ".join(shapes), row.verdict, difference, row.note)
         yield table
         yield from self.of_outputs(options)
+        for note in self.notes:
+            yield from lines(note, options)
         yield from lines(self.verdict, options)
 
     def of_outputs(self, options: ConsoleOptions) -> RenderResult:
@@ -169,7 +191,8 @@ def compared(
     if any(getattr(a.config, name) != getattr(b.config, name) for name in SIZES):
         return report
     explain = explain and report.alike
-    return dataclasses.replace(report, outputs=outputs(a, b, report, found, explain))
+    report = dataclasses.replace(report, outputs=outputs(a, b, report, found, explain))
+    return dataclasses.replace(report, rows=written(rows)) if report else report
 
 
 def outputs(
@@ -179,22 +202,30 @@ def outputs(
     others: Mapping[str, MultiHeadAttention],
     explain: bool,
 ) -> Report:
-    """Compare B's steps with A's, with a diagnosis by the steps, else by the output alone, else by the weights."""
-    dtype = of.rounded or "float64"
-    numpy = (layer if layer.backend == "numpy" else layer.to("numpy") for layer in (a, b))
-    first, second = (in_dtype(layer, dtype) for layer in numpy)
-    inputs, call = call_of(a.config, b.config, dtype)
-    steps, expected = second.trace(*inputs, **call), first.trace(*inputs, **call)
-    if dtype == "float64":  # the dtype of the oracle
-        far, limit = error(steps["output"], expected["output"]), bound(dtype, expected["output"], expected["output"])
-        if far <= limit:
-            return Report((Row("output", far, limit),), dtype, lambda: Diagnosis((), "", 0))
-    theirs = {name: X for name, X in steps.items() if name in expected and X.shape == expected[name].shape}
-    queries, keys, values = inputs
-    asked = problem(first, queries, keys, values, {"causal": False} | call)
+    """Compare B's outputs with A's, and where they differ its steps, with a diagnosis.
+
+    That is by the steps, else by the output alone, else by the weights.
+    """
+    numpy = [layer if layer.backend == "numpy" else layer.to("numpy") for layer in (a, b)]
+    dtypes: list[FloatName] = [of.rounded or "float64"]
+    if any(row.relation is None for row in of.rows) and {a.config.dtype, b.config.dtype} <= {"float32", "float64"}:
+        dtypes.append("float32")  # numbers that are written another way were rounded then
+    found = []
+    for dtype in dtypes:
+        first, second = (in_dtype(layer, dtype) for layer in numpy)
+        rows, differing = compared_calls(first, second, further=of.changed and "16" not in dtype)
+        if differing is None:
+            return Report(rows, dtype, lambda: Diagnosis((), "", 0))
+        found.append((first, second, rows, *differing))
+    first, second, rows, asked, call = found[0]
+    if rows[-1].passed:  # gradients alone differ
+        return Report(rows, asked.config.dtype, lambda: Diagnosis((), "", 0))
+    inputs = asked.queries, asked.keys, asked.values
+    shapes = {name: traced(name, asked.sizes.shape(name))[0] for name in asked.oracle}
+    theirs = {name: X for name, X in second.trace(*inputs, **call).items() if X.shape == shapes.get(name)}
     report = report_of(asked, theirs, others=others, call_is_sure=True)
-    if not explain or report.rows[-1].passed:
-        return Report(report.rows, dtype, lambda: Diagnosis((), "", 0))
+    if not explain:
+        return Report(report.rows, report.dtype, lambda: Diagnosis((), "", 0))
     reason = of_weights(of.rows, first, second, inputs, call)
     large = "why: not looked for in so large a layer"
     quick = Diagnosis((reason,), "", 0) if reason else Diagnosis((), large, 0)
@@ -205,13 +236,3 @@ def outputs(
         alone = report_of(asked, theirs["output"], others=others, call_is_sure=True).diagnosis
         diagnosis = alone if alone.known else quick if reason else diagnosis
     return Report(report.rows, report.dtype, lambda: diagnosis)  # so that the report keeps no array
-
-
-def call_of(a: Config, b: Config, dtype: FloatName) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Draw inputs that fit both layers, and offsets at which every window, and every chunk, hides some keys."""
-    lefts = {left for config in (a, b) if (left := left_of(config)) is not None}
-    offsets = [0, *sorted(max(0, left - KEYS // 2) for left in lefts)]
-    random, kind = np.random.default_rng(0), numpy_dtype(dtype)
-    rows = {"query_size": QUERIES, "key_size": KEYS, "value_size": KEYS}
-    inputs = [random.normal(size=(len(offsets), T, getattr(a, name))).astype(kind) for name, T in rows.items()]
-    return inputs, {"offset": offsets if len(offsets) > 1 else 0}
