@@ -156,7 +156,7 @@ def named(name: str, report: parity.Report) -> str:
     if report:
         return "the same"
     found = report.diagnosis.explanations
-    mine = next((one for one in found if one.mistakes == (name,)), None)
+    mine = next((one for one in found if name in (*one.also, *one.mistakes[:1]) and len(one.mistakes) == 1), None)
     if mine is None:
         return "named otherwise" if report.diagnosis.known else "not named"
     rank = 1 + sum(better(one, mine) for one in found)

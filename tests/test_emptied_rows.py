@@ -107,4 +107,5 @@ def test_formulas_that_are_always_equal_are_one_reason():
         )
         found = parity.diagnose(layer, wrong(X, X, X), X, X, X)
         assert found.alternatives == (expected,)
-        assert (f"the same here as '{names[1]}'" in str(found)) == (not options)
+        assert found.explanations[0].also == (() if options else names[1:])
+        assert ("(the same here as the scale lacks its root): dot products" in str(found)) == (not options)

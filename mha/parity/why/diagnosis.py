@@ -217,8 +217,7 @@ def of_one_formula(
             found.append((one, plans))
             continue
         first, known = found[at]
-        how = "; ".join(filter(None, [first.how[0], f"the same here as '{one.mistakes[0]}'"]))
-        found[at] = dataclasses.replace(first, how=(how,)), known
+        found[at] = dataclasses.replace(first, also=(*first.also, *one.mistakes)), known
     return [one for one, _ in found]
 
 

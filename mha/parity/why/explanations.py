@@ -15,7 +15,8 @@ class Explanation:
 
     mistakes: the names; how: the form of each ("" if it has one form); what: the effect of each; ratio: how far theirs
     is from the numbers with these mistakes, by the rule: at most 1 is the same; left: the share of the error that they
-    leave; sure: whether they explain it. With mistakes of rounding, the ratio may be above 1.
+    leave; sure: whether they explain it; also: other names that one mistake has in this layer, as 1 / d is a scale that
+    is applied twice. With mistakes of rounding, the ratio may be above 1.
     """
 
     mistakes: tuple[str, ...]
@@ -24,9 +25,12 @@ class Explanation:
     ratio: float
     left: float
     sure: bool
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        each = zip(self.mistakes, self.how, self.what, strict=True)
+        here = f"the same here as {' and '.join(self.also)}" if self.also else ""
+        hows = ["; ".join(filter(None, [how, here])) for how in self.how]
+        each = zip(self.mistakes, hows, self.what, strict=True)
         named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
         fit = f"ratio {number(self.ratio)}" if self.ratio <= 1 else f"leaves {self.left:.0%} of the error"
         return f"{'; and '.join(named)} [{fit}]"
