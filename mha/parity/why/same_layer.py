@@ -101,9 +101,8 @@ def written(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
     found = []
     for row in rows:
         relation = row.relation
-        if row.name == "W_k.bias" and not row.same:  # one number more for all scores of a query
-            relation = dataclasses.replace(relation or Relation("another one"), kept=True)
-            relation = dataclasses.replace(relation, how=f"{relation.how}, which the softmax takes back")
+        if row.name == "W_k.bias" and not (relation and relation.kept):  # one number more for all scores of a query
+            relation = Relation(f"{relation.how if relation else 'another one'}, which the softmax takes back")
         elif relation is None:
             several = any(row.name in names and len(lone.intersection(names)) > 1 for names in TOGETHER)
             relation = Relation(f"written another way{' together' * several}, which no output shows")
