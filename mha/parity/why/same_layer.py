@@ -15,9 +15,9 @@ from mha.config import Config, numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.names import FloatName
 from mha.parity.same.layouts import GRADIENT, OF_INPUTS
-from mha.parity.same.problem import Problem, problem
+from mha.parity.same.problem import Expected, Problem, problem
 from mha.parity.same.relations import Relation
-from mha.parity.same.rules import error
+from mha.parity.same.rules import bound, error, in_dtype
 from mha.parity.same.weight_rows import WeightRow
 from mha.parity.why.report import Row
 
@@ -71,28 +71,53 @@ def compared_calls(
     dtype = a.config.dtype
     calls = [first_call(a.config, b.config, dtype), *(further_calls(a.config, b.config, dtype) if further else ())]
     worst: dict[str, Row] = {}
-    for at, ((queries, keys, values), call) in enumerate(calls):
-        asked = problem(a, queries, keys, values, {"causal": False} | call)
-        other = problem(b, queries, keys, values, {"causal": False} | call) if dtype == "float32" else asked
-        rows = [compared_row(asked, other, "output", b(queries, keys, values, **call))]
-        if at:
-            gradients = b.gradients(queries, keys, values, **call)
-            rows = [*(compared_row(asked, other, GRADIENT + name, gradients[name]) for name in OF_INPUTS), *rows]
+    for at, (inputs, call) in enumerate(calls):
+        gradients = 0 < at == len(calls) - 1  # of the largest inputs alone, as they take longest
+        ours, theirs = (expected(layer, inputs, call, gradients) for layer in (a, b))
+        rows = [compared_row(name, X, *theirs[name]) for name, (X, _) in ours.items()]
         if not all(row.passed for row in rows):
-            return tuple(rows), (asked, call)
-        worst = {row.name: max(row, worst.get(row.name, row), key=lambda row: row.ratio) for row in rows}
+            queries, keys, values = inputs
+            return tuple(rows), (problem(a, queries, keys, values, {"causal": False} | call), call)
+        worst |= {row.name: max(row, worst.get(row.name, row), key=lambda row: row.ratio) for row in rows}
     return tuple(sorted(worst.values(), key=lambda row: row.name == "output")), None
 
 
-def compared_row(asked: Problem, other: Problem, name: str, X: np.ndarray) -> Row:
-    """Compare an array of another layer; other: its problem, or the same, as either layer may round more."""
-    expected, counts = asked.expected(name), True if name.startswith(GRADIENT) else asked.matters(name)
-    there = np.where(counts, X, 0)
-    rows, limit = (
-        0.0 if expected.rows is None else expected.ratio(there),
-        max(expected.limit, other.expected(name).limit),
-    )
-    return Row(name, error(there, expected.X), limit, rows=rows)
+def expected(
+    layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
+) -> dict[str, tuple[Expected, np.ndarray]]:
+    """Compute the output, and the gradients by the inputs if they are asked for: what is expected, and in its dtype."""
+    dtype = layer.config.dtype
+    base = arrays(layer, inputs, call, gradients)
+    wide = [X.astype(np.float64) for X in inputs], {name: as_wide(X) for name, X in call.items()}
+    oracle = base if dtype == "float64" else arrays(in_dtype(layer, "float64"), *wide, gradients)
+    found = {}
+    for name, X in oracle.items():
+        own = name.startswith(GRADIENT)
+        right = Expected(X, bound(dtype, X, base[name], gradient=own)) if own else Expected.of(dtype, X, base[name])
+        found[name] = right, base[name]
+    return found
+
+
+def as_wide(X: Any) -> Any:
+    """Turn floats into float64; anything else stays as it is."""
+    return X.astype(np.float64) if getattr(X, "dtype", None) is not None and X.dtype != bool else X
+
+
+def arrays(
+    layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
+) -> dict[str, np.ndarray]:
+    """The gradients by the inputs, if they are asked for, and the output."""
+    queries, keys, values = inputs
+    by_name = layer.gradients(queries, keys, values, **call) if gradients else {}
+    found = {GRADIENT + name: by_name[name] for name in OF_INPUTS if gradients}
+    return found | {"output": layer(queries, keys, values, **call)}
+
+
+def compared_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
+    """Compare an array of another layer, X, with what is expected; either layer may round more than the other."""
+    there = X.astype(np.float64)
+    limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
+    return Row(name, error(there, ours.X), limit, rows=rows)
 
 
 def written(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
