@@ -170,6 +170,17 @@ def test_what_is_written_another_way_in_float32_is_the_same_to_float32():
         assert not compared(first, other(second, {"W_v.kernel": wrong}), explain=False)
 
 
+def test_in_half_precision_a_similar_layer_is_another_one():
+    layer, random = made(), np.random.default_rng(1)
+    rounded = {name: X.astype(mha.config.numpy_dtype("bfloat16")) for name, X in layer.weights.items()}
+    assert parity.compare_layers(layer, other(layer, rounded, dtype="bfloat16"))
+    near = layer.weights["W_v.kernel"] * (1 + 0.012 * random.uniform(-1, 1, size=(D, H * WIDTH)))
+    report = compared(layer, other(layer, rounded | {"W_v.kernel": near}, dtype="bfloat16"), explain=False)
+    assert report.outputs.dtype == "bfloat16"
+    assert report.agree
+    assert not report
+
+
 def tiled():
     """Heads of keys one after the other for all heads, where each is repeated."""
     layer = made(num_key_value_heads=3)

@@ -33,7 +33,8 @@ TOGETHER = (
 def first_call(a: Config, b: Config, dtype: FloatName) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Draw inputs that fit both layers, and offsets at which every window, and every chunk, hides some keys."""
     lefts = {left for config in (a, b) if (left := left_of(config)) is not None}
-    return drawn(a, [0, *sorted(max(0, left - KEYS // 2) for left in lefts)], 1.0, dtype, 0)
+    offsets = [0, *sorted(max(0, left - KEYS // 2) for left in lefts)]
+    return drawn(a, offsets, 1.0, dtype, 0)
 
 
 def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list[np.ndarray], dict[str, Any]]]:
