@@ -86,13 +86,13 @@ def test_a_mask_that_is_too_weak_is_found_alone(given):
 def test_rows_that_count_without_keys_are_a_second_mistake(given):
     layer, X = given
     lengths, seen = [11, 7, 0], np.arange(T) < np.array([11, 7, 0])[:, None, None, None]
-    for hidden, names in (
-        (seen, ("rows without keys are uniform",)),
-        (seen & EARLIER, ("rows without keys are uniform",)),
-    ):
-        call = {"valid_lens": lengths} | ({} if hidden is seen else ORDERED)
-        found = parity.diagnose(layer, port(layer, X, hidden, placed(-1e9)), X, X, X, **call, empty_rows=True)
-        assert found.mistakes == names
+    uniform, late = "rows without keys are uniform", np.tri(T, k=-1, dtype=bool)
+    for order, count in ((EARLIER, 1), (late, 2)):
+        call = {"valid_lens": lengths, "causal": True, "empty_rows": True}
+        found = parity.diagnose(layer, port(layer, X, seen & order, placed(-1e9)), X, X, X, **call)
+        assert found.known
+        assert {len(names) for names in found.alternatives} == {count}, found
+        assert count == 2 or found.mistakes == (uniform,)
 
 
 def test_formulas_that_are_always_equal_are_one_reason():

@@ -154,6 +154,8 @@ def test_what_is_not_taken_back_differs(changed):
     given = {name: theirs[name] for name in changed} | {"scores": scores}
     report = parity.compare(layer, given, *inputs, causal=True)
     assert [row.passed for row in report.rows] == [False] * len(given)
+    both = parity.compare(layer, {name: theirs[name] for name in ("rotate_q", "rotate_k")}, *inputs, causal=True)
+    assert [row.passed for row in both.rows] == [name not in changed for name in ("rotate_q", "rotate_k")]
 
 
 def test_a_shift_that_a_cap_bends_is_not_taken_back():

@@ -18,7 +18,6 @@ LARGE = (-np.inf, -1e9, -1e6, -1e5, -1e4, -1e3)  # numbers that are added
 SEEN = "where it hides all, all are seen"
 APPLIED: tuple[tuple[str, Callable[[Plan], Plan | None]], ...] = (
     ("where it hides all, there is NaN", divided_by_nothing),
-    (SEEN, partial(filled, -np.inf, False)),
     *((SEEN, partial(filled, number, True)) for number in LARGE),
 )
 

@@ -23,7 +23,6 @@ from mha.parity.why.report import Row
 
 QUERIES, KEYS = 5, 7
 MAGNITUDES = 0.02, 4.0  # of the inputs, beside 1: the epsilon of a norm shows in small ones, the cap in large ones
-FAR = 5000  # an offset at which slow rotations show
 TOGETHER = (
     ("W_q.kernel", "W_q.bias", "W_k.kernel", "W_k.bias", "q_norm.scale", "k_norm.scale"),
     ("W_v.kernel", "W_v.bias", "v_norm.scale", "W_o.kernel", "W_o.bias"),
@@ -41,8 +40,7 @@ def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list
     """Draw smaller and larger inputs, each with a mask, a bias of the scores, and offsets at which options show."""
     offsets = first_call(a, b, dtype)[1]["offset"]
     floors = [max(0, config.temperature.floor - KEYS // 2) for config in (a, b) if config.temperature]
-    far = [FAR] if a.rotary or b.rotary else []
-    places = list(dict.fromkeys([1, *np.atleast_1d(offsets).tolist(), *floors, *far]))
+    places = list(dict.fromkeys([1, *np.atleast_1d(offsets).tolist(), *floors]))
     for seed, size in enumerate(MAGNITUDES, 1):
         inputs, call = drawn(a, places, size, dtype, seed)
         random, shape = np.random.default_rng(seed), (len(places), 1, QUERIES, KEYS)
