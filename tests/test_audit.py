@@ -47,6 +47,11 @@ def test_a_right_model_is_right_at_far_positions(dtype):
     assert len(parity.audit(Model(dtype=dtype), ids, position_ids=places + torch.tensor([[0] + [1] * 12])).wrong) == 3
 
 
+def test_of_layers_that_are_the_same_no_step_is_traced(monkeypatch):
+    monkeypatch.setattr("mha.parity.same.problem.Problem._traced", lambda *given: 1 / 0)
+    assert parity.audit(Model(), *tokens())
+
+
 def test_what_a_port_does_in_padding_does_not_count():
     class Blank(Attention):
         def merge(self, x):

@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.session import Session, parted
 from mha.parity.whole.calls.sinks import by_name, replaced, told
 from mha.parity.whole.layers.finding import Finder
@@ -101,3 +102,25 @@ def test_what_is_replaced_is_as_it_was_afterwards():
         raise ZeroDivisionError
     assert vars(own) == {"mine": "of the object"}
     assert own.inherited == "of the class"
+
+
+def rows(*verdicts, kind="llama"):
+    """A row for each verdict, of layers that are numbered."""
+    return tuple(LayerRow(f"layers.{at}.attn", kind, verdict) for at, verdict in enumerate(verdicts))
+
+
+def test_layers_that_are_the_same_and_follow_each_other_are_one_line():
+    same, other = ["same"] * 5, ["differs", "same", "same", "same", "not known", "not called"]
+    printed = str(AuditReport("Model", (*rows(*same, *other), LayerRow("end.0", "own", "same"))))
+    for one in ("layers.0 ... 4.attn", "layers.5.attn", "DIFFERS", "layers.9.attn", "layers.10.attn", "end.0"):
+        assert one in printed
+    assert "5 layers, the worst" in printed
+    assert not any(f"layers.{at}.attn " in printed for at in range(5))
+    assert all(f"layers.{at}.attn " in printed for at in range(5, 11))  # three in a row are no run
+
+
+def test_layers_of_two_kinds_are_two_lines():
+    report = AuditReport("Model", (*rows(*["same"] * 4), *rows(*["same"] * 4, kind="bert")))
+    assert str(report).count("layers.0 ... 3.attn") == 2
+    uneven = AuditReport("Model", tuple(LayerRow(path, "own", "same") for path in ("a.0", "a.1", "b.c.0", "b.c.1")))
+    assert "a.0 ... b.c.1" in str(uneven)

@@ -14,7 +14,6 @@ from mha.parity.same.problem import Named, Problem
 
 def named(asked: Problem, theirs: Any) -> Named:
     """Copy their arrays into NumPy's, by the names of the report and in its order."""
-    known = asked.names()
     if isinstance(theirs, tuple):
         if len(theirs) != 2:
             raise ValueError(
@@ -22,7 +21,8 @@ def named(asked: Problem, theirs: Any) -> Named:
             )
         theirs = {"output": theirs[0]} | ({} if theirs[1] is None else {"weights": theirs[1]})
     if not isinstance(theirs, Mapping):
-        return {"output": floats("theirs", theirs)}
+        return {"output": floats("theirs", theirs)}  # without the steps, whose names take a call to be known
+    known = asked.names()
     if not theirs:
         raise ValueError(f"theirs is empty, expected an array or a mapping of some of {', '.join(known)}")
     found: Named = {}

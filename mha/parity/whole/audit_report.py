@@ -16,6 +16,7 @@ from mha.parity.whole.judging import Judged
 from mha.parity.why.report import Report
 from mha.tables import counted, lines, number, plain_table, text
 
+RUN = 4  # so many layers that are the same are one line
 VerdictName = Literal["same", "differs", "not known", "not called"]
 
 
@@ -170,13 +171,14 @@ class AuditReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from lines(f"{self.model}: {counted(len(self.layers), 'attention layer')}, against {self.truth}", options)
         table = plain_table("layer", "kind", "ratio", "result", "note")
-        for row in self.layers:
+        for run in runs(self.layers):
+            row = max(run, key=lambda one: one.ratio or 0)
             verdict = row.verdict.upper() if row.verdict == "differs" else row.verdict
             at = f"in call {row.call} of {row.calls}" if row.verdict == "differs" and row.calls > 1 else ""
-            note = "; ".join(filter(None, [at, row.note]))
-            table.add_row(
-                row.path or "the model", row.kind, "" if row.ratio is None else number(row.ratio), verdict, note
-            )
+            worst = f"{counted(len(run), 'layer')}, the worst {row.path}" if len(run) > 1 else ""
+            path = span(run[0].path, run[-1].path) if len(run) > 1 else row.path or "the model"
+            note = "; ".join(filter(None, [at, worst, row.note]))
+            table.add_row(path, row.kind, "" if row.ratio is None else number(row.ratio), verdict, note)
         yield table
         yield from lines(self.verdict, options)
         if (first := self.first) is not None and first.report is not None:
@@ -208,6 +210,29 @@ class AuditReport:
         out = sum(map(self.left_out, self.layers))
         more = [*unknown, *[f"{silent} not called"] * bool(silent), *[f"{out} left out"] * bool(out)]
         return f"{found}{'; ' * bool(more)}{', '.join(more)}"
+
+
+def runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
+    """The rows as they are printed: layers of one kind that are the same and follow each other are one line."""
+    found: list[list[LayerRow]] = []
+    for row in layers:
+        before = found[-1][0] if found else row
+        alike = row.verdict == before.verdict == "same" and (row.kind, row.note) == (before.kind, before.note)
+        if found and alike:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return [some for run in found for some in ([run] if len(run) >= RUN else [[row] for row in run])]
+
+
+def span(first: str, last: str) -> str:
+    """The paths from one to another: layers.0 ... 23.attn, where a number alone differs."""
+    ours, theirs = first.split("."), last.split(".")
+    differ = [at for at, (X, Y) in enumerate(zip(ours, theirs, strict=False)) if X != Y]
+    if len(ours) != len(theirs) or len(differ) != 1:
+        return f"{first} ... {last}"
+    (at,) = differ
+    return ".".join([*ours[:at], f"{ours[at]} ... {theirs[at]}", *ours[at + 1 :]])
 
 
 def of_call(one: Judged) -> Any:
