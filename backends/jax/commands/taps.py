@@ -65,6 +65,8 @@ def arrays(model: Any) -> dict[str, Any]:
     if isinstance(model, Shown):
         return model.arrays()
     if isinstance(model, linen.Module):
+        if model.scope is None:
+            raise ValueError(f"a {type(model).__name__} of linen has no arrays by itself; give its variables instead")
         return native.named(linen.meta.unbox(model.variables).get("params", {}))
     return native.named(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 

@@ -16,6 +16,10 @@ from mha.parity.whole.judging import Judged
 from mha.parity.why.report import Report
 from mha.tables import counted, lines, number, plain_table, text
 
+UNWEIGHED = (
+    "weights were not judged, as no like= says what they should be: they are the model's own, so that a kernel which "
+    "was transposed when it was loaded, or a bias which was left out, is not seen"
+)
 RUN = 4  # so many layers that are the same are one line
 VerdictName = Literal["same", "differs", "not known", "not called"]
 
@@ -192,7 +196,7 @@ class AuditReport:
             yield self.sight
         for note in self.notes:
             yield from lines(note, options)
-        weights = "" if self.weighed else "weights were not judged, as no like= says what they should be; "
+        weights = "" if self.weighed else f"{UNWEIGHED}; "
         yield from lines(f"{weights}nothing outside of attention was compared", options)
 
     @property

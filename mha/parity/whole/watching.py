@@ -82,6 +82,7 @@ class Watch:
             self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
             return None
         try:
+            tap.layer = tap.layer.as_used(tap.inputs, tap.outputs)
             asked = asked_of(tap, self.truth)
             if not asked.counted_rows.any():
                 return None
@@ -93,12 +94,12 @@ class Watch:
             return None
         calls = 1 if row is None else row.calls + 1
         if one.ratio > 1:
-            self.rows[path] = LayerRow(path, tap.layer.kind, "differs", "", calls, one)
+            self.rows[path] = LayerRow(path, tap.layer.kind, "differs", tap.layer.note, calls, one)
             return None
         self.keep(one)
         if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
             one = row.judged
-        self.rows[path] = LayerRow(path, tap.layer.kind, "same", "", calls, one.light())
+        self.rows[path] = LayerRow(path, tap.layer.kind, "same", tap.layer.note, calls, one.light())
         return None
 
     def keep(self, one: Judged) -> None:
@@ -134,9 +135,9 @@ class Watch:
         others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
         rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
-        notes = []
+        notes = [*finder.notes]
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
-            notes = [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
+            notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
         if any(
             hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
             for module in finder.modules.values()

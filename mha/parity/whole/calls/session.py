@@ -9,7 +9,7 @@ import numpy as np
 from mha import arrays, dispatch
 from mha.parity.whole.calls.caches import kept_of
 from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
-from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.known import INPUT_OF, Known
 from mha.parity.whole.layers.truth import at
 
 NAMES = {
@@ -17,7 +17,6 @@ NAMES = {
     "keys": ("key", "inputs_k", "key_value_states", "encoder_hidden_states"),
     "values": ("value", "inputs_v"),
 }
-INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
 @dataclasses.dataclass

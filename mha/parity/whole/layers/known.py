@@ -13,6 +13,7 @@ from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
+INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
 class Recorded:
@@ -33,7 +34,8 @@ class Known:
     path: of its module; kind: its scheme, or its class; places: by projection, the path of its module and how the
     output of that has it; native: whether it is watched as a whole, since its projections may be no modules; take: from
     the number of tokens to its configuration and weights; attends: how it is called, None = as its own call says;
-    reason: why it is not known, "" if it is; left_out: whether somebody said to leave it out.
+    reason: why it is not known, "" if it is; left_out: whether somebody said to leave it out; note: further words;
+    turned: the same layer with the kernels transposed, where nothing but their use shows how they lie.
     """
 
     path: str
@@ -44,6 +46,8 @@ class Known:
     attends: models.Attends | None = None
     reason: str = ""
     left_out: bool = False
+    note: str = ""
+    turned: "Known | None" = None
 
     def found(self, tokens: int) -> Found:
         """The configuration and the canonical weights, for a text of so many tokens."""
@@ -65,9 +69,31 @@ class Known:
         """Take what a projection computes, (B, T, any), from the output of its module."""
         place, (B, T) = self.places[role], output.shape[:2]
         rows = output.reshape(B * T, -1)  # (B*T, all that the module computes)
-        if place.part:
+        if place.part and place.part[1] == 2:
+            rows = np.split(rows, 2, axis=1)[place.part[0]]  # (B*T, G*d)
+        elif place.part:
             rows = unpack(rows.T, dataclasses.replace(place, axes="oi"), config.num_heads, config.num_key_value_heads)
         return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)
+
+    def as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> "Known":
+        """The layer whose kernels lie as most of its projections use them, by what entered and left these."""
+        if self.turned is None:
+            return self
+        votes, ways = 0, (self, self.turned)
+        for role in outputs:
+            X = inputs.get(INPUT_OF.get(role, ""))
+            if X is not None and X.shape[:-1] == outputs[role].shape[:-1]:
+                found = [way.found(X.shape[1]) for way in ways]
+                far = [self.far(role, X.astype(np.float64), outputs[role], *one) for one in found]
+                votes += int(np.sign(far[0] - far[1]))
+        return ways[votes > 0]
+
+    def far(
+        self, role: str, X: np.ndarray, output: np.ndarray, config: Config, weights: Mapping[str, np.ndarray]
+    ) -> float:
+        """How far the output of a projection is from what its kernel, (in, out), and bias make of its input."""
+        expected = X @ weights[f"{role}.kernel"] + weights.get(f"{role}.bias", 0)
+        return float(np.abs(expected - self.part(role, output, config)).max(initial=0))
 
 
 def kind_of(module: Any) -> str | None:

@@ -31,7 +31,8 @@ class Truth:
 
     said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
     of the model that the configuration is of, "" = all of it; formats: the format of an array, by its name, see
-    `schemes.recognise`; said_by: that of the arrays of the model that has the configuration, None = the same.
+    `schemes.recognise`; said_by: that of the arrays of the model that has the configuration, None = the same; modules:
+    those of the model that has the arrays, {} = none.
     """
 
     def __init__(
@@ -43,7 +44,9 @@ class Truth:
         inside: str = "",
         formats: Callable[[str], str] = schemes.unsaid,
         said_by: str | None = None,
+        modules: Mapping[str, Any] | None = None,
     ) -> None:
+        self.modules = modules or {}
         self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
         self.formats, self.said_by = formats, said_by
         self.kept: dict[Any, Found] = {}
@@ -69,13 +72,8 @@ class Truth:
         return self.kept[key]
 
     def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
-        scheme, prefix = chosen
-        arrays = recalled(self.arrays, scheme, prefix)
-        try:
-            names = schemes.wanted(arrays, scheme, prefix)
-        except schemes.UnreadError as error:
-            raise error.said_by(schemes.method_of(self.config)) from None
-        own = {name: to_numpy(name, arrays[name]) for name in names}
+        scheme = chosen[0]
+        own, prefix = self.arrays_of(chosen)
         said = self.options(chosen, tokens)
         options = dict(given)
         num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
@@ -84,6 +82,16 @@ class Truth:
         if folded:
             recorded.fold(config, weights)
         return config, weights
+
+    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of a layer by the names of its scheme, and their prefix."""
+        scheme, prefix = chosen
+        arrays = recalled(self.arrays, scheme, prefix)
+        try:
+            names = schemes.wanted(arrays, scheme, prefix)
+        except schemes.UnreadError as error:
+            raise error.said_by(schemes.method_of(self.config)) from None
+        return {name: to_numpy(name, arrays[name]) for name in names}, prefix
 
     def options(self, chosen: Layer, tokens: int) -> dict[str, Any]:
         """What the configuration says of a layer; {} without one."""
@@ -146,10 +154,11 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
         yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, said_by=said_by)
     elif own_backend := dispatch.backend_of(like):
         other = taps_of(own_backend)
-        there, own = configured(other.modules(like))
+        modules = other.modules(like)
+        there, own = configured(modules)
         there, own, said_by = (inside, config, said_by) if own is None else (there, own, None)
         name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
-        yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by)
+        yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by, modules=modules)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
@@ -244,7 +253,7 @@ def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
     by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
     found = {}
     for path in paths:
-        alike = [name for name in by_name if name == path or ends(name, path) or ends(path, name)]
+        alike = [name for name in by_name if fits(name, path)]
         if path in alike or len(alike) == 1:
             found[path] = by_name[path if path in alike else alike[0]]
     if len(found) < len(paths) and len(paths) == len(layers):
@@ -255,6 +264,11 @@ def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
 def at(path: str, other: str) -> bool:
     """Whether a module is another one, or inside of it."""
     return path == other or path.startswith(f"{other}.")
+
+
+def fits(name: str, path: str) -> bool:
+    """Whether a name is a path, or one ends with the other."""
+    return name == path or ends(name, path) or ends(path, name)
 
 
 def ends(name: str, end: str) -> bool:

@@ -1,0 +1,78 @@
+"""Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mha.parity.whole.layers.projections import Parts, beginnings, lacking, prefixes
+from mha.parity.whole.layers.taught import parts_of_like
+from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
+from mha.tables import few
+
+Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
+HOW = (
+    "say where they are, such as like='encoder.layers.{}.attention' beside W_q and the others in layers=, where {} is "
+    "the number of a layer, or like=dict(path='encoder.layers.{}.attention', W_q='query', ...) for other names"
+)
+
+
+def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, Layer]) -> dict[str, Where]:
+    """Find the arrays of each layer that a dict of layers= describes.
+
+    lessons: what is said of each path; known: by path, the layers of the truth that a scheme describes.
+    Raises ValueError, which says what is missing where, if like= has none for a layer.
+    """
+    found: dict[str, Where] = {}
+    described = {path: parts_of_like(one) for path, one in lessons.items() if isinstance(one, Mapping)}
+    while rest := {path: one for path, one in described.items() if path not in found}:
+        parts = next(iter(rest.values()))
+        paths = [path for path, one in rest.items() if one == parts]
+        if parts is not None and parts.path is not None:
+            found |= {path: said(path, parts.at(path), truth) for path in paths}
+            continue
+        alike = {path for path in paths if path in known and fits(known[path][1].rstrip("."), path)}
+        named = {} if parts is None or alike == {*paths} else by_names(paths, parts, truth)
+        for path in paths:
+            if path in named and path not in alike:
+                found[path] = named[path]
+            elif path in known:
+                found[path] = known[path][1].rstrip("."), None
+            else:
+                raise ValueError(missing(path, parts and parts.at(path), truth))
+    return found
+
+
+def said(path: str, parts: Parts, truth: Truth) -> Where:
+    """The place that layers= says for a layer; ValueError if it has no layer."""
+    at = parts.path or ""
+    if parts.names and not lacking(at, parts, truth.arrays):
+        return at, parts
+    if any(prefix.rstrip(".") == at for _, prefix in truth.layers()):
+        return at, None
+    raise ValueError(missing(path, parts, truth))
+
+
+def by_names(paths: Sequence[str], parts: Parts, truth: Truth) -> dict[str, Where]:
+    """Find the layers with projections of these names."""
+    own = {path: parts.at(path) for path in paths}
+    if len({tuple(one.names.items()) for one in own.values()}) > 1:  # a number is in a name
+        every = {path: prefixes(one, truth.arrays) for path, one in own.items()}
+        return {path: (some[0], own[path]) for path, some in every.items() if len(some) == 1}
+    layers: list[Layer] = [("llama", prefix) for prefix in sorted(prefixes(own[paths[0]], truth.arrays), key=natural)]
+    return {path: (layer[1], own[path]) for path, layer in paired(paths, layers).items()}
+
+
+def missing(path: str, parts: Parts | None, truth: Truth) -> str:
+    """Say which arrays of a layer are nowhere in like=, or in several places."""
+    begin = f"like= and layers= do not fit each other: for {path}, in {truth.said}"
+    some = f"its arrays are {', '.join(few(list(truth.arrays))) or 'none'}"
+    if parts is None or not parts.names:
+        at = f" at {parts.path!r}" if parts is not None and parts.path is not None else ""
+        return f"{begin} there is no layer of a known scheme{at}; {some}; {HOW}"
+    every, near = prefixes(parts, truth.arrays), [parts.path or ""]
+    if parts.path is None:
+        near = [one for one in beginnings(parts, truth.arrays) if fits(one, path)]
+        if len(every) > 1 and not near:
+            layers = f"{len(every)} layers, at {', '.join(few(every))}"
+            return f"{begin} there are {layers}, and nothing says which it is; {HOW}"
+    at = near[0] if near else path
+    return f"{begin} there is no kernel of {', '.join(lacking(at, parts, truth.arrays))} at {at!r}; {some}; {HOW}"

@@ -1,0 +1,279 @@
+"""The projections of a layer whose arrays have names of their own: where they are, and which axis is the input.
+
+Letters: D features, H heads, d width of a head.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha import dispatch
+from mha.parity.whole.layers.known import ROLES
+from mha.parity.whole.layers.truth import Layer, Truth
+from mha.weights.native.named import to_numpy
+
+NORMS = ("q_norm", "k_norm")
+KERNELS = ("weight", "kernel", "w", "vars.0", "")  # what frameworks call the kernel of a module; "" = the module itself
+BIASES = ("bias", "b", "vars.1")
+SCALES = ("weight", "scale", "gamma", "vars.0", "")
+INWARD = ("kernel", "w", "vars.0")  # kernels of this name are (in, out)
+TRANSPOSED = ("Conv1D",)  # modules of PyTorch whose weight is (in, out)
+LINEAR = ("Linear", "Dense")  # classes whose weight is (out, in), where they are of these packages:
+PACKAGES = ("torch", "mlx", "mxnet", "mha")  # mha: of a record, which has the names of classes alone
+OUTWARD = ("torch", "mlx", "mxnet")  # frameworks whose arrays called weight are (out, in), and what their files say
+OUTWARD_FORMATS = ("pt", "mlx")
+# The names of scheme "llama", and of "phi3" where queries, keys and values are packed, which take their place.
+APART = {"W_q": "q_proj", "W_k": "k_proj", "W_v": "v_proj", "W_o": "o_proj", "W_g": "gate_proj"}
+PACKED = {"W_q": "qkv_proj", "W_o": "o_proj"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the projections and norms of a layer are called, by role, after the path of the layer.
+
+    path: of the layer, where it is said: {} = the number of a layer; axes: of kernels, "io" = (in, out), "oi" = (out,
+    in), "" = as their names and classes show; tied: whether one projection makes keys and values, the same.
+    """
+
+    names: Mapping[str, str]
+    path: str | None = None
+    axes: str = ""
+    tied: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether queries, keys and values are one after another in one array."""
+        return self.names["W_q"] == self.names["W_k"] == self.names["W_v"]
+
+    @property
+    def halved(self) -> bool:
+        """Whether keys and values are one after another in one array, without the queries."""
+        return not self.packed and not self.tied and self.names["W_k"] == self.names["W_v"]
+
+    def part(self, role: str) -> tuple[int, int] | None:
+        """Which part of how many of what its module computes a projection is; None = all of it."""
+        at = ("W_q", "W_k", "W_v").index(role) if role in ("W_q", "W_k", "W_v") else -1
+        if at < 0 or not (self.packed or (self.halved and at)):
+            return None
+        return (at, 3) if self.packed else (at - 1, 2)
+
+    def at(self, path: str) -> "Parts":
+        """The same with the numbers of the layer at a path in the place of {}; ValueError if it has too few."""
+        names = {role: numbered(name, path) for role, name in self.names.items()}
+        return dataclasses.replace(
+            self, names=names, path=None if self.path is None else numbered(self.path, path).rstrip(".")
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """The arrays of a layer by the names of a scheme, kernels (out, in), biases that are missing 0.
+
+    layer: this scheme with its prefix; biased: by role, whether a projection has a bias; unsure: those
+    whose class does not show how the kernel lies; guessed: the arrays of NumPy that lie as their name alone says.
+    """
+
+    layer: Layer
+    arrays: Mapping[str, np.ndarray]
+    biased: Mapping[str, bool]
+    unsure: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
+
+
+def numbered(text: str, path: str) -> str:
+    """Put the last numbers of a path in the place of each {} in a text; ValueError if it has too few."""
+    numbers, wanted = re.findall(r"\d+", path), text.count("{}")
+    if wanted > len(numbers):
+        raise ValueError(f"layers has {text!r} for {path}, which has {len(numbers)} numbers for {wanted} of {{}}")
+    for number in numbers[len(numbers) - wanted :]:
+        text = text.replace("{}", number, 1)
+    return text
+
+
+def named(own: str, kinds: Sequence[str], arrays: Collection[str]) -> str | None:
+    """The name of the array of a module that is of one of these kinds, such as "weight"; None if it has none."""
+    every = (f"{own}.{kind}" if kind else own for kind in kinds)
+    return next((name for name in every if name in arrays), None)
+
+
+def lacking(path: str, parts: Parts, arrays: Collection[str]) -> list[str]:
+    """The names of the projections that have no kernel in a layer at this path."""
+    every = dict.fromkeys(parts.names[role] for role in ROLES if role in parts.names)
+    return [name for name in every if named(joined(path, name), KERNELS, arrays) is None]
+
+
+def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
+    """The paths at which there is a kernel of one of these names at least."""
+    ends = [joined(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
+    found = {
+        name.removesuffix(end).rstrip("."): None
+        for end in ends for name in arrays if name == end or name.endswith(f".{end}")
+    }  # fmt: skip
+    return [*found]
+
+
+def prefixes(parts: Parts, arrays: Collection[str]) -> list[str]:
+    """The paths at which there is a layer with kernels of all these names."""
+    return [path for path in beginnings(parts, arrays) if not lacking(path, parts, arrays)]
+
+
+def joined(path: str, name: str) -> str:
+    """The path of what is below another path; either may be ""."""
+    return f"{path}.{name}" if path and name else path or name
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """The kernel of a projection as it is stored: its name, its array, and the module that has it, None = none.
+
+    outward: whether it is of a framework whose arrays of the name weight are (out, in).
+    """
+
+    name: str
+    X: np.ndarray
+    module: Any
+    outward: bool
+
+    @property
+    def way(self) -> str:
+        """How it lies by its axes, its name or its class: "io", "oi", or "" if these do not show it."""
+        if self.X.ndim == 3 or self.name.endswith(INWARD):
+            return "io"  # (in, H, d), (H, d, out) or (in, out)
+        if self.module is not None:
+            kinds = type(self.module).__mro__
+            if any(one.__name__ in TRANSPOSED for one in kinds):
+                return "io"
+            known = any(one.__name__ in LINEAR and one.__module__.partition(".")[0] in PACKAGES for one in kinds)
+            return "oi" if known else ""
+        return "oi" if self.name.endswith("weight") else ""
+
+    @property
+    def guessed(self) -> bool:
+        """Whether a name alone says how it lies, though other frameworks use the name otherwise."""
+        return self.module is None and self.way == "oi" and not self.outward
+
+    def by_size(self, expected: tuple[int, int] | None, said: str) -> str:
+        """How it lies by the sizes (out, in); "" if these are equal. Raises ValueError if it has others."""
+        if expected is None or self.X.ndim != 2:
+            return ""
+        if self.X.shape not in (expected, expected[::-1]):
+            turned = f" or {expected[::-1]}" if expected[0] != expected[1] else ""
+            raise ValueError(
+                f"like= and layers= do not fit each other: {self.name} of {said} has shape {self.X.shape}, expected "
+                f"{expected}{turned} for that of the model"
+            )
+        return "" if expected[0] == expected[1] else "oi" if self.X.shape == expected else "io"
+
+    def out_first(self, role: str, way: str) -> np.ndarray:
+        """The kernel as (out, in)."""
+        X = self.X
+        if X.ndim == 3:
+            X = X.reshape(-1, X.shape[2]) if role == "W_o" else X.reshape(len(X), -1)  # (in, out)
+            return X.T  # (out, in)
+        return X.T if way == "io" else X  # (out, in)
+
+
+def modules_of(path: str, parts: Parts) -> dict[str, str]:
+    """The paths of the modules of a layer, by the first role of each."""
+    names = PACKED if parts.packed else APART
+    own = {role: joined(path, parts.names[role]) for role in names if role in parts.names}
+    own.pop("W_v" if parts.halved else "", None)  # both are in that of W_k
+    return own
+
+
+def biases_of(arrays: Collection[str], path: str, parts: Parts) -> dict[str, str | None]:
+    """The names of the biases of a layer, by the first role of each module; None if it has none."""
+    return {role: named(module, BIASES, arrays) for role, module in modules_of(path, parts).items()}
+
+
+def take(
+    arrays: Mapping[str, Any],
+    path: str,
+    parts: Parts,
+    modules: Mapping[str, Any],
+    beside: Taken | None = None,
+    turned: bool = False,
+    truth: Truth | None = None,
+) -> Taken:
+    """Take the arrays of a layer, of which none is `lacking`.
+
+    path: of the layer; modules: of the model with these arrays, {} = none; beside: the same layer of another model,
+    whose sizes show how kernels lie; turned: whether kernels of which nothing shows it are (in, out); truth: whose
+    arrays these are, None = the model's own.
+
+    Raises ValueError if the sizes are others than those of `beside`, or if nothing shows how its kernels lie.
+    """
+    names = PACKED if parts.packed else APART
+    kernels = {}
+    for role, module in modules_of(path, parts).items():
+        name = named(module, KERNELS, arrays) or module
+        outward = dispatch.backend_of(arrays[name]) in OUTWARD
+        outward |= truth is not None and truth.formats(name) in OUTWARD_FORMATS
+        kernels[role] = Kernel(name, to_numpy(name, arrays[name]), modules.get(module), outward)
+    sizes = {} if beside is None else sizes_of(beside, parts)
+    said = "" if truth is None else truth.said
+    shown = {role: kernel.by_size(sizes.get(role), said) for role, kernel in kernels.items()}
+    common = set(filter(None, shown.values()))
+    others = common.pop() if len(common) == 1 else ""  # as the rest of the same arrays
+    said_way = parts.axes or others
+    ways = {role: shown[role] or said_way or kernel.way for role, kernel in kernels.items()}
+    unsure = tuple(parts.names[role] for role, way in ways.items() if not way)
+    if unsure and said:
+        raise ValueError(
+            f"nothing says whether the kernels of {said} are (in, out) or (out, in), such as {kernels['W_q'].name} of "
+            f"shape {kernels['W_q'].X.shape}; say it in layers=, like=dict(axes='io') or like=dict(axes='oi')"
+        )
+    found: dict[str, np.ndarray] = {}
+    biases = biases_of(arrays, path, parts)
+    for role, kernel in kernels.items():
+        weight = kernel.out_first(role, ways[role] or ("io" if turned else "oi"))  # (out, in)
+        found[f"{names[role]}.weight"] = weight
+        if (bias := biases[role]) is not None:
+            found[f"{names[role]}.bias"] = to_numpy(bias, arrays[bias]).reshape(-1)  # (out,)
+        elif any(biases.values()):
+            found[f"{names[role]}.bias"] = np.zeros(len(weight), weight.dtype)  # (out,)
+    for kind in ("weight", "bias"):
+        if parts.halved and (both := found.get(f"k_proj.{kind}")) is not None:
+            found[f"k_proj.{kind}"], found[f"v_proj.{kind}"] = np.split(both, 2)  # (G*d, ...)
+    for role in NORMS:
+        if role in parts.names:
+            scale = named(joined(path, parts.names[role]), SCALES, arrays)
+            if scale is None:
+                raise ValueError(
+                    f"{role}={parts.names[role]!r} has no weight at {path or 'the top'} of {said or 'the model'}"
+                )
+            found[f"{role}.weight"] = to_numpy(scale, arrays[scale])
+    biased = {role: bias is not None for role, bias in biases.items()}
+    guessed = tuple(one.name for role, one in kernels.items() if one.guessed and not (shown[role] or said_way))
+    return Taken(("phi3" if parts.packed else "llama", ""), found, biased, unsure, guessed)
+
+
+def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
+    """The sizes (out, in) of the kernels of a layer whose arrays have these parts, by those of another one."""
+    packed, output = beside.arrays.get("qkv_proj.weight"), beside.arrays["o_proj.weight"]
+    if packed is None:
+        held = {role: beside.arrays.get(f"{to}.weight") for role, to in APART.items()}
+        found = {role: X.shape for role, X in held.items() if X is not None}
+    else:
+        rows = (len(packed) - output.shape[1]) // 2  # of keys: what is left of queries, as many as enter W_o
+        found = dict.fromkeys(("W_k", "W_v"), (rows, packed.shape[1]))
+        found |= {"W_q": (output.shape[1], packed.shape[1]), "W_o": output.shape}
+    together = ("W_q", "W_k", "W_v") if parts.packed else ("W_k", "W_v") if parts.halved else ()
+    if together:
+        found[together[0]] = sum(found[role][0] for role in together), found[together[0]][1]
+    return found
+
+
+class NamedTruth(Truth):
+    """What is true of one layer whose arrays have names of their own; take: takes them, as the function above does."""
+
+    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool) -> None:
+        super().__init__(whole.arrays, None, whole.said, own)
+        self.kept, self.take = whole.kept, take
+
+    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of the layer by the names of its scheme, and their prefix."""
+        return dict(self.take().arrays), ""
