@@ -2,6 +2,8 @@
 
 import json
 
+import audited
+import numpy as np
 import pytest
 import small_llama
 from commands import run
@@ -11,6 +13,8 @@ from test_cli_narrow import keeps_words
 
 from mha import parity
 
+NAMES = ("--names", "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out")
+CALLED = ("--num-heads", str(audited.H), "--causal")
 pytestmark = pytest.mark.backends("torch")
 
 
@@ -24,6 +28,12 @@ def files(tmp_path_factory):
     for name, mistaken in {"llama": small_llama.Attention, "mistaken": Interleaved}.items():
         with parity.record(made := small_llama.Model(mistaken), folder / name, weights=True):
             made(ids, mask)
+    one = audited.make("torch.taught")
+    with parity.record(one.model, folder / "own", weights=True):
+        one.model(*one.args)
+    own = {f"model.{name}": X.numpy() for name, X in one.model.state_dict().items()}
+    np.savez(folder / "own.npz", **own)
+    np.savez(folder / "turned.npz", **{name: X.T if "1.to_out" in name else X for name, X in own.items()})
     (folder / "killed.unfinished").write_bytes(b"")
     return folder
 
@@ -41,6 +51,14 @@ def files(tmp_path_factory):
         (("compare", "right", "right", "--path", "one=two"), 2, "paths has 'one', which fits no module"),
         (("audit", "llama"), 0, "the same: 3 layers"),
         (("audit", "mistaken"), 1, "first to differ: layers.1.self_attn"),
+        (("audit", "own", *NAMES, *CALLED), 0, "the same: 2 layers"),
+        (("audit", "own", *NAMES, *CALLED, "--like", "own.npz"), 0, "the same: 2 layers"),
+        (("audit", "own", *NAMES, *CALLED, "--like", "turned.npz"), 1, "first to differ: blocks.1"),
+        (("audit", "own", *NAMES, "--causal"), 2, "--num-heads is not given"),
+        (("audit", "own", "--names", "W_q=q,W_k=k,W_v=v,W_o=o"), 2, "no module has all of q, k, v, o"),
+        (("audit", "own", "--causal"), 2, "say what layers of --names compute"),
+        (("audit", "own", "--names", "W_q=q"), 2, "--names has no W_k, W_v, W_o"),
+        (("compare", "own", "own", *NAMES), 2, "--names is for checkpoints"),
         (("audit", "right"), 2, "right has no weights, expected some to judge it by"),
         (("audit", "nothing"), 2, "there is no file"),
         (("audit", "killed"), 2, "killed is not whole"),

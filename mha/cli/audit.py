@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from mha import parity
-from mha.cli import terminal
+from mha.cli import terminal, weights
+from mha.cli.names import parsed
 
 
 def audit(
@@ -13,6 +14,15 @@ def audit(
     like: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="A checkpoint with the weights that it should have: a directory or a file."),
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="The names of the projections, where no table has them: W_q=to_q,W_k=...."),
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(metavar="H", help="With --names: the number of heads.")] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="With --names: no query sees a later token.")] = False,
+    rotary: Annotated[
+        str | None, typer.Option(metavar="BASE", help="With --names: a base, none, or base=B,dim=N.")
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file; - = stdout.")
@@ -26,17 +36,28 @@ def audit(
 
     If the record has no weights, --like says where they are. With --like, weights are judged, too.
 
+    If no table has the names of the model, --names says what its projections are called, below the path of a layer; the
+    options after it say what such layers compute. In Python, layers= of `mha.parity.audit_record` says more.
+
     \b
     Examples:
       mha audit ours.safetensors
       mha audit ours.safetensors --like checkpoint
+      mha audit ours.safetensors --like weights.npz --num-heads 8 \\
+        --names W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out
 
     Exit code 0 if at least one layer was compared, and all that were called are known and the same; 1 if not; 2 if a
     file cannot be used, if no layer is known, or if the command is wrong.
     """
     file = terminal.json_file(json_file)
+    layers = None
+    options = weights.options_said(rotary, None) | ({} if num_heads is None else {"num_heads": num_heads})
+    if (said := parsed("names", names)) is not None:
+        layers = {"*": said | options | {"causal": causal}}
+    elif options or causal:
+        terminal.fail("--num-heads, --causal and --rotary say what layers of --names compute, which is not given")
     try:
-        report = parity.audit_record(record, like, track=lambda events: terminal.track("Judging", events))
+        report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
     except FileNotFoundError as error:
         terminal.fail(f"there is no file {error.filename}")
     except (OSError, TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
+from mha.cli.names import SPELT, parsed
 from mha.parity.records.reading import is_record
 from mha.weights import schemes
 
@@ -37,6 +38,13 @@ def compare(
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
     ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help=f"The projections, where no scheme has their names: {SPELT}."),
+    ] = None,
+    names_b: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="The same for B alone; default: those of --names.")
+    ] = None,
     path: Annotated[
         list[str] | None,
         typer.Option(metavar="A=B", help="Of records: a module's path in A, and in B; {} = the number of a layer."),
@@ -56,6 +64,10 @@ def compare(
     their prefixes. Swapped layers differ; so do files of which one has a layer without a partner. A prefix chooses one
     layer, and its partner in the other file.
 
+    If no scheme has the names of a file, --names says what its projections are called, below the path of a layer. One
+    name for several means that they are packed one after another; axes=io says that kernels are (in, out), axes=oi that
+    they are (out, in), where their own names (kernel, weight) do not show it.
+
     Arrays that stand beside a layer's weights, such as T5's table of biases, are compared as arrays. The last line says
     which other arrays were not compared.
 
@@ -71,6 +83,8 @@ def compare(
       mha compare bert.safetensors keras.safetensors \\
         --prefix-a encoder.layer.0.attention \\
         --prefix-b block_0.attention
+      mha compare ours.safetensors theirs.npz \\
+        --names W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out
       mha compare theirs.safetensors ours.safetensors
 
     Exit code 0 if the layers are the same, even if they are stored in another way or rounded; 1 if they differ; 2 if
@@ -82,11 +96,15 @@ def compare(
             other = (a, b)[records.index(False)]
             kind = "is no record, but the other file is one; give two of a kind"
             terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
+        for option, text in (("--names", names), ("--names-b", names_b)):
+            if text is not None:
+                terminal.fail(f"{option} is for checkpoints, but A and B are records; leave it out")
         _records(a, b, path, json_file)
     for option, given in (("--path", path), ("--json", json_file)):
         if given:
             terminal.fail(f"{option} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
+    said |= {"names": parsed("names", names), "names_b": parsed("names_b", names_b)}
     said |= weights.options_said(rotary, qk_norm)
     try:
         report = parity.compare_files(

@@ -10,7 +10,7 @@ from mha.config import Config
 from mha.layer import MultiHeadAttention, restore
 from mha.parity.files.one_file import File, Layer
 from mha.positions import Rotary
-from mha.weights import readers, said, schemes
+from mha.weights import said, schemes
 
 Side = tuple[File, Layer]
 Options = dict[str, Any]
@@ -44,7 +44,7 @@ def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | said
     while True:
         options = {name: X for name, X in used.items() if name != "num_heads"}
         try:
-            with readers.opened(file.path) as source:
+            with file.opened() as source:
                 config, arrays = weights.take(source, *layer, used.get("num_heads"), options)
             return restore(config, arrays, "numpy"), used
         except said.LackingError as error:
@@ -60,6 +60,8 @@ def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: O
     options = dict(used)
     for name in STAND_INS.keys() & used.keys() - given.keys():
         value = getattr(lending.config, name)
+        if name in borrowed and file.parts and lender.parts:
+            continue  # names of their own say nothing of it, nor need they
         if name in borrowed or (name == "qk_norm" and value is None):
             error = attempt(file, layer, {one: X for one, X in used.items() if one != name})
             refuse((side, other_side) if name in borrowed else (side,), error)

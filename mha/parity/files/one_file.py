@@ -1,32 +1,86 @@
 """One of two files that are compared: which layers of attention it has, and what else."""
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 
 from mha import weights
 from mha.names import SchemeChoice, SchemeName
+from mha.parity.files.own_names import Renamed, fits, renamed
 from mha.weights import models, readers, said, schemes
+from mha.weights.projections import Parts
+from mha.weights.readers import Source
 
+OWN = "of its own"  # what is printed in the place of a scheme
+SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
+LISTED = 8  # so many names of a long list are shown
 Name = str | os.PathLike[str]  # of a file
 Layer = tuple[SchemeName, str]  # scheme and prefix
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file, and the scheme and prefix to look for in it; side: "a" or "b", as in the names of the arguments."""
+    """A file, and the scheme and prefix to look for in it.
+
+    side: "a" or "b", as in the names of the arguments; parts: what its projections are called, if no scheme says it.
+    """
 
     side: str
     path: Name
     scheme: SchemeChoice
     prefix: str | None
+    parts: Parts | None = dataclasses.field(default=None, hash=False)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Source]:
+        """Open the file; its layers have the names of a scheme. Raises as `readers.opened`."""
+        with readers.opened(self.path) as source:
+            yield source if self.parts is None else renamed(source, self.parts)
+
+    def named(self, parts: Parts | None) -> "File":
+        """The same file with layers whose projections are called so, if it has some.
+
+        Raises ValueError if a scheme is asked for, too.
+        """
+        if parts is None:
+            return self
+        with readers.opened(self.path) as source:
+            if not fits(source, parts):
+                return self
+        if self.scheme != "auto":
+            asked = said.setting(**{f"scheme_{self.side}": self.scheme})
+            raise ValueError(f"{asked} is given, but the names of its projections are said as well; leave one out")
+        return dataclasses.replace(self, parts=parts)
+
+    def some(self) -> str:
+        """The first of the names of its arrays."""
+        with readers.opened(self.path) as source:
+            return ", ".join([*source.entries][:LISTED]) + (", ..." if len(source.entries) > LISTED else "")
+
+    def called(self, layer: Layer) -> Layer:
+        """A layer as a report calls it: no scheme has its names if somebody said them."""
+        return cast(Layer, (OWN, layer[1])) if self.parts else layer
+
+    def remarks(self) -> list[str]:
+        """What a report should say of the names of a file."""
+        with self.opened() as source:
+            if not isinstance(source, Renamed):
+                return []
+            names = ", ".join(f"{role}={name}" for role, name in source.parts.names.items())
+            found = [f"{self.side.upper()} has names of its own: {names}"]
+            if source.guessed:
+                taken = "as (out, in), as PyTorch's of this name are; axes=io says otherwise"
+                found.append(f"kernels of {self.side.upper()} are taken {taken}")
+            return found
 
     def layers(self) -> list[Layer]:
         """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
-        with readers.opened(self.path) as source:
+        with self.opened() as source:
             every = schemes.recognise(source.entries, source.format_of)
         found = [layer for layer in every if schemes.is_meant(self.scheme, layer[0])]
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
@@ -35,13 +89,20 @@ class File:
     def chosen(self, prefixes: Sequence[str | None]) -> list[Layer]:
         """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
-        with readers.opened(self.path) as source, said.named(names):
-            return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
+        with self.opened() as source, said.named(names):
+            try:
+                return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
+            except ValueError as error:
+                if self.scheme != "auto" or schemes.recognise(source.entries, source.format_of):
+                    raise
+                option = said.name("names")
+                called = f"{option} {SPELT}" if option.startswith("-") else f"{option}={{'W_q': 'to_q', ...}}"
+                raise ValueError(f"{error}; or say what its projections are called, such as {called}") from error
 
     def beside(self, layer: Layer) -> dict[str, np.ndarray]:
         """Read the arrays beside the weights of a layer, by their names after its prefix, those of known dtypes."""
         (scheme, prefix), known = layer, readers.ALL
-        with readers.opened(self.path) as source:
+        with self.opened() as source:
             found = [name for name, entry in source.entries.items() if name.startswith(prefix) and entry.dtype in known]
             names = {name.removeprefix(prefix): name for name in found}
             pattern = schemes.SCHEMES[scheme].pattern
@@ -49,13 +110,13 @@ class File:
 
     def silent(self, layer: Layer) -> bool:
         """Whether the file says no options of a layer: it is not of mha, and no configuration of its model is there."""
-        with readers.opened(self.path) as source:
-            config = models.beside(source.path, layer[0])
+        with self.opened() as source:
+            config = None if self.parts else models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())
 
     def packings(self, layers: Iterable[Layer]) -> list[str]:
         """List how arrays of these layers are quantised, in words; [] = none is."""
-        with readers.opened(self.path) as source:
+        with self.opened() as source:
             if weights.is_own(source):
                 return []
             names = [name for layer in layers for name in schemes.wanted(source.entries, *layer)]
@@ -63,9 +124,14 @@ class File:
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
         """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
-        with readers.opened(self.path) as source:
+        with self.opened() as source:
             if weights.is_own(source):
                 return ()
-            names = list(source.entries)
-        held = {name for layer in layers for name in schemes.wanted(names, *layer)} | set(compared)
+            if isinstance(source, Renamed):
+                names = list(source.source.entries)
+                held = {name for _, prefix in layers for name in source.held[prefix.rstrip(".")]}
+            else:
+                names = list(source.entries)
+                held = {name for layer in layers for name in schemes.wanted(names, *layer)}
+        held |= set(compared)
         return tuple(name for name in names if name not in held)

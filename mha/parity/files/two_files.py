@@ -21,6 +21,7 @@ from mha.parity.same.relations import HEADS, Relation
 from mha.parity.same.weight_rows import WeightRow, same
 from mha.parity.why.two_layers import LayersReport, compared, shown
 from mha.weights import said
+from mha.weights.projections import parts_said
 
 SAYABLE = ("num_heads", "rotary", "qk_norm")  # options that a file may not say
 
@@ -33,6 +34,8 @@ def compare_files(
     scheme_b: SchemeChoice = "auto",
     prefix_a: str | None = None,
     prefix_b: str | None = None,
+    names: Mapping[str, str] | None = None,
+    names_b: Mapping[str, str] | None = None,
     num_heads: int | None = None,
     track: Callable[[list[Any]], Iterable[Any]] = iter,
     **options: Any,
@@ -46,6 +49,11 @@ def compare_files(
             there too, else of the layer with the same weights, else the only layer. If both are None, all layers are
             compared: pairs of equal prefixes, else of the same weights, else in the order of the prefixes. A layer
             without a partner is a difference.
+        names: what the projections are called in files whose names no scheme has, after the path of a layer, such as
+            {"W_q": "to_q", "W_k": "to_k", "W_v": "to_v", "W_o": "to_out"}: of each file that has layers with these
+            names. One name for several projections means that they are packed. "q_norm" and "k_norm" are the norms,
+            "axes" says how kernels lie: "io" = (in, out), "oi" = (out, in), as names of PyTorch and Keras show it.
+        names_b: the same of B alone, where its names are others.
         num_heads, rotary, qk_norm: as for `mha.load`, if a file does not say them. Without them, they are taken from
             the other file; so are the window, the scale and the cap, if one has no configuration.
         track: goes through layers and pairs of layers as they are read and compared, and may show the progress.
@@ -59,7 +67,7 @@ def compare_files(
     for name in given:
         if name not in SAYABLE:
             raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
-    files = File("a", a, scheme_a, prefix_a), File("b", b, scheme_b, prefix_b)
+    files = with_names(File("a", a, scheme_a, prefix_a), File("b", b, scheme_b, prefix_b), names, names_b)
     pairing = paired(*files, given, track)
     reports: list[LayersReport] = []
     seen: set[Names] = set()  # of arrays beside weights
@@ -90,14 +98,21 @@ def compare_files(
     notes += [
         f"{file} does not say {name}: {shown(value)} is taken from {'AB'[file == 'A']}"
         for (file, name), value in unsaid.items()
-        if name not in given
+        if name not in given and not {("A", name), ("B", name)} <= unsaid.keys()
     ]
+    notes += [
+        f"neither file says {name}: {shown(value)} is taken for both"
+        for (file, name), value in unsaid.items()
+        if file == "A" and ("B", name) in unsaid and name not in given
+    ]
+    notes += [note for file in files for note in file.remarks()]
     others = (
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
         files[1].others((second for _, second in pairing.pairs), (name for _, name in seen)),
     )
+    pairs = tuple((files[0].called(first), files[1].called(second)) for first, second in pairing.pairs)
     return FilesReport(
-        (os.fspath(a), os.fspath(b)), pairing.pairs, tuple(reports), (*pairing.notes, *notes), others, pairing.alone,
+        (os.fspath(a), os.fspath(b)), pairs, tuple(reports), (*pairing.notes, *notes), others, pairing.alone,
         (*pairing.moves, *exchanged(differing)),
     )  # fmt: skip
 
@@ -110,6 +125,23 @@ def in_order_of_heads(row: WeightRow, heads: int) -> WeightRow:
     if row.same and any(heads in shape for shape in row.shapes if shape):
         return dataclasses.replace(row, relation=Relation(f"the same, but the weights have {HEADS}"))
     return row
+
+
+def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:
+    """Tell two files what their projections are called; names, names_b: as for `compare_files`.
+
+    Raises TypeError or ValueError if these are nothing of the kind, or if no layer has such names.
+    """
+    both_parts = None if names is None else parts_said("names", names)
+    own_parts = None if names_b is None else parts_said("names_b", names_b)
+    found = [a.named(both_parts), b.named(own_parts or both_parts)]
+    of_both = found[:1] if own_parts else found
+    for argument, parts, files in (("names", both_parts, of_both), ("names_b", own_parts, found[1:])):
+        if parts is not None and not any(file.parts for file in files):
+            there = "; ".join(f"{file.side.upper()} has {file.some()}" for file in files)
+            called = ", ".join(dict.fromkeys(parts.names.values()))
+            raise ValueError(f"{said.name(argument)} fits no layer: nowhere are kernels of {called} together; {there}")
+    return found[0], found[1]
 
 
 def elsewhere(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.parity.whole.layers.known import ROLES, Known, kind_of, taken
-from mha.parity.whole.layers.partners import Where, partners_of
-from mha.parity.whole.layers.projections import NamedTruth, Parts, Taken, joined, lacking, take
+from mha.parity.whole.layers.known import Known, kind_of, taken
+from mha.parity.whole.layers.partners import NamedTruth, Where, partners_of
 from mha.parity.whole.layers.remarks import guesses, without_biases
 from mha.parity.whole.layers.taught import called, lesson_of, of_like_alone, options_of, parts_of
 from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
 from mha.weights import models, schemes
+from mha.weights.projections import ROLES, Parts, Taken, joined, lacking, take
 from mha.weights.schemes.table import Place
 
 PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
@@ -86,13 +86,19 @@ class Finder:
             layers = self.truth.layers() if path in where else []
             layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), known.get(path))
             return None if layer is None else (self.truth, layer)
-        taking = functools.partial(take, self.truth.arrays, prefix, parts, self.truth.modules, mine, truth=self.truth)
-        first = taking()
+        taking = functools.partial(
+            take, self.truth.arrays, prefix, parts, self.truth.modules, mine, whose=self.truth.said,
+            formats=self.truth.formats,
+        )  # fmt: skip
+        try:
+            first = taking()
+        except ValueError as error:
+            raise ValueError(f"like= and layers= do not fit each other: {error}") from error
         self.by_name.extend(first.guessed)
         if mine is not None:
             bare = [role for role, has in first.biased.items() if has and mine.biased.get(role) is False]
             self.notes.extend(f"{role} of {path} has no bias, that of {self.truth.said} has one" for role in bare)
-        return NamedTruth(self.truth, taking, False), (first.layer[0], f"{prefix}.")
+        return NamedTruth(self.truth, taking, False), (first.scheme, f"{prefix}.")
 
     def once(self, paths: Iterable[str]) -> list[str]:
         """Take each module once, by the first of its paths."""
@@ -137,9 +143,8 @@ class Finder:
         }
         if not any(found.values()):
             names = ", ".join(dict.fromkeys(parts.names.values()))
-            raise ValueError(
-                f"layers has {pattern!r}, but no module has all of {names}; there are {some(self.modules)}"
-            )
+            below = "" if pattern == "*" else f" that fits {pattern!r}"
+            raise ValueError(f"no module{below} has all of {names}, as layers= says; there are {some(self.modules)}")
         return [one for some in found.values() for one in some]
 
     def absent(self, path: str, parts: Parts) -> list[str]:
@@ -204,7 +209,7 @@ class Finder:
                 )
             taking = functools.partial(take, self.arrays, path, parts, self.modules)
             mine = taking()
-            layer, truth = (mine.layer[0], f"{path}."), NamedTruth(self.truth, taking, True)
+            layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True)
             own, options = layer, {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
             places = {role: Place(f"{path}.{name}", "oi", parts.part(role)) for role, name in roles.items()}

@@ -12,7 +12,6 @@ from mha.weights import models, native
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
-ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
 INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 

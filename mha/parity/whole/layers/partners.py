@@ -1,18 +1,32 @@
 """Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mha.parity.whole.layers.projections import Parts, beginnings, lacking, prefixes
+import numpy as np
+
 from mha.parity.whole.layers.taught import parts_of_like
 from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
 from mha.tables import few
+from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes
 
 Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
 HOW = (
     "say where they are, such as like='encoder.layers.{}.attention' beside W_q and the others in layers=, where {} is "
     "the number of a layer, or like=dict(path='encoder.layers.{}.attention', W_q='query', ...) for other names"
 )
+
+
+class NamedTruth(Truth):
+    """What is true of one layer whose arrays have names of their own; take: takes them, as `projections.take` does."""
+
+    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool) -> None:
+        super().__init__(whole.arrays, None, whole.said, own)
+        self.kept, self.take = whole.kept, take
+
+    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of the layer by the names of its scheme, and their prefix."""
+        return dict(self.take().arrays), ""
 
 
 def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, Layer]) -> dict[str, Where]:

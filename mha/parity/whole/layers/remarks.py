@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mha.parity.whole.layers.partners import Where
-from mha.parity.whole.layers.projections import biases_of
 from mha.parity.whole.layers.taught import parts_of, parts_of_like
 from mha.parity.whole.layers.truth import Truth, fits
 from mha.tables import counted, few
+from mha.weights.projections import biases_of
 
 
 def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:

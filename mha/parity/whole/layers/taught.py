@@ -4,17 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mha import checks
-from mha.parity.whole.layers.known import ROLES
-from mha.parity.whole.layers.projections import NORMS, Parts
 from mha.weights import models, schemes
 from mha.weights.checkpoints import SAYABLE
+from mha.weights.projections import NEEDED, NORMS, ROLES, SAID, Parts
 from mha.weights.schemes import TIED
 
 CALLED = ("causal", "padding", "cross")  # how a layer is called
-NEEDED = ("W_q", "W_k", "W_v", "W_o")
-PLACED = (*ROLES, *NORMS, "axes")  # where the arrays are, and how they lie
-KNOWN = ("scheme", *PLACED, "like", "num_heads", *CALLED, *SAYABLE)
-OF_LIKE = ("path", *PLACED)
+KNOWN = ("scheme", *SAID, "like", "num_heads", *CALLED, *SAYABLE)
+OF_LIKE = ("path", *SAID)
 
 
 def lesson_of(pattern: Any, lesson: Any) -> Any:
@@ -83,7 +80,7 @@ def parts_of_like(lesson: Mapping[str, Any]) -> Parts | None:
 
 def options_of(lesson: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a taught layer."""
-    return {name: X for name, X in lesson.items() if name not in ("scheme", "like", *PLACED, *CALLED)}
+    return {name: X for name, X in lesson.items() if name not in ("scheme", "like", *SAID, *CALLED)}
 
 
 def called(lesson: Mapping[str, Any]) -> models.Attends:

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
-from mha.parity.whole.layers.known import ROLES
-from mha.parity.whole.layers.truth import Layer, Truth
+from mha import checks, dispatch
+from mha.names import SchemeName
+from mha.weights import said, schemes
 from mha.weights.native.named import to_numpy
 
+ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
 NORMS = ("q_norm", "k_norm")
+NEEDED = ("W_q", "W_k", "W_v", "W_o")
+SAID = (*ROLES, *NORMS, "axes")  # what may be said of a layer: names, and how its kernels lie
 KERNELS = ("weight", "kernel", "w", "vars.0", "")  # what frameworks call the kernel of a module; "" = the module itself
 BIASES = ("bias", "b", "vars.1")
 SCALES = ("weight", "scale", "gamma", "vars.0", "")
@@ -68,15 +71,35 @@ class Parts:
         )
 
 
+def parts_said(argument: str, names: Any) -> Parts:
+    """Return what somebody says the projections are called, such as {"W_q": "to_q", ...}; argument: its name.
+
+    Raises TypeError or ValueError if it is nothing of the kind.
+    """
+    if not isinstance(names, Mapping):
+        raise TypeError(
+            f"{said.name(argument)} is {checks.brief(names)}, expected a dict, such as {{'W_q': 'to_q', ...}}"
+        )
+    for role, name in names.items():
+        if role not in SAID or not isinstance(name, str):
+            raise ValueError(f"{said.name(argument)} has {role}={name!r}, expected names of {', '.join(SAID)}")
+    if lost := [role for role in NEEDED if role not in names]:
+        raise ValueError(f"{said.name(argument)} has no {', '.join(lost)}, expected the names of {', '.join(NEEDED)}")
+    axes = names.get("axes", "")
+    if axes not in ("", "io", "oi"):
+        raise ValueError(f"{said.name(argument)} has axes={axes!r}, expected io = (in, out), or oi = (out, in)")
+    return Parts({role: name for role, name in names.items() if role != "axes"}, None, axes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Taken:
     """The arrays of a layer by the names of a scheme, kernels (out, in), biases that are missing 0.
 
-    layer: this scheme with its prefix; biased: by role, whether a projection has a bias; unsure: those
+    scheme: this one; biased: by role, whether a projection has a bias; unsure: those
     whose class does not show how the kernel lies; guessed: the arrays of NumPy that lie as their name alone says.
     """
 
-    layer: Layer
+    scheme: SchemeName
     arrays: Mapping[str, np.ndarray]
     biased: Mapping[str, bool]
     unsure: tuple[str, ...] = ()
@@ -155,15 +178,14 @@ class Kernel:
         """Whether a name alone says how it lies, though other frameworks use the name otherwise."""
         return self.module is None and self.way == "oi" and not self.outward
 
-    def by_size(self, expected: tuple[int, int] | None, said: str) -> str:
+    def by_size(self, expected: tuple[int, int] | None, whose: str) -> str:
         """How it lies by the sizes (out, in); "" if these are equal. Raises ValueError if it has others."""
         if expected is None or self.X.ndim != 2:
             return ""
         if self.X.shape not in (expected, expected[::-1]):
             turned = f" or {expected[::-1]}" if expected[0] != expected[1] else ""
             raise ValueError(
-                f"like= and layers= do not fit each other: {self.name} of {said} has shape {self.X.shape}, expected "
-                f"{expected}{turned} for that of the model"
+                f"{self.name} of {whose} has shape {self.X.shape}, expected {expected}{turned} for that of the model"
             )
         return "" if expected[0] == expected[1] else "oi" if self.X.shape == expected else "io"
 
@@ -189,6 +211,15 @@ def biases_of(arrays: Collection[str], path: str, parts: Parts) -> dict[str, str
     return {role: named(module, BIASES, arrays) for role, module in modules_of(path, parts).items()}
 
 
+def names_of(arrays: Collection[str], path: str, parts: Parts) -> list[str]:
+    """The names of the arrays of a layer."""
+    own = {role: joined(path, name) for role, name in parts.names.items()}
+    kinds = {role: SCALES if role in NORMS else KERNELS for role in own}
+    every = [named(own[role], kinds[role], arrays) for role in own]
+    every += [named(module, BIASES, arrays) for role, module in own.items() if role in ROLES]
+    return [name for name in every if name is not None]
+
+
 def take(
     arrays: Mapping[str, Any],
     path: str,
@@ -196,13 +227,14 @@ def take(
     modules: Mapping[str, Any],
     beside: Taken | None = None,
     turned: bool = False,
-    truth: Truth | None = None,
+    whose: str = "",
+    formats: Callable[[str], str] = schemes.unsaid,
 ) -> Taken:
     """Take the arrays of a layer, of which none is `lacking`.
 
     path: of the layer; modules: of the model with these arrays, {} = none; beside: the same layer of another model,
-    whose sizes show how kernels lie; turned: whether kernels of which nothing shows it are (in, out); truth: whose
-    arrays these are, None = the model's own.
+    whose sizes show how kernels lie; turned: whether kernels of which nothing shows it are (in, out); whose: whose
+    arrays these are, in words, "" = the model's own; formats: as of `schemes.recognise`.
 
     Raises ValueError if the sizes are others than those of `beside`, or if nothing shows how its kernels lie.
     """
@@ -211,20 +243,20 @@ def take(
     for role, module in modules_of(path, parts).items():
         name = named(module, KERNELS, arrays) or module
         outward = dispatch.backend_of(arrays[name]) in OUTWARD
-        outward |= truth is not None and truth.formats(name) in OUTWARD_FORMATS
+        outward |= formats(name) in OUTWARD_FORMATS
         kernels[role] = Kernel(name, to_numpy(name, arrays[name]), modules.get(module), outward)
     sizes = {} if beside is None else sizes_of(beside, parts)
-    said = "" if truth is None else truth.said
-    shown = {role: kernel.by_size(sizes.get(role), said) for role, kernel in kernels.items()}
+    shown = {role: kernel.by_size(sizes.get(role), whose) for role, kernel in kernels.items()}
     common = set(filter(None, shown.values()))
     others = common.pop() if len(common) == 1 else ""  # as the rest of the same arrays
     said_way = parts.axes or others
     ways = {role: shown[role] or said_way or kernel.way for role, kernel in kernels.items()}
     unsure = tuple(parts.names[role] for role, way in ways.items() if not way)
-    if unsure and said:
+    if unsure and whose:
+        first = kernels["W_q"]
         raise ValueError(
-            f"nothing says whether the kernels of {said} are (in, out) or (out, in), such as {kernels['W_q'].name} of "
-            f"shape {kernels['W_q'].X.shape}; say it in layers=, like=dict(axes='io') or like=dict(axes='oi')"
+            f"nothing says whether the kernels of {whose} are (in, out) or (out, in), such as {first.name} of shape "
+            f"{first.X.shape}; say it: like=dict(axes='io') in layers=, or axes=io in --names; else 'oi'"
         )
     found: dict[str, np.ndarray] = {}
     biases = biases_of(arrays, path, parts)
@@ -243,12 +275,12 @@ def take(
             scale = named(joined(path, parts.names[role]), SCALES, arrays)
             if scale is None:
                 raise ValueError(
-                    f"{role}={parts.names[role]!r} has no weight at {path or 'the top'} of {said or 'the model'}"
+                    f"{role}={parts.names[role]!r} has no weight at {path or 'the top'} of {whose or 'the model'}"
                 )
             found[f"{role}.weight"] = to_numpy(scale, arrays[scale])
     biased = {role: bias is not None for role, bias in biases.items()}
     guessed = tuple(one.name for role, one in kernels.items() if one.guessed and not (shown[role] or said_way))
-    return Taken(("phi3" if parts.packed else "llama", ""), found, biased, unsure, guessed)
+    return Taken("phi3" if parts.packed else "llama", found, biased, unsure, guessed)
 
 
 def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
@@ -265,15 +297,3 @@ def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
     if together:
         found[together[0]] = sum(found[role][0] for role in together), found[together[0]][1]
     return found
-
-
-class NamedTruth(Truth):
-    """What is true of one layer whose arrays have names of their own; take: takes them, as the function above does."""
-
-    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool) -> None:
-        super().__init__(whole.arrays, None, whole.said, own)
-        self.kept, self.take = whole.kept, take
-
-    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
-        """The arrays of the layer by the names of its scheme, and their prefix."""
-        return dict(self.take().arrays), ""

@@ -1,0 +1,25 @@
+"""What --names says: the names of projections, of files whose names no scheme has."""
+
+from mha.cli import terminal
+from mha.weights import said
+from mha.weights.projections import parts_said
+
+SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
+
+
+def parsed(argument: str, text: str | None) -> dict[str, str] | None:
+    """The names of projections that --names gives, W_q=to_q,W_k=to_k,...; argument: its name in Python."""
+    if text is None:
+        return None
+    named = {}
+    for one in text.split(","):
+        role, equals, name = one.partition("=")
+        if not equals or role.strip() in named:
+            expected = f"{SPELT}, each once"
+            terminal.fail(f"{said.name(argument)} has {one!r}, expected a projection, =, and its name: {expected}")
+        named[role.strip()] = name.strip()
+    try:
+        parts_said(argument, named)
+    except ValueError as error:
+        terminal.fail(error)
+    return named

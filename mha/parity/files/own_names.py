@@ -1,0 +1,97 @@
+"""A file whose layers have names of their own, shown as one whose layers have the names of a scheme."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.weights import projections
+from mha.weights.projections import Parts, Taken
+from mha.weights.readers import FLOATS, Entry, Source
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed(Source):
+    """An open file, the arrays of its layers by the names of scheme "llama", or of "phi3" if they are packed.
+
+    source: the file; guessed: whether a kernel lies as its name alone says; places: by the name of an array, the path
+    of its layer and its name after that; held: by the path of a layer, what the file calls its arrays; parts: what the
+    projections are called; kept: the layer that was read last, by its path.
+    """
+
+    source: Source
+    guessed: bool
+    places: Mapping[str, tuple[str, str]]
+    held: Mapping[str, list[str]]
+    parts: Parts
+    kept: dict[str, Taken] = dataclasses.field(default_factory=dict)
+
+    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+        """Read an array, as `Source.read`."""
+        if name not in self.places:
+            return self.source.read(name, known)
+        path, own = self.places[name]
+        if path not in self.kept:
+            self.kept.clear()
+            self.kept[path] = taken(self.source, _Read(self.source), path, self.parts)
+        return np.array(self.kept[path].arrays[own])
+
+    def format_of(self, name: str) -> str:
+        """The format of the file."""
+        return self.source.format_of(name)
+
+    def packing_of(self, name: str) -> str:
+        """How an array is quantised, in words; "" = it is not."""
+        return "" if name in self.places else self.source.packing_of(name)
+
+
+class _Read(Mapping[str, Any]):
+    """The arrays of an open file: each is read when it is asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, name: str) -> Any:
+        return self.source.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.entries)
+
+    def __len__(self) -> int:
+        return len(self.source.entries)
+
+
+class _Claimed(_Read):
+    """Stand-ins for the arrays of an open file."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.source.entries[name].claimed(name)
+
+
+def taken(source: Source, arrays: Mapping[str, Any], path: str, parts: Parts) -> Taken:
+    """Take the arrays of a layer of a file."""
+    return projections.take(arrays, path, parts, {}, whose=source.path.name, formats=source.format_of)
+
+
+def fits(source: Source, parts: Parts) -> bool:
+    """Whether a file has a layer with projections of these names."""
+    return bool(projections.prefixes(parts, source.entries))
+
+
+def renamed(source: Source, parts: Parts) -> Source:
+    """Show a file whose layers have projections of these names. Raises ValueError if nothing shows how kernels lie."""
+    entries, places, guessed = dict(source.entries), dict[str, tuple[str, str]](), False
+    held: dict[str, list[str]] = {}
+    for path in projections.prefixes(parts, source.entries):
+        found = taken(source, _Claimed(source), path, parts)
+        guessed |= bool(found.guessed)
+        held[path] = projections.names_of(source.entries, path, parts)
+        for name in held[path]:
+            entries.pop(name, None)
+        for own, X in found.arrays.items():
+            name = projections.joined(path, own)
+            entries[name], places[name] = Entry(str(X.dtype), X.shape), (path, own)
+    # A configuration beside it says nothing of layers that no scheme has.
+    nowhere = source.path.with_name(f"{source.path.name} with names of its own") / source.path.name
+    return Renamed(nowhere, entries, source.metadata, source, guessed, places, held, parts)
