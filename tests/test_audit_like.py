@@ -256,6 +256,32 @@ def test_a_pattern_finds_the_modules_that_have_the_projections():
 # Arrays alone
 
 
+def test_taps_are_judged_by_arrays_with_names_of_their_own():
+    rng = np.random.default_rng(3)
+    X, own, taps = audited.inputs(), {}, {}
+    for at, name in enumerate(("first", "second")):
+        kernels = {one: rng.normal(size=(D, D), scale=0.4).astype("f4") for one in NAMES}
+        q, k, v = (X @ kernels[one] for one in ("to_q", "to_k", "to_v"))
+        output = audited.attend(np, softmax, q, k, v, "") @ kernels["to_out"]
+        taps[name] = {"queries": X, "output": output.astype("f4")}
+        own |= {f"encoder.{at}.{one}.kernel": kernel for one, kernel in kernels.items()}
+    layers = {"*": audited.TAUGHT}
+    assert parity.audit_taps(taps, own, layers)
+    turned = own | {"encoder.1.to_v.kernel": own["encoder.1.to_v.kernel"].T}
+    report = parity.audit_taps(taps, turned, layers)
+    assert [row.verdict for row in report.layers] == ["same", "differs"]
+    assert any("by the order of their paths: first with encoder.0" in note for note in report.notes)
+    assert parity.audit_taps(taps, own, {"first": audited.TAUGHT | {"like": "encoder.0"}, "second": None})
+    with pytest.raises(ValueError, match=r"do not fit.*for first.*no kernel of to_q, .*to_out at 'encoder\.2'"):
+        parity.audit_taps(taps, own, {"first": audited.TAUGHT | {"like": "encoder.2"}})
+
+
+def softmax(scores):
+    """The softmax over keys."""
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
 def parts(**more):
     return projections.Parts({"W_q": "q", "W_k": "k", "W_v": "v", "W_o": "o"}, **more)
 

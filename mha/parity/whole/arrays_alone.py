@@ -18,14 +18,18 @@ from mha.parity.whole.calls.model_calls import History, ModelCall, UnknownError
 from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.layers.finding import some
 from mha.parity.whole.layers.known import Known
+from mha.parity.whole.layers.partners import NamedTruth, Partner, partner_of, partners_of
+from mha.parity.whole.layers.remarks import guesses
+from mha.parity.whole.layers.taught import parts_of_like
 from mha.parity.whole.layers.truth import Layer, Truth, natural, opened, paired
 from mha.parity.whole.watching import Watch
 from mha.weights import models
 from mha.weights.checkpoints import SAYABLE
+from mha.weights.projections import SAID
 
 INPUTS = ("queries", "keys", "values")
 CALLED = ("causal", "cross")  # how a layer is called
-OPTIONS = ("num_heads", *CALLED, *SAYABLE)
+OPTIONS = ("num_heads", *CALLED, *SAYABLE, *SAID, "like")
 PLACES = ("offset", "positions", "key_positions", "segments", "key_segments")
 
 
@@ -41,7 +45,8 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
         like: where the weights and the configuration are that the model should have: a directory or file of a
             checkpoint, a state dict, or a model. None = layers= has them.
         layers: what is known of layers, by patterns of their names: an `mha.MultiHeadAttention`; or a dict of its
-            options, and of causal= and cross=, where the configuration does not say them; None leaves a layer out.
+            options, and of causal= and cross=, where the configuration does not say them, and of the names of the
+            projections in like, W_q="to_q" and so on, as for `audit`; None leaves a layer out.
 
     Returns:
         An `AuditReport`, as `audit` does. Where the model's configuration or layers= says how a layer is called, the
@@ -59,8 +64,11 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
         paths = [path for path in taken if lessons.get(path, "") is not None]
         every = truth.layers()
         partners = _partners(paths, every)
+        described = {path: one for path, one in lessons.items() if isinstance(one, Mapping) and parts_of_like(one)}
+        where = partners_of(described, truth, partners)
         for number, path in enumerate(sorted(taken, key=natural), 1):
-            known = _known(path, lessons.get(path, ""), truth, partners.get(path))
+            partner = partner_of(path, where, partners, truth)
+            known = _known(path, lessons.get(path, ""), truth, partner)
             watching.known.append(known)
             if known.reason:
                 watching.rows[path] = LayerRow(path, known.kind, "not known", known.reason)
@@ -71,8 +79,9 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
         report = AuditReport("arrays", truth=truth.said, weighed=True)
         report.layers = tuple(watching.rows[one.path] for one in watching.known if one.path in watching.rows)
         report.kept = tuple(watching.kept.values())
+        report.notes = tuple(guesses(described, where, [], truth))
         if left := len(every) - len(set(partners.values())):
-            report.notes = (f"nothing was given of {left} of the {len(every)} layers of {truth.said}",)
+            report.notes += (f"nothing was given of {left} of the {len(every)} layers of {truth.said}",)
     return report
 
 
@@ -188,7 +197,7 @@ def _lessons(layers: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _known(path: str, lesson: Any, truth: Truth, partner: Layer | None) -> Known:
+def _known(path: str, lesson: Any, truth: Truth, partner: Partner | None) -> Known:
     """Describe a layer; lesson: what layers= says of it, "" = nothing; partner: the layer of the truth."""
     if lesson is None:
         return Known(path, "left out", reason="left out, as layers= says", left_out=True)
@@ -197,13 +206,16 @@ def _known(path: str, lesson: Any, truth: Truth, partner: Layer | None) -> Known
         return Known(path, "mha", native=True, take=lambda tokens: (config, weights))
     if partner is None:
         return Known(path, "arrays", reason=f"{truth.said} has no layer for it")
-    options = dict(lesson or {})
+    options = {name: X for name, X in (lesson or {}).items() if name not in (*SAID, "like")}
+    truth, layer = partner
+    if isinstance(truth, NamedTruth):
+        options = {"rotary": None} | options
     called = {name: options.pop(name) for name in CALLED if name in options}
     try:
         causal, cross = (checks.flag(f"{name} of layers", called.get(name, False)) for name in CALLED)
-        attends = models.Attends(causal, "", "", cross=cross) if called else truth.attends(partner)
-        truth.layer(partner, options, 1)
+        attends = models.Attends(causal, "", "", cross=cross) if called else truth.attends(layer)
+        truth.layer(layer, options, 1)
     except (TypeError, ValueError, OverflowError) as error:
-        return Known(path, partner[0], reason=str(error))
-    take = functools.partial(truth.layer, partner, options)
-    return Known(path, partner[0], native=True, take=take, attends=attends)
+        return Known(path, layer[0], reason=str(error))
+    take = functools.partial(truth.layer, layer, options)
+    return Known(path, layer[0], native=True, take=take, attends=attends)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mha.layer import MultiHeadAttention
 from mha.parity.whole.layers.known import Known, kind_of, taken
-from mha.parity.whole.layers.partners import NamedTruth, Where, partners_of
+from mha.parity.whole.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
 from mha.parity.whole.layers.remarks import guesses, without_biases
 from mha.parity.whole.layers.taught import called, lesson_of, of_like_alone, options_of, parts_of
 from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
@@ -17,7 +17,6 @@ from mha.weights.projections import ROLES, Parts, Taken, joined, lacking, take
 from mha.weights.schemes.table import Place
 
 PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
-Partner = tuple[Truth, Layer]
 LISTED = 8  # so many names of a long list are shown
 UNSAID = "nothing says what it computes; teach it with layers="
 
@@ -81,24 +80,12 @@ class Finder:
         where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of
         the layer in the model.
         """
-        prefix, parts = where.get(path, ("", None))
-        if parts is None:
-            layers = self.truth.layers() if path in where else []
-            layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), known.get(path))
-            return None if layer is None else (self.truth, layer)
-        taking = functools.partial(
-            take, self.truth.arrays, prefix, parts, self.truth.modules, mine, whose=self.truth.said,
-            formats=self.truth.formats,
-        )  # fmt: skip
-        try:
-            first = taking()
-        except ValueError as error:
-            raise ValueError(f"like= and layers= do not fit each other: {error}") from error
-        self.by_name.extend(first.guessed)
-        if mine is not None:
-            bare = [role for role, has in first.biased.items() if has and mine.biased.get(role) is False]
-            self.notes.extend(f"{role} of {path} has no bias, that of {self.truth.said} has one" for role in bare)
-        return NamedTruth(self.truth, taking, False), (first.scheme, f"{prefix}.")
+        found = partner_of(path, where, known, self.truth, mine)
+        if found is not None and isinstance(truth := found[0], NamedTruth):
+            self.by_name.extend(truth.guessed)
+            bare = [role for role, has in truth.biased.items() if mine and has and mine.biased.get(role) is False]
+            self.notes.extend(f"{role} of {path} has no bias, that of {truth.said} has one" for role in bare)
+        return found
 
     def once(self, paths: Iterable[str]) -> list[str]:
         """Take each module once, by the first of its paths."""
@@ -209,7 +196,7 @@ class Finder:
                 )
             taking = functools.partial(take, self.arrays, path, parts, self.modules)
             mine = taking()
-            layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True)
+            layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True, mine)
             own, options = layer, {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
             places = {role: Place(f"{path}.{name}", "oi", parts.part(role)) for role, name in roles.items()}
@@ -222,7 +209,7 @@ class Finder:
         known = self.completed(one, layer, truth, own, options, attends, places)
         if mine is None or not mine.unsure or not self.truth.own:
             return known
-        other = NamedTruth(self.truth, functools.partial(taking, turned=True), True)
+        other = NamedTruth(self.truth, functools.partial(taking, turned=True), True, mine)
         other.kept = {}  # of the same names
         names = f"{', '.join(mine.unsure)} of {type(self.modules[joined(path, mine.unsure[0])]).__name__}"
         turned = self.completed(one, layer, other, own, options, attends, places)

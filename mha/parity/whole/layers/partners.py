@@ -1,5 +1,6 @@
 """Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 from mha.parity.whole.layers.taught import parts_of_like
 from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
 from mha.tables import few
-from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes
+from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes, take
 
+Partner = tuple[Truth, Layer]
 Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
 HOW = (
     "say where they are, such as like='encoder.layers.{}.attention' beside W_q and the others in layers=, where {} is "
@@ -20,9 +22,10 @@ HOW = (
 class NamedTruth(Truth):
     """What is true of one layer whose arrays have names of their own; take: takes them, as `projections.take` does."""
 
-    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool) -> None:
+    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool, first: Taken) -> None:
         super().__init__(whole.arrays, None, whole.said, own)
         self.kept, self.take = whole.kept, take
+        self.biased, self.guessed = first.biased, first.guessed
 
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
         """The arrays of the layer by the names of its scheme, and their prefix."""
@@ -90,3 +93,34 @@ def missing(path: str, parts: Parts | None, truth: Truth) -> str:
             return f"{begin} there are {layers}, and nothing says which it is; {HOW}"
     at = near[0] if near else path
     return f"{begin} there is no kernel of {', '.join(lacking(at, parts, truth.arrays))} at {at!r}; {some}; {HOW}"
+
+
+def partner_of(
+    path: str, where: Mapping[str, Where], known: Mapping[str, Layer], truth: Truth, mine: Taken | None = None
+) -> Partner | None:
+    """The truth of a layer, and which of its layers it is; None if nothing says it.
+
+    where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of the
+    layer in the model. Raises ValueError as `named_truth`.
+    """
+    prefix, parts = where.get(path, ("", None))
+    if parts is not None:
+        return named_truth(truth, prefix, parts, mine)
+    layers = truth.layers() if path in where else []
+    layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), known.get(path))
+    return None if layer is None else (truth, layer)
+
+
+def named_truth(truth: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
+    """What is true of a layer whose arrays have names of their own, and which of its layers it is; mine: the model's.
+
+    Raises ValueError if its sizes are others than those of the model, or if nothing shows how its kernels lie.
+    """
+    taking = functools.partial(
+        take, truth.arrays, prefix, parts, truth.modules, mine, whose=truth.said, formats=truth.formats
+    )
+    try:
+        first = taking()
+    except ValueError as error:
+        raise ValueError(f"like= and layers= do not fit each other: {error}") from error
+    return NamedTruth(truth, taking, False, first), (first.scheme, f"{prefix}.")
