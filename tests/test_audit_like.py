@@ -109,8 +109,26 @@ def test_paths_and_names_of_another_model(right, like):
         report = audit_of(one, other, said(one, **RENAMED, **like))
         assert [row.verdict for row in report.layers] == expected
         assert any("order of their paths" in note for note in report.notes) == (not like)
+    unnumbered = {
+        name.replace("blocks.0", "last").replace("blocks.1", "first"): X for name, X in called(own, "kernel").items()
+    }
+    with pytest.raises(ValueError, match=r"no number says which layer.*blocks\.0 might be first"):
+        audit_of(one, unnumbered)
     with pytest.raises(ValueError, match=r"do not fit.*blocks\.0.*no kernel of query, key, value, merge at '0\.mixer'"):
         audit_of(one, called(own, "kernel"), said(one, **RENAMED, path="{}.mixer"))
+
+
+@pytest.mark.backends("torch")
+def test_names_of_ones_own_come_before_those_of_a_scheme_that_has_no_biases(right):
+    one, own = right("torch.taught")
+    names = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out": "o"}  # as T5's
+    other = {}
+    for name, X in called(own, "kernel").items():
+        path, _, rest = name.partition(".to_")
+        module, _, array = f"to_{rest}".partition(".")
+        other[f"{path}.{names[module]}.{array}"] = X
+    report = audit_of(one, other, said(one, W_q="q", W_k="k", W_v="v", W_o="o"))
+    assert [row.verdict for row in report.layers] == ["same", "same"], report
 
 
 @pytest.mark.backends("torch")
@@ -259,7 +277,7 @@ def test_a_pattern_finds_the_modules_that_have_the_projections():
 def test_taps_are_judged_by_arrays_with_names_of_their_own():
     rng = np.random.default_rng(3)
     X, own, taps = audited.inputs(), {}, {}
-    for at, name in enumerate(("first", "second")):
+    for at, name in enumerate(("tap_0", "tap_1")):
         kernels = {one: rng.normal(size=(D, D), scale=0.4).astype("f4") for one in NAMES}
         q, k, v = (X @ kernels[one] for one in ("to_q", "to_k", "to_v"))
         output = audited.attend(np, softmax, q, k, v, "") @ kernels["to_out"]
@@ -270,10 +288,10 @@ def test_taps_are_judged_by_arrays_with_names_of_their_own():
     turned = own | {"encoder.1.to_v.kernel": own["encoder.1.to_v.kernel"].T}
     report = parity.audit_taps(taps, turned, layers)
     assert [row.verdict for row in report.layers] == ["same", "differs"]
-    assert any("by the order of their paths: first with encoder.0" in note for note in report.notes)
-    assert parity.audit_taps(taps, own, {"first": audited.TAUGHT | {"like": "encoder.0"}, "second": None})
-    with pytest.raises(ValueError, match=r"do not fit.*for first.*no kernel of to_q, .*to_out at 'encoder\.2'"):
-        parity.audit_taps(taps, own, {"first": audited.TAUGHT | {"like": "encoder.2"}})
+    assert any("by the order of their paths: tap_0 with encoder.0" in note for note in report.notes)
+    assert parity.audit_taps(taps, own, {"tap_0": audited.TAUGHT | {"like": "encoder.{}"}, "tap_1": None})
+    with pytest.raises(ValueError, match=r"do not fit.*for tap_0.*no kernel of to_q, .*to_out at 'encoder\.2'"):
+        parity.audit_taps(taps, own, {"tap_0": audited.TAUGHT | {"like": "encoder.2"}})
 
 
 def softmax(scores):

@@ -27,19 +27,25 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         args, kwargs: the arguments of the call, as its users make it.
         like: where the weights and the configuration are that the model should have: a directory or file of a
             checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
-        layers: what is known of layers that no table knows, by patterns of their paths; None in the place of a
-            description leaves a layer out.
+        layers: what is known of layers that no table knows, by patterns of their paths, "*" = of each module with such
+            projections: a dict of the names of its projections, as in W_q="to_q", or of its scheme, and of its options;
+            or a function of the module; None leaves a layer out. axes="io" says that kernels are (in, out), "oi" that
+            they are (out, in), where neither class nor name shows it. In like=, a layer is found by the names of the
+            same projections, at the same path, or by order; like="encoder.{}.attention" among the names says its path
+            there, {} = the number of the layer, and like=dict(path=..., W_q="query", axes="io") other names.
 
     Returns:
         An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it
         prints as text.
 
     Each layer is judged by float64 NumPy on what entered it. What is true are the configuration, the weights and the
-    arguments of the call: not the masks, cosines and attributes that the model has made of them. The call runs without
-    dropout and gradients; the model stays as it was.
+    arguments of the call: not the masks, cosines and attributes that the model has made of them. Without like=, the
+    weights are the model's own: a kernel that was transposed when it was loaded, or a bias that was left out, is not
+    seen. The call runs without dropout and gradients; the model stays as it was.
 
     Raises:
-        ValueError: if no attention layer is known; the message lists what was found.
+        ValueError: if no attention layer is known; the message lists what was found. If like= has no arrays for a layer
+            of layers=, or others in size; the message says which path lacks what.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
     watching = Watch(model, like, layers, once=(args, kwargs))

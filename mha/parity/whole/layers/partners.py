@@ -1,7 +1,8 @@
 """Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,23 +40,43 @@ def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, La
     Raises ValueError, which says what is missing where, if like= has none for a layer.
     """
     found: dict[str, Where] = {}
-    described = {path: parts_of_like(one) for path, one in lessons.items() if isinstance(one, Mapping)}
-    while rest := {path: one for path, one in described.items() if path not in found}:
+    every = {path: parts_of_like(one) for path, one in lessons.items() if isinstance(one, Mapping)}
+    while rest := {path: one for path, one in every.items() if path not in found}:
         parts = next(iter(rest.values()))
         paths = [path for path, one in rest.items() if one == parts]
         if parts is not None and parts.path is not None:
             found |= {path: said(path, parts.at(path), truth) for path in paths}
             continue
-        alike = {path for path in paths if path in known and fits(known[path][1].rstrip("."), path)}
-        named = {} if parts is None or alike == {*paths} else by_names(paths, parts, truth)
+        by_config = {path for path in paths if path in known and is_described(path, known[path], truth)}
+        named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, truth)
         for path in paths:
-            if path in named and path not in alike:
+            if path in named and path not in by_config:
                 found[path] = named[path]
             elif path in known:
                 found[path] = known[path][1].rstrip("."), None
             else:
                 raise ValueError(missing(path, parts and parts.at(path), truth))
+        by_order = {path: found[path][0] for path in paths if not fits(found[path][0], path)}
+        if not (is_sequence(by_order) and is_sequence(by_order.values())):
+            pairs = ", ".join(few([f"{path} might be {other}" for path, other in by_order.items()]))
+            raise ValueError(
+                f"like= and layers= do not fit each other: no number says which layer of {truth.said} is which of the "
+                f"model, such as {pairs}; {HOW}"
+            )
     return found
+
+
+def is_sequence(paths: Iterable[str]) -> bool:
+    """Whether paths differ in their numbers alone, so that they have an order: attention, attention_1, attention_2."""
+    return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
+
+
+def is_described(path: str, layer: Layer, truth: Truth) -> bool:
+    """Whether a layer has the name of the model's, and the configuration of like= describes it: that says all of it."""
+    try:
+        return fits(layer[1].rstrip("."), path) and truth.attends(layer) is not None
+    except (TypeError, ValueError):
+        return False
 
 
 def said(path: str, parts: Parts, truth: Truth) -> Where:
