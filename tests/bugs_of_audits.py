@@ -105,9 +105,23 @@ GROUPS = {
         "a taught rotation is ignored": (
             r'options = \{"rotary": None\} \| options', 'options = options | {"rotary": None}'),
         "a taught order is ignored": (r'lesson\.get\("causal", False\)', "False"),
-        "kernels are taken as (in, out)": (r"X\.T if inward else X", "X if inward else X.T"),
         "prefixes have the model around": (
             r'prefix\.removeprefix\(f"\{self\.inside\}\."\) if self\.inside else prefix', "prefix"),
+    }),
+    "names of one's own": ("mha/weights/projections.py", "audit_like audit_taught", {
+        "kernels are taken as (in, out)": (r'X\.T if way == "io" else X', 'X if way == "io" else X.T'),
+        "sizes do not show how kernels lie": (r"shown\[role\] or said_way or kernel\.way", "said_way or kernel.way"),
+        "a class of one's own lies as PyTorch's": (r'return "oi" if known else ""', 'return "oi"'),
+        "what nothing shows is taken as (out, in)": (r"if unsure and whose:", "if False:"),
+        "keys and values in one are keys": (r"return \(at, 3\) if self\.packed else \(at - 1, 2\)", "return (at, 3)"),
+        "sizes that differ pass": (r"if self\.X\.shape not in \(expected, expected\[::-1\]\):", "if False:"),
+        "a bias that is missing is none": (r"elif any\(biases\.values\(\)\):", "elif False:"),
+    }),
+    "which layer is which": ("mha/parity/whole/layers", "audit_like audit_taught", {
+        "what has no order is paired by order": (r"if not \(is_sequence.*:", "if False:"),
+        "names of a scheme come first": (r"if path in named and path not in by_config:", "if False:"),
+        "kernels never lie as they are used": (r"return ways\[votes > 0\]", "return self"),
+        "a bias that is missing is not said": (r"notes\.extend\(without_biases\(.*\)\)", "notes.extend([])"),
     }),
     "watching PyTorch": ("backends/torch/commands/taps.py", "audit audit_taught", {
         "dropout stays on": (r"if func in DROPOUT:", "if False:"),
@@ -127,4 +141,5 @@ GROUPS = {
     }),
 }
 # Those whose tests need PyTorch.
-TORCH = ("caches of models", "judging models", "layers of models", "watching PyTorch")
+TORCH = ("caches of models", "judging models", "layers of models", "names of one's own", "which layer is which",
+         "watching PyTorch")

@@ -121,7 +121,7 @@ GROUPS = {
         "kernels are not turned": (r'return X\.T if axes == "oi" else X', "return X"),
         "heads of W_o are outputs": (r'rows = -1 if weight == "W_o\.kernel" else len\(X\)', "rows = len(X)"),
         "kernels of Flax have no other names": (r'OTHERS = \("kernel", ', "OTHERS = ("),
-        "a pattern teaches what is inside, too": (r"dict\.fromkeys\(outer, ", "dict.fromkeys(paths, "),
+        "a pattern teaches what is inside, too": (r"having\(pattern, outer, paths", "having(pattern, paths, paths"),
         "the order in a mask is not seen": (r"if Q == K > 1:", "if False:"),
         "the order in a mask hides no keys": (r'\{\} if keys\.all\(\) else \{"mask": keys\}', "{}"),
         "arguments beyond the signature are lost": (r"for key, X in bound\.pop\(name\)\.items\(\)",

@@ -133,5 +133,5 @@ class File:
             else:
                 names = list(source.entries)
                 held = {name for layer in layers for name in schemes.wanted(names, *layer)}
-        held |= set(compared)
-        return tuple(name for name in names if name not in held)
+        seen = held | set(compared)
+        return tuple(name for name in names if name not in seen)

@@ -209,7 +209,7 @@ def _known(path: str, lesson: Any, truth: Truth, partner: Partner | None) -> Kno
     options = {name: X for name, X in (lesson or {}).items() if name not in (*SAID, "like")}
     truth, layer = partner
     if isinstance(truth, NamedTruth):
-        options = {"rotary": None} | options
+        options.setdefault("rotary", None)
     called = {name: options.pop(name) for name in CALLED if name in options}
     try:
         causal, cross = (checks.flag(f"{name} of layers", called.get(name, False)) for name in CALLED)

@@ -197,7 +197,8 @@ class Finder:
             taking = functools.partial(take, self.arrays, path, parts, self.modules)
             mine = taking()
             layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True, mine)
-            own, options = layer, {"rotary": None} | options
+            own = layer
+            options = {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
             places = {role: Place(f"{path}.{name}", "oi", parts.part(role)) for role, name in roles.items()}
         if not self.truth.own:
