@@ -17,7 +17,9 @@ def audit(
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="The names of the projections, where no table has them: W_q=to_q,W_k=...."),
+        typer.Option(
+            metavar="NAMES", help="The names of the projections, where no table has them: W_q=to_q,W_k=... and so on."
+        ),
     ] = None,
     num_heads: Annotated[int | None, typer.Option(metavar="H", help="With --names: the number of heads.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="With --names: no query sees a later token.")] = False,
@@ -43,7 +45,8 @@ def audit(
     Examples:
       mha audit ours.safetensors
       mha audit ours.safetensors --like checkpoint
-      mha audit ours.safetensors --like weights.npz --num-heads 8 \\
+      mha audit ours.safetensors --like weights.npz \\
+        --num-heads 8 \\
         --names W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out
 
     Exit code 0 if at least one layer was compared, and all that were called are known and the same; 1 if not; 2 if a

@@ -7,7 +7,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import SPELT, parsed
+from mha.cli.names import parsed
 from mha.parity.records.reading import is_record
 from mha.weights import schemes
 
@@ -40,7 +40,9 @@ def compare(
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help=f"The projections, where no scheme has their names: {SPELT}."),
+        typer.Option(
+            metavar="NAMES", help="The names of the projections, if no scheme has them: W_q=to_q,W_k=... and so on."
+        ),
     ] = None,
     names_b: Annotated[
         str | None, typer.Option(metavar="NAMES", help="The same for B alone; default: those of --names.")
