@@ -26,9 +26,9 @@ LINEN, NNX = "flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAtten
 DENSE = ("Dense", "Linear")  # the classes of the book's projections, in linen and in NNX
 FIRST = "take `module.bind(variables)`"
 EPSILON = 1e-6  # of the norms that these layers make
-# Options of both layers that have no counterpart.
+# Options of both layers that have no counterpart; `decode` is a matter of their calls.
 OPTIONS = (
-    "decode", "precision", "qkv_dot_general", "out_dot_general", "qkv_dot_general_cls",
+    "precision", "qkv_dot_general", "out_dot_general", "qkv_dot_general_cls",
     "out_dot_general_cls", "qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls",
 )  # fmt: skip
 

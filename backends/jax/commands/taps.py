@@ -11,20 +11,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from flax import linen, nnx
+import numpy as np
+from flax import core, linen, nnx
 from jax import numpy as jnp
 
 import mha
-from mha.parity.whole.calls.sinks import Sink, by_name
+from mha.parity.whole.calls.own_layers import call_of_ours, declared, require_read
+from mha.parity.whole.calls.sinks import Sink, by_name, of_class
 from mha.weights import native
 
 from .linen_models import Shown
-from .watcher import OWN, Watcher
+from .watcher import CALLS, OWN, Watcher
 
 # Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
 SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attention"))
 CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
 PLAIN = "kernel", "bias"  # all that a projection has
+SLOTS = "cached_key", "cached_value", "cache_index"
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -84,13 +87,27 @@ def odd(module: Any) -> str:
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a model as its users do, without gradients."""
-    if isinstance(model, linen.Module) and model.scope is None:
+    """Call a model as its users do, without gradients; its caches are as they were afterwards."""
+    if not isinstance(model, linen.Module):
+        before = jax.tree.map(lambda X: X, nnx.state(model, nnx.Cache))
+        try:
+            return model(*args, **kwargs)
+        finally:
+            nnx.update(model, before)
+    if model.scope is None:
         return model.apply(*args, **kwargs)
-    if isinstance(model, linen.Module) and args and isinstance(args[0], Mapping) and "params" in args[0]:
+    if args and isinstance(args[0], Mapping) and "params" in args[0]:
         args = args[1:]  # those of another one that is not bound
         kwargs = {name: X for name, X in kwargs.items() if name not in ("rngs", "mutable")}
-    return model(*args, **kwargs)
+    return _bound_again(model)(*args, **kwargs)
+
+
+def _bound_again(model: Any) -> Any:
+    """A module of linen bound to the same variables once more, so that what a call writes is not in the first one."""
+    scope = model.scope
+    module, variables = model.unbind()
+    own = core.Scope(core.unfreeze(variables), rngs=scope.rngs, mutable=scope.mutable, flags=scope.flags)
+    return module.clone(parent=own, _deep_clone=True)
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,14 +123,15 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
             run = functools.partial(one.pooled, name, getattr(module, name))
-            stack.enter_context(_set(module, name, run))
+            stack.enter_context(of_class(module, name, run))
         for module, name in CHECKPOINTS:
-            stack.enter_context(_set(module, name, _not_twice))
+            stack.enter_context(of_class(module, name, _not_twice))
         if isinstance(model, Shown):
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
-            for kind in {type(module) for module in one.modules.values() if callable(module)}:
-                stack.enter_context(_set(kind, "__call__", _told(kind.__call__, one)))
+            found = [module for module in one.modules.values() if callable(module)]
+            for kind in {kind for module in found for kind in type(module).__mro__ if kind is type(module) or kind in OWN}:
+                stack.enter_context(of_class(kind, "__call__", _told(kind.__call__, one)))
         yield
         one.finish()
 
@@ -144,17 +162,6 @@ def _not_twice(run: Any = None, **options: Any) -> Any:
     return _not_twice if run is None else run
 
 
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute meanwhile; one that was inherited is inherited again."""
-    kept = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name) if kept is None else setattr(owner, name, kept)
-
-
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
     result, *rest = output if isinstance(output, tuple) else (output,)
@@ -163,8 +170,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if not isinstance(module, OWN):
-        return given | {"output": result}, back
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, type(module).__call__, given) | {"output": result}, back
+    require_read(type(module).__call__, type(module).__name__, given, known)
     queries = given["inputs_q"]
     if queries.ndim != 3:
         raise ValueError(f"inputs_q has {queries.ndim} axes, expected 3 for a batch")
@@ -175,7 +183,30 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
     if given.get("mask") is not None:
         mask = mha.to_numpy(given["mask"]) != 0
         found["mask"] = mask[(None,) * (4 - mask.ndim)]  # (B or 1, H or 1, Q, K)
+    if given.get("is_causal"):
+        found["causal"] = True
+    if (slots := _slots(module, given)) is not None:
+        if given.get("is_causal"):
+            raise ValueError("beside its cache, is_causal=True shows the first slot alone: leave it out")
+        found |= {"cache": slots, "causal": True}
     return found, back
+
+
+def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """The cache of a layer as it was before a call, which has put one token in; None if the call had none."""
+    decode = module.decode if given.get("decode") is None else given["decode"]
+    if not decode:
+        return None
+    if isinstance(module, linen.Module):
+        state = linen.meta.unbox(module.variables).get("cache", {})
+    else:
+        state = {name: getattr(module, name)[...] for name in SLOTS}
+    keys, values, index = (mha.to_numpy(state[name]) for name in SLOTS)
+    if index == 0:  # linen has made it in this call, which attends to its own tokens
+        return None
+    if index > keys.shape[1]:
+        raise ValueError(f"its cache has {keys.shape[1]} slots, and this is token {index}, which overwrites the last")
+    return dict(zip(SLOTS, (keys, values, index - 1), strict=True))
 
 
 def alike(X: Any, output: Any) -> Any:

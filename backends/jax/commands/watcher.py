@@ -9,11 +9,21 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from mha.parity.whole.calls.sinks import Sink
+from mha.parity.whole.calls.own_layers import Arguments
+from mha.parity.whole.calls.sinks import Sink, by_name
 
 from .linen_models import Shown, params_of
 
-OWN = (linen.MultiHeadDotProductAttention, nnx.MultiHeadAttention)
+CALLS = {
+    linen.MultiHeadDotProductAttention: Arguments(
+        ("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask"), ("deterministic", "dropout_rng", "sow_weights")
+    ),
+    nnx.MultiHeadAttention: Arguments(
+        ("inputs_q", "inputs_k", "inputs_v", "mask", "is_causal", "decode"),
+        ("deterministic", "rngs", "sow_weights", "out_sharding", "qkv_sharding"),
+    ),
+}
+OWN = tuple(CALLS)
 TRACED = "it is called inside a transformation of JAX, such as vmap or grad, where numbers are not known"
 
 
@@ -75,6 +85,7 @@ class Watcher:
     def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and tell of it unless its class calls that of its base; paths: of the module, when asked."""
         if id(module) in self.active:
+            self.sink.inner(module, by_name(run, args, kwargs))
             return run(*args, **kwargs)
         self.active.add(id(module))
         try:

@@ -16,7 +16,8 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mha import arrays as of_any
-from mha.parity.whole.calls.sinks import Sink, by_name, replaced
+from mha.parity.whole.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.parity.whole.calls.sinks import Sink, bases, by_name, replaced
 
 from ..arrays import is_known
 
@@ -27,6 +28,7 @@ SHARDED = (
     nn.AllToShardedLinear, nn.ShardedToAllLinear, nn.QuantizedAllToShardedLinear, nn.QuantizedShardedToAllLinear,
 )  # fmt: skip
 PLAIN = "weight", "bias"  # all that a projection has
+CALLS = {nn.MultiHeadAttention: Arguments(("queries", "keys", "values", "mask"))}
 LOW = -1e4  # a number below it, added to scores, hides
 TRACED = "it is called inside a transformation of MLX, such as vmap, where numbers are not known"
 
@@ -89,6 +91,7 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         if _compiles():
             mx.disable_compile()
             stack.callback(mx.enable_compile)
+        stack.enter_context(bases(CALLS, "__call__", [module for _, module in first.values()], sink))
         for path, module in first.values():
             if callable(module):
                 stack.enter_context(_of_class(module, watcher.told(path, type(module))))
@@ -190,8 +193,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if not isinstance(module, nn.MultiHeadAttention):
-        return given | {"output": result}, back
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, module.__call__, given) | {"output": result}, back
+    require_read(module.__call__, type(module).__name__, given, known)
     found = {name: given[name] for name in ("queries", "keys", "values")} | {"output": result}
     mask, Q, K = given.get("mask"), given["queries"].shape[1], given["keys"].shape[1]
     if isinstance(mask, str):  # "causal": the last query sees all keys

@@ -12,6 +12,7 @@ from typing import Any
 import mxnet
 from mxnet import autograd, np, npx
 
+from mha.parity.whole.calls.own_layers import call_of_ours
 from mha.parity.whole.calls.sinks import Sink, by_name, replaced, told
 
 from .native import children
@@ -109,7 +110,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    return given | {"output": result}, back
+    return call_of_ours(module, module.forward, given) | {"output": result}, back
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 import mha
-from mha.parity.whole.calls.sinks import Sink, by_name, replaced, told
+from mha.parity.whole.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.parity.whole.calls.sinks import Sink, bases, by_name, replaced, told
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
@@ -22,8 +23,11 @@ DROPOUT = ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"
            "GaussianNoise")  # fmt: skip
 FUNCTIONS = ((tf.nn, "dropout"), (keras.random, "dropout"))  # of which the first argument goes through
 PLAIN = "kernel", "bias"  # all that a projection has
-OWN = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 HIDING = {"query_mask": (..., None), "key_mask": (..., None, slice(None)), "value_mask": (..., None, slice(None))}
+READ = Arguments(
+    ("query", "value", "key", *HIDING, "attention_mask", "use_causal_mask"), ("return_attention_scores", "training")
+)
+CALLS = {keras.layers.MultiHeadAttention: READ, keras.layers.GroupQueryAttention: READ}
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -100,6 +104,7 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             run = module.call
             instead = _through(run) if dropping else told(run, path, module, sink)
             stack.enter_context(replaced(module, "call", instead))
+        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], sink))
         for owner, name in FUNCTIONS:
             stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
@@ -161,8 +166,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if not isinstance(module, OWN):
-        return given | {"output": result}, back
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, module.call, given) | {"output": result}, back
+    require_read(module.call, type(module).__name__, given, known)
     queries, values = given["query"], given["value"]
     keys = values if given.get("key") is None else given["key"]
     if len(queries.shape) != 3:

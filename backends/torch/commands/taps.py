@@ -15,7 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
-from mha.parity.whole.calls.sinks import Sink, by_name
+from mha.parity.whole.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.parity.whole.calls.sinks import Sink, bases, by_name
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -26,6 +27,11 @@ DROPOUT = (
 )  # fmt: skip
 PLAIN = "weight", "bias"  # all that a projection has
 INPUTS = {"queries": "query", "keys": "key", "values": "value"}
+CALLS = {
+    torch.nn.MultiheadAttention: Arguments(
+        (*INPUTS.values(), "key_padding_mask", "attn_mask", "is_causal"), ("need_weights", "average_attn_weights")
+    )
+}
 LOW = -1e4  # a number below it, added to scores, hides
 
 
@@ -113,7 +119,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             after = _after(path, sink)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.compiler.set_stance("force_eager"), _Mode(sink):
+        derived = bases(CALLS, "forward", [*model.modules()], sink)
+        with torch.compiler.set_stance("force_eager"), derived, _Mode(sink):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -133,31 +140,47 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if not isinstance(module, torch.nn.MultiheadAttention):
-        return given | {"output": result}, back
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, module.forward, given) | {"output": result}, back
+    require_read(module.forward, type(module).__name__, given, known)
     inputs = {name: given[argument] for name, argument in INPUTS.items()}
     if any(X.ndim != 3 for X in inputs.values()):
         raise ValueError(f"query has {given['query'].ndim} axes, expected 3 for a batch")
     turn = not module.batch_first
     found = {name: X.swapaxes(0, 1) if turn else X for name, X in (inputs | {"output": result}).items()}
-    padding, pairs = (
-        None if X is None else X.detach() for X in (given.get("key_padding_mask"), given.get("attn_mask"))
-    )
-    if padding is not None and padding.dtype is not torch.bool:
-        padding = padding < LOW
-    hidden = None if padding is None else padding[:, None, None]  # (B, 1, 1, K)
+    padding, pairs = given.get("key_padding_mask"), given.get("attn_mask")
+    if given.get("is_causal"):
+        _require_order(pairs)
+    if padding is not None:
+        padding = padding[:, None, None]  # (B, 1, 1, K)
     if pairs is not None:
         pairs = pairs[None] if pairs.ndim == 2 else pairs.unflatten(0, (-1, module.num_heads))
         pairs = pairs[:, None] if pairs.ndim == 3 else pairs  # (B or 1, H or 1, Q, K)
-        if pairs.dtype is not torch.bool:
-            found["score_bias"] = of_any.to_numpy(pairs.double().clamp(min=LOW) * (pairs > LOW))
-            pairs = pairs <= LOW
-        hidden = pairs if hidden is None else hidden | pairs
-    if hidden is not None:
-        found["mask"] = of_any.to_numpy(~hidden)
+    for X in (padding, pairs):
+        if X is not None:
+            _hide(found, X.detach())
     if turn:
         return found, lambda X: back(X.swapaxes(0, 1))
     return found, back
+
+
+def _hide(found: dict[str, Any], mask: torch.Tensor) -> None:
+    """Add one of this layer's masks (B or 1, H or 1, Q or 1, K): booleans, True = hidden, or numbers that are added."""
+    if mask.dtype is not torch.bool:
+        low = mask <= LOW
+        bias = of_any.to_numpy(mask.double().masked_fill(low, 0.0))
+        found["score_bias"] = bias + found.get("score_bias", 0.0)
+        mask = low
+    seen = of_any.to_numpy(~mask)
+    found["mask"] = seen & found.get("mask", True)
+
+
+def _require_order(mask: torch.Tensor | None) -> None:
+    """Raise ValueError unless a mask is that of the order of tokens, as is_causal=True says: either may be used."""
+    if mask is not None:
+        hidden = mask if mask.dtype is torch.bool else mask <= LOW
+        if (hidden != torch.ones_like(hidden).triu(1)).any() or (~hidden & (mask != 0)).any():
+            raise ValueError("is_causal=True says that attn_mask is the order of the tokens, but it is another mask")
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -15,7 +15,7 @@ from mha.parity.records.contents import WEIGHTS, Record
 from mha.parity.records.storing import CODES, InFile, InMemory
 from mha.parity.whole.calls.caches import kept_of, owner_of
 from mha.parity.whole.calls.model_calls import Histories, History, cache_in
-from mha.parity.whole.calls.session import entered
+from mha.parity.whole.calls.own_layers import OwnLayers
 from mha.parity.whole.layers.truth import backend_of, configured, taps_of, wholes
 from mha.weights import native, own_format, readers
 
@@ -100,7 +100,7 @@ class Recorder:
         known = {path: self.described(path, module) for path, module in modules.items()}
         self.record = Record("a record in memory", facts, known, [], [], store)
         self.numbers = {path: number for number, path in enumerate(known)}
-        self.natives: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self.own = OwnLayers(taps)
         self.known: dict[bytes, int] = {}
         self.caches: dict[int, int | None] = {}
         self.histories = _Followed(self)
@@ -149,7 +149,7 @@ class Recorder:
             self.numbers[path] = len(self.numbers)
             self.record.modules[path] = self.described(path, module)
         if "native" in self.record.modules[path]:
-            self.natives[path] = module, self.taps.arguments(module, args, kwargs)
+            self.own.enter(path, module, args, kwargs)
         found = [self.array(X, path, "input") for X in arrays_in((args, kwargs))]
         self.record.events.append(["enter", self.numbers[path], found])
 
@@ -159,7 +159,7 @@ class Recorder:
             return
         while (left := self.stack.pop()) != path:  # they raised
             self.record.events.append(["leave", self.numbers[left], None])
-        if path in self.natives and output is not None:
+        if path in self.own.begun and output is not None:
             self.native(path, output)
         made = None if output is None else [self.array(X, path, "output") for X in arrays_in(output)]
         self.record.events.append(["leave", self.numbers[path], made])
@@ -176,13 +176,16 @@ class Recorder:
 
     def native(self, path: str, output: Any) -> None:
         """Record a call of a framework's own layer by our names."""
-        module, given = self.natives.pop(path)
         try:
-            found, _ = self.taps.attention(module, entered(given), output)
+            found, _ = self.own.leave(path, output)
             said = {name: self.argument(name, X) for name, X in found.items()}
         except (KeyError, TypeError, ValueError) as error:
             said = {"problem": {"value": str(error)}}
         self.record.events.append(["native", self.numbers[path], said])
+
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments with which a class that derives from a framework's own layer calls that."""
+        self.own.inner(module, given)
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
         """Record that something was pooled."""

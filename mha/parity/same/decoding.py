@@ -15,7 +15,9 @@ from mha.call import keeping
 from mha.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.parity.same.layouts import CACHED, OF_KEYS, OF_VALUES, PAIRS, PLACED, Sizes
+from mha.parity.same.ported import worst
 from mha.parity.same.problem import Expected, Named, Problem
+from mha.parity.same.rules import in_dtype
 
 
 class Slots(NamedTuple):
@@ -72,6 +74,11 @@ class Decoding(Problem):
     def gradients(self) -> list[str]:
         """List the names of all gradients: a call with a cache has none."""
         return []
+
+    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The output in float64 and in the layer's dtype."""
+        found = [self._traced(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
+        return found[0], worst(found[0], found[1:])
 
     def _expected(self, name: str) -> Expected:
         return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expected(name)

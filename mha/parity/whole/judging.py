@@ -11,8 +11,10 @@ from mha.config import numpy_dtype
 from mha.layer import restore
 from mha.parity.files import case_files
 from mha.parity.same.problem import Expected, Problem, problem
+from mha.parity.same.decoding import decoding
 from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
 from mha.parity.whole.calls.model_calls import UnknownError
+from mha.parity.whole.calls.own_layers import cache_for
 from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.layers.truth import Truth
 from mha.parity.why.comparison import report_of
@@ -91,7 +93,7 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
     dtype = checks.dtype_name(tap.outputs["W_o"].dtype)  # the one computed in, also under autocast
     if dtype not in FLOATS:
         raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
-    (B, Q), K = inputs[0].shape[:2], inputs[1].shape[1]
+    (B, Q), K = inputs[0].shape[:2], inputs[0 if inputs[1] is None else 1].shape[1]
     config, weights = layer.found(K)
     if dtype == "float64" and config.rotary is not None:  # ports compute angles in float32 there, too
         dtype = "float32"
@@ -99,6 +101,8 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
     config = dataclasses.replace(config, dtype=dtype, dropout=0.0)
     if layer.attends is None:
         given, rows = {name: X for name, X in tap.given.items() if name in ROWS}, tap.given.get("rows")
+    elif "cache" in tap.given:
+        raise UnknownError("it has a cache of its own, beside what the model's configuration says of its call")
     else:
         given, rows = told(tap.call, layer.attends, config, truth, layer.path, (B, Q, K))
     given = {"score_bias": None} | given
@@ -108,11 +112,11 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
     if given["score_bias"] is not None:
         given["score_bias"] = given["score_bias"].astype(kind)
     lengths = given.pop("valid_lens", None)
-    asked = call_of("audit", lengths, given)._asdict()
     try:
+        asked = call_of("audit", lengths, given, cache=cache_for(attention, tap.given.get("cache")))._asdict()
         rows = None if rows is None or rows.all() else rows
-        queries, keys, values = (X.astype(kind) for X in inputs)
-        return problem(attention, queries, keys, values, asked, None, rows, False, angles=True)
+        queries, keys, values = (None if X is None else X.astype(kind) for X in inputs)
+        return decoding(problem(attention, queries, keys, values, asked, None, rows, False, angles=True))
     except (TypeError, ValueError) as error:
         raise UnknownError(f"the call does not fit the layer: {error}") from error
 

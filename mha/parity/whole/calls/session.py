@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mha import arrays, dispatch
+from mha import arrays
 from mha.parity.whole.calls.caches import kept_of
 from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.parity.whole.calls.own_layers import OwnLayers, first_array
 from mha.parity.whole.layers.known import INPUT_OF, Known
 from mha.parity.whole.layers.truth import at
-
-NAMES = {
-    "queries": ("query", "inputs_q"),
-    "keys": ("key", "inputs_k", "key_value_states", "encoder_hidden_states"),
-    "values": ("value", "inputs_v"),
-}
 
 
 @dataclasses.dataclass
@@ -24,13 +19,12 @@ class Tap:
     """What entered and left one layer in one call, as arrays of NumPy.
 
     layer: what is known of it; call: that of the model; inputs: queries, keys, values; outputs: of its projections, as
-    their modules have them; module: of the layer, where it is watched as a whole, and given: the arguments of its call;
-    steps: further steps of `trace`.
+    their modules have them; given: the arguments of its call, where it is watched as a whole; steps: further steps of
+    `trace`.
     """
 
     layer: Known
     call: ModelCall
-    module: Any = None
     inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     given: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -64,6 +58,7 @@ class Session:
         self.stack: list[str] = []
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, Tap] = {}
+        self.own = OwnLayers(taps)
         self.pools: dict[str, tuple[str, int]] = {}
         self.ran: dict[str, set[str]] = {}
         self.histories, self.number = Histories(), 0
@@ -88,7 +83,7 @@ class Session:
             if tap is None or roles == []:
                 tap = self.open[layer.path] = Tap(layer, self.call)
             if layer.native:
-                tap.module, tap.given = module, self.taps.arguments(module, args, kwargs)
+                self.own.enter(path, module, args, kwargs)
             elif roles:
                 X = self.numpy(first_array((*args, *kwargs.values())))
                 for role in roles:
@@ -123,6 +118,10 @@ class Session:
                 self.ended(output)
         return instead
 
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments with which a class that derives from a framework's own layer calls that."""
+        self.own.inner(module, given)
+
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
         """Take note of attention outside of the layers that are known and being called."""
         if path is None and self.began < 0:
@@ -155,7 +154,7 @@ class Session:
         """Complete the call of a framework's own layer."""
         self.open.pop(path, None)
         try:
-            given, back = self.taps.attention(tap.module, entered(tap.given), output)
+            given, back = self.own.leave(path, output)
             tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
             if given.get("mask") is not None and not given.get("causal"):
                 given |= parted(given.pop("mask"))
@@ -227,19 +226,6 @@ def in_part(ran: Iterable[str]) -> str:
     return f"only {', '.join(sorted(ran))} of its projections ran"
 
 
-def entered(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a layer; what enters by another name is queries, keys and values at once."""
-    found = given | {
-        ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
-    }
-    if "queries" not in found and (X := first_array(tuple(given.values()))) is not None:
-        found["queries"] = X
-    if "queries" in found:
-        found.setdefault("keys", found["queries"])
-        found.setdefault("values", found["keys"])
-    return found
-
-
 def parted(mask: Any) -> dict[str, Any]:
     """Tell the order of the tokens in a mask from the keys that it hides, so that a mistake in one of them is named."""
     seen = np.asarray(arrays.to_numpy(mask))
@@ -249,8 +235,3 @@ def parted(mask: Any) -> dict[str, Any]:
         if (seen == (keys & np.tri(Q, dtype=bool))).all():
             return {"causal": True} | ({} if keys.all() else {"mask": keys})
     return {"mask": mask}
-
-
-def first_array(given: tuple[Any, ...]) -> Any:
-    """The first array among what a module was called with."""
-    return next((X for X in given if dispatch.backend_of(X) is not None and hasattr(X, "shape")), None)

@@ -8,7 +8,7 @@ Each backend's `commands/taps.py` has these functions:
     call(model, *args, **kwargs) -> call a model itself as its users do, without gradients
     arguments(module, args, kwargs) -> the arguments of a call of a module by their names
     attention(module, arguments, output) -> a call of one of the framework's own layers, by our names: queries, keys,
-        values, output, and what else a call of ours takes
+        values, output, and what else a call of ours takes; ValueError if an argument or a state of it is not read
     alike(X, output) -> an array of NumPy as one of the framework, of the dtype and at the device of another one
     watching(model, sink) -> a context in which a sink is told, without dropout, and without what is compiled
 """
@@ -16,7 +16,7 @@ Each backend's `commands/taps.py` has these functions:
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 
@@ -28,6 +28,9 @@ class Sink(Protocol):
 
     def leave(self, path: str, output: Any) -> Any:
         """Take the output of that call, None if it failed; return None, or the output to go on with."""
+
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments, by name, with which a class that derives from a framework's own layer calls that."""
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
         """Take note of a softmax or a fused kernel, and of the number of axes of what it takes.
@@ -66,6 +69,38 @@ def told(run: Any, path: str, module: Any, sink: Sink) -> Any:
         finally:
             instead = sink.leave(path, output)
         return output if instead is None else instead
+
+    return call
+
+
+@contextlib.contextmanager
+def of_class(owner: type, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class meanwhile; one that was inherited is inherited again."""
+    kept = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name) if kept is None else setattr(owner, name, kept)
+
+
+@contextlib.contextmanager
+def bases(kinds: Iterable[type], name: str, modules: Iterable[Any], sink: Sink) -> Iterator[None]:
+    """Tell a sink of the calls of frameworks' own layers, by this method, by the classes of modules that derive from them."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            if any(isinstance(module, kind) and type(module) is not kind for module in modules):
+                stack.enter_context(of_class(kind, name, told_inside(getattr(kind, name), sink)))
+        yield
+
+
+def told_inside(run: Any, sink: Sink) -> Any:
+    """A method that does what another one does, and tells a sink what it is called with."""
+
+    @functools.wraps(run)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        sink.inner(self, by_name(functools.partial(run, self), args, kwargs))
+        return run(self, *args, **kwargs)
 
     return call
 
