@@ -103,8 +103,8 @@ class Watch:
         return None
 
     def keep(self, one: Judged) -> None:
-        """Keep the call with most keys of each configuration, to say later what it could not show."""
-        if one.asked is not None:
+        """Keep the call with most keys of each configuration, to say later what it could not show; none with a cache."""
+        if one.asked is not None and one.asked.sizes.slots is None:
             known = self.kept.get(one.asked.config)
             if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:
                 self.kept[one.asked.config] = one
