@@ -206,7 +206,7 @@ def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | Non
         return None
     if index > keys.shape[1]:
         raise ValueError(f"its cache has {keys.shape[1]} slots, and this is token {index}, which overwrites the last")
-    return dict(zip(SLOTS, (keys, values, index - 1), strict=True))
+    return dict(zip(SLOTS, (keys, values, np.asarray(index - 1)), strict=True))
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -74,7 +74,7 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
                 watching.rows[path] = LayerRow(path, known.kind, "not known", known.reason)
                 continue
             inputs, outputs, steps, given = taken[path]
-            tap = Tap(known, ModelCall(number, {}, History()), None, inputs, outputs, dict(given), steps)
+            tap = Tap(known, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
             watching.take(tap)
         report = AuditReport("arrays", truth=truth.said, weighed=True)
         report.layers = tuple(watching.rows[one.path] for one in watching.known if one.path in watching.rows)

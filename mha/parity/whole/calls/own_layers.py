@@ -123,7 +123,7 @@ def joined(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict
 
     What its user gives counts, so that a mistake in the class is seen. Raises ValueError where both are arrays.
     """
-    handed = {id(X) for X in base.values()}
+    handed = {id(X) for X in base.values() if is_array(X)}
     own = {key: X for key, X in given.items() if key in base or id(X) not in handed}
     for key, X in own.items():
         arrays = is_array(X) and is_array(base.get(key))
