@@ -130,7 +130,9 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
             found = [module for module in one.modules.values() if callable(module)]
-            for kind in {kind for module in found for kind in type(module).__mro__ if kind is type(module) or kind in OWN}:
+            for kind in {
+                kind for module in found for kind in type(module).__mro__ if kind is type(module) or kind in OWN
+            }:
                 stack.enter_context(of_class(kind, "__call__", _told(kind.__call__, one)))
         yield
         one.finish()

@@ -90,7 +90,7 @@ class _Arrays(Watch):
 
     def __init__(self, truth: Truth) -> None:
         self.truth, self.mend = truth, frozenset()
-        self.known, self.rows, self.kept = [], {}, {}
+        self.known, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
 
     def take(self, tap: Tap) -> None:
         """Judge a tap, as its own arguments and what is known of its layer say."""

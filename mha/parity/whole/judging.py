@@ -15,6 +15,7 @@ from mha.parity.same.decoding import decoding
 from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
 from mha.parity.whole.calls.model_calls import UnknownError
 from mha.parity.whole.calls.own_layers import cache_for
+from mha.parity.whole.calls.packed import Sizes, packs, seen_together, texts, together
 from mha.parity.whole.calls.session import Tap
 from mha.parity.whole.layers.truth import Truth
 from mha.parity.why.comparison import report_of
@@ -86,14 +87,41 @@ def explained(asked: Problem, report: Report, steps: dict[str, Any], theirs: np.
     return dataclasses.replace(report, explain=explain)
 
 
-def asked_of(tap: Tap, truth: Truth) -> Problem:
-    """What the layer should have been asked. Raises UnknownError if that is not known, or if no layer of mha has it."""
+def judged_packed(tap: Tap, asked: Problem, truth: Truth, library: bool) -> tuple[Judged, str]:
+    """Judge a call in whose rows several texts may be, and say it if they see each other; library: of transformers.
+
+    Where its arguments do not say that they are apart, they may be either, as each model has its own rule for them.
+    """
+    one, attends = judged(tap, asked), tap.layer.attends
+    count = 1 if attends is None else texts(tap.call, attends, sizes_of(tap))
+    if attends is None or count == 1:
+        return one, ""
+    apart = packs(tap.call, attends, truth)
+    if one.ratio > 1 and (library or not apart):
+        other = judged(tap, asked_of(tap, truth, not apart))
+        one, apart = (other, not apart) if other.ratio <= 1 else (one, apart)
+    if apart or one.ratio > 1:
+        return one, ""
+    return one, seen_together(count, together(tap.call, attends, truth) if attends.causal else [])
+
+
+def sizes_of(tap: Tap) -> Sizes:
+    """The numbers of samples, queries and keys in a call of a layer."""
+    queries, keys = tap.inputs["queries"], tap.inputs["keys"]
+    return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
+
+
+def asked_of(tap: Tap, truth: Truth, apart: bool | None = None) -> Problem:
+    """What the layer should have been asked; apart: as for `told`.
+
+    Raises UnknownError if that is not known, or if no layer of mha has it.
+    """
     layer = tap.layer
     inputs = [tap.inputs[name] for name in ("queries", "keys", "values")]
     dtype = checks.dtype_name(tap.outputs["W_o"].dtype)  # the one computed in, also under autocast
     if dtype not in FLOATS:
         raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
-    (B, Q), K = inputs[0].shape[:2], inputs[0 if inputs[1] is None else 1].shape[1]
+    _, _, K = sizes = sizes_of(tap)
     config, weights = layer.found(K)
     if dtype == "float64" and config.rotary is not None:  # ports compute angles in float32 there, too
         dtype = "float32"
@@ -104,7 +132,7 @@ def asked_of(tap: Tap, truth: Truth) -> Problem:
     elif "cache" in tap.given:
         raise UnknownError("it has a cache of its own, beside what the model's configuration says of its call")
     else:
-        given, rows = told(tap.call, layer.attends, config, truth, layer.path, (B, Q, K))
+        given, rows = told(tap.call, layer.attends, config, truth, layer.path, sizes, apart)
     given = {"score_bias": None} | given
     if given.pop(WITHOUT_WINDOW, False):
         config = dataclasses.replace(config, window=None)

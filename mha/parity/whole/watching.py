@@ -11,7 +11,7 @@ from mha.names import BackendName
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.parity.whole.calls.model_calls import UnknownError
 from mha.parity.whole.calls.session import Session, Tap, in_part
-from mha.parity.whole.judging import Judged, asked_of, judged, mended
+from mha.parity.whole.judging import Judged, asked_of, judged_packed, mended
 from mha.parity.whole.layers.finding import Finder, some
 from mha.parity.whole.layers.known import Known
 from mha.parity.whole.layers.truth import Truth, at, backend_of, formats_of, opened, taps_of, wholes
@@ -55,6 +55,8 @@ class Watch:
         self.known: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
         self.kept: dict[Any, Judged] = {}
+        self.notes: dict[str, None] = {}
+        self.library = False
         self.changes_cache = False
 
     @contextlib.contextmanager
@@ -66,6 +68,7 @@ class Watch:
             finder = Finder(modules, arrays, self.taps.odd, truth, formats_of(self.backend))
             self.known, self.truth = finder.layers(self.taught), truth
             whole, once = wholes(finder.modules), self.once is not None
+            self.library = bool(whole)
             session = Session(self.known, self.taps, self.judge, self.fail, once, whole)
             try:
                 with self.taps.watching(self.shown, session):
@@ -88,10 +91,11 @@ class Watch:
                 return None
             if path in self.mend:
                 return mended(tap, asked)
-            one = judged(tap, asked)
+            one, packed = judged_packed(tap, asked, self.truth, self.library)
         except (UnknownError, TypeError, ValueError) as error:
             self.fail(path, str(error))
             return None
+        self.notes |= {packed: None} if packed else {}
         calls = 1 if row is None else row.calls + 1
         if one.ratio > 1:
             self.rows[path] = LayerRow(path, tap.layer.kind, "differs", tap.layer.note, calls, one)
@@ -135,7 +139,7 @@ class Watch:
         others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
         rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
-        notes = [*finder.notes]
+        notes = [*finder.notes, *self.notes]
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
             notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
         if any(

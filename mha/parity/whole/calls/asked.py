@@ -10,19 +10,28 @@ import numpy as np
 from mha import arrays, positions
 from mha.config import Config
 from mha.parity.whole.calls.model_calls import ModelCall, UnknownError
+from mha.parity.whole.calls.packed import Sizes, packs
 from mha.parity.whole.layers.truth import Truth
 from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"
 WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the window, which goes by other places
 Told = tuple[dict[str, Any], np.ndarray]
-Sizes = tuple[int, int, int]  # B, Q, K
 
 
-def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, path: str, sizes: Sizes) -> Told:
+def told(
+    call: ModelCall,
+    attends: models.Attends,
+    config: Any,
+    truth: Truth,
+    path: str,
+    sizes: Sizes,
+    apart: bool | None = None,
+) -> Told:
     """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
 
-    sizes: B, Q and K. Raises UnknownError if they are not known.
+    sizes: B, Q and K; apart: whether texts are, where positions begin again, None = as transformers has it. Raises
+    UnknownError if they are not known.
     """
     for name in attends.without:
         if (X := call.array(name)) is not None and X.any():
@@ -60,7 +69,8 @@ def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, pa
         return ({} if seen is None else {"mask": seen[:, None]}), rows
     given["causal"] = attends.causal
     if places is not None:
-        given |= placed(places, seen, sizes, config, attends.causal and not packs(call, truth))
+        apart = packs(call, attends, truth) if apart is None else apart
+        given |= placed(places, seen, sizes, config, attends.causal, apart)
     elif seen is not None:
         given["mask"] = seen[:, None]  # (B, 1, K)
     if by_position and "positions" not in given and before:
@@ -70,18 +80,12 @@ def told(call: ModelCall, attends: models.Attends, config: Any, truth: Truth, pa
     return given, rows
 
 
-def packs(call: ModelCall, truth: Truth) -> bool:
-    """Whether positions that begin again are those of packed texts: transformers takes them so without a cache."""
-    said = (truth.config or {}).get("use_cache", False)
-    cached = call.arguments.get("use_cache")
-    return call.history.tokens == 0 and not (said if cached is None else cached)
-
-
-def placed(places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, by_slots: bool) -> dict[str, Any]:
+def placed(
+    places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, causal: bool, apart: bool
+) -> dict[str, Any]:
     """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
 
-    by_slots: whether order and window go by the places of the tokens where positions begin again; else these begin
-    another text.
+    apart: whether another text begins where positions begin again; else order and window go by the tokens' places.
     """
     B, Q, K = sizes
     if places.shape[1] != K:
@@ -93,14 +97,15 @@ def placed(places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Co
         return {"positions": places[:, K - Q :], "key_positions": places}
     given: dict[str, Any] = {"positions": places[:, K - Q :], "key_positions": places}
     steps = np.diff(places, axis=1)
-    if not by_slots and seen is None and K == Q and ((steps == 1) | (places[:, 1:] == 0)).all():
+    regular = ((steps == 1) | (places[:, 1:] == 0)).all()
+    if apart and seen is None and K == Q and (regular or not config.chunk):
         segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
         return given | {"segments": segments, "key_segments": segments}
     if config.chunk:
         raise UnknownError("its positions do not follow the order of the tokens, and it has chunks")
     far = np.arange(K) - (K - Q + np.arange(Q))[:, None]  # (Q, K)
     left, right = config.window or (None, None)
-    right = 0 if by_slots else right
+    right = 0 if causal else right
     order = (far >= (-K if left is None else -left)) & (far <= (K if right is None else right))
     return given | {"mask": order & real[:, None], "causal": False, WITHOUT_WINDOW: True}
 
