@@ -364,7 +364,7 @@ def test_an_error_of_the_judge_is_no_error_of_the_model(monkeypatch):
     def fails(*given):
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("mha.parity.whole.watching.judged", fails)
+    monkeypatch.setattr("mha.parity.whole.watching.judged_packed", fails)
     report = parity.audit(Model(), *tokens())
     assert set(verdicts(report).values()) == {"not known"}
     assert "ZeroDivisionError: a mistake of ours" in report.layers[0].note

@@ -21,7 +21,7 @@ from mha.parity.whole.calls.sinks import Sink, by_name, of_class
 from mha.weights import native
 
 from .linen_models import Shown
-from .watcher import CALLS, OWN, Watcher
+from .watcher import CALLS, Watcher
 
 # Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
 SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attention"))
@@ -129,10 +129,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         if isinstance(model, Shown):
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
-            found = [module for module in one.modules.values() if callable(module)]
-            for kind in {
-                kind for module in found for kind in type(module).__mro__ if kind is type(module) or kind in OWN
-            }:
+            kinds = {type(module) for module in one.modules.values() if callable(module)}
+            for kind in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
                 stack.enter_context(of_class(kind, "__call__", _told(kind.__call__, one)))
         yield
         one.finish()
@@ -153,7 +151,7 @@ def _parts(model: Any) -> dict[str, Any]:
 
 def _undropped(module: Any) -> Any:
     """The module, or where it may drop weights another one with its arrays that does not: dropout is not judged."""
-    if not isinstance(module, OWN) or not module.dropout_rate:
+    if declared(module, CALLS) is None or not module.dropout_rate:
         return module
     module = copy.copy(module)
     module.dropout_rate = 0.0

@@ -10,8 +10,8 @@ from mha.call import ROWS, call_of
 from mha.config import numpy_dtype
 from mha.layer import restore
 from mha.parity.files import case_files
-from mha.parity.same.problem import Expected, Problem, problem
 from mha.parity.same.decoding import decoding
+from mha.parity.same.problem import Expected, Problem, problem
 from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
 from mha.parity.whole.calls.model_calls import UnknownError
 from mha.parity.whole.calls.own_layers import cache_for

@@ -107,7 +107,7 @@ class Watch:
         return None
 
     def keep(self, one: Judged) -> None:
-        """Keep the call with most keys of each configuration, to say later what it could not show; none with a cache."""
+        """Keep the call with most keys of each configuration and no cache, to say later what it could not show."""
         if one.asked is not None and one.asked.sizes.slots is None:
             known = self.kept.get(one.asked.config)
             if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:

@@ -99,7 +99,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "timm": Scheme(
         "ViT in timm",
-        packed("qkv.weight", "qkv.bias", "proj", "oi"),
+        packed("qkv.weight", "qkv.bias", "proj", "oi") | norms("q_norm.weight", "k_norm.weight"),
         biases=(("W_o",),),
     ),
     "vit-pytorch": Scheme(
@@ -168,7 +168,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "phi3": Scheme(
         "Phi-3, Phi-4",
-        packed("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi"),
+        packed("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi") | norms("q_norm.weight", "k_norm.weight"),
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,

@@ -5,7 +5,7 @@ An argument that is not read is never passed over in silence: such a call is not
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
 
 
-def declared(module: Any, calls: Mapping[type, Arguments]) -> Arguments | None:
+def declared(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
     """The arguments of the framework's class that a module is of, or derives from; None if it is no such layer."""
     return next((calls[kind] for kind in type(module).__mro__ if kind in calls), None)
 
@@ -78,7 +78,7 @@ def is_default(X: Any, default: Any) -> bool:
     """Whether an argument says no more than one that is not given."""
     if X is None or X is default or (X is False and default in (None, inspect.Parameter.empty)):
         return True
-    return isinstance(X, (bool, int, float, str)) and type(X) is type(default) and X == default
+    return isinstance(X, (bool, int, float, str)) and type(X) is type(default) and default == X
 
 
 class OwnLayers:

@@ -16,7 +16,7 @@ Each backend's `commands/taps.py` has these functions:
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 
@@ -74,8 +74,8 @@ def told(run: Any, path: str, module: Any, sink: Sink) -> Any:
 
 
 @contextlib.contextmanager
-def of_class(owner: type, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a class meanwhile; one that was inherited is inherited again."""
+def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class or a module meanwhile; one that was inherited is inherited again."""
     kept = vars(owner).get(name)
     setattr(owner, name, value)
     try:
@@ -85,8 +85,8 @@ def of_class(owner: type, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bases(kinds: Iterable[type], name: str, modules: Iterable[Any], sink: Sink) -> Iterator[None]:
-    """Tell a sink of the calls of frameworks' own layers, by this method, by the classes of modules that derive from them."""
+def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], sink: Sink) -> Iterator[None]:
+    """Tell a sink what classes that derive from a framework's own layers call them with; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) and type(module) is not kind for module in modules):

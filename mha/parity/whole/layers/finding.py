@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.parity.whole.layers.known import Known, kind_of, taken
+from mha.parity.whole.layers.known import Known, kind_of, norms_unread, taken
 from mha.parity.whole.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
 from mha.parity.whole.layers.remarks import guesses, without_biases
 from mha.parity.whole.layers.taught import called, lesson_of, of_like_alone, options_of, parts_of
@@ -178,6 +178,8 @@ class Finder:
         one = Known(path, "as taught")
         if lesson is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
+        if not callable(lesson) and (reason := norms_unread(self.arrays, path, lesson)):
+            return dataclasses.replace(one, reason=reason)
         if callable(lesson):
             return self.by_function(one, lesson)
         attends, options = called(lesson), options_of(lesson)

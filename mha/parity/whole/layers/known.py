@@ -106,3 +106,17 @@ def kind_of(module: Any) -> str | None:
 def taken(module: Any) -> Found:
     """The configuration and the canonical weights of a framework's own layer, TypeError or ValueError if not known."""
     return module.take() if isinstance(module, Recorded) else native.taken(module)
+
+
+def norms_unread(arrays: Mapping[str, Any], path: str, lesson: Mapping[str, Any]) -> str:
+    """Why norms of queries and keys in a layer that layers= describes are not known, in words; "" if they are."""
+    for role in ("q_norm", "k_norm"):
+        own = f"{path}.{lesson.get(role, role)}"
+        if f"{own}.bias" in arrays:
+            return f"it has {own}.bias: its norms of queries and keys add a shift, which no layer of mha does"
+        if not {"scheme", role} & lesson.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
+            return (
+                f"it has {own}, of which layers= says nothing; add q_norm='q_norm', k_norm='k_norm' and "
+                "qk_norm='rms' or 'layer', or an mha.Norm"
+            )
+    return ""
