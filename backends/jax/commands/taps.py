@@ -130,8 +130,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
             kinds = {type(module) for module in one.modules.values() if callable(module)}
-            for kind in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
-                stack.enter_context(of_class(kind, "__call__", _told(kind.__call__, one)))
+            for owner in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
+                stack.enter_context(of_class(owner, "__call__", _told(owner.__call__, one)))
         yield
         one.finish()
 
@@ -201,7 +201,7 @@ def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | Non
         state = linen.meta.unbox(module.variables).get("cache", {})
     else:
         state = {name: getattr(module, name)[...] for name in SLOTS}
-    keys, values, index = (mha.to_numpy(state[name]) for name in SLOTS)
+    keys, values, index = (mha.to_numpy(jnp.asarray(state[name])) for name in SLOTS)
     if index == 0:  # linen has made it in this call, which attends to its own tokens
         return None
     if index > keys.shape[1]:

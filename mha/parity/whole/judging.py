@@ -157,7 +157,9 @@ def mended(tap: Tap, asked: Problem) -> np.ndarray:
 
 
 def save(path: Any, asked: Problem) -> None:
-    """Write the layer, its inputs and what is expected, with bounds, as a case file."""
+    """Write the layer, its inputs and what is expected, with bounds, as a case file; ValueError beside a cache."""
+    if asked.sizes.slots is not None:
+        raise ValueError("the call has a cache, which a case file of one call cannot hold; save a call without one")
     ones = np.ones((*asked.queries.shape[:2], asked.config.num_hiddens), asked.queries.dtype)
     given = asked.call.given() | {"causal": asked.call.causal}
     inputs = asked.queries, asked.keys, asked.values, ones if asked.cotangent is None else asked.cotangent
