@@ -86,8 +86,8 @@ def around(backend, make, call):
                 super().__init__()
                 self.layer = make()
 
-            def call(self, *args, **kwargs):
-                return call(self.layer, *args, **kwargs)
+            def call(self, X, *args, **kwargs):
+                return call(self.layer, X, *args, **kwargs)
     elif backend == "jax":
         from flax import nnx
 
@@ -186,16 +186,22 @@ def test_what_a_derived_class_adds_is_read_and_what_it_takes_of_its_own_is_named
 def test_our_layers_are_judged_with_their_caches(backend):
     attention = mha.MultiHeadAttention(D, H, backend=backend, seed=1, bias=True)
     X = of_framework(backend, audited.inputs())
+
+    def call(layer, X, cache=None):
+        inputs = (X, None, None) if cache is not None and cache.frozen else (X, 2 * X, 3 * X)
+        return layer(*inputs, causal=cache is None or not cache.frozen, cache=cache)
+
+    model = around(backend, lambda: attention.layer, call)
+    assert verdicts(parity.audit(model, X)) == {"layer": "same"}
     cache = attention.cache(B, T)
-    model = around(backend, lambda: attention.layer, lambda layer, *inputs, **options: layer(*inputs, **options))
     with parity.watch(model) as report:
         for at in range(3):
-            new = X[:, at : at + 1]
-            _, cache = model(new, new, new, causal=True, cache=cache)
+            _, cache = model(X[:, at : at + 1], cache=cache)
     assert notes(report) == {"layer": ("same", "")}
     assert report.layers[0].calls == 3
-    frozen = attention.cache_of(X)
-    assert parity.audit(model, X[:, :2], None, None, cache=frozen)
+    assert verdicts(parity.audit(model, X[:, 3:5], cache=cache)) == {"layer": "same"}
+    np.testing.assert_array_equal(mha.to_numpy(cache.lengths), [3, 3])  # it is not used up
+    assert verdicts(parity.audit(model, X[:, :2], cache=attention.cache_of(2 * X, 3 * X))) == {"layer": "same"}
 
 
 @pytest.mark.backends("torch")

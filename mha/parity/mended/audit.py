@@ -1,12 +1,14 @@
 """Audit a model: which attention layer is wrong, what changes if it gives what it should, and where the rest begins."""
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha import arrays, dispatch
+from mha.cache import Cache
 from mha.parity.records.comparing import compare_records
 from mha.parity.records.contents import Record
 from mha.parity.records.writing import record
@@ -48,9 +50,9 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
             of layers=, or others in size; the message says which path lacks what.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
-    watching = Watch(model, like, layers, once=(args, kwargs))
+    watching = Watch(model, like, layers, once=unused((args, kwargs)))
     with watching.open() as report:
-        before = watching.taps.call(model, *args, **kwargs)
+        before = watching.taps.call(model, *unused(args), **unused(kwargs))
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
         second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
@@ -61,6 +63,15 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         explains = explained(watching.taps, right, args, kwargs, before, after, mine, wrong)
         report.mended = Mended(wrong, moved(before, after), left, explains)
     return report
+
+
+def unused(given: Any) -> Any:
+    """The arguments of a call with copies of our caches among them, which a call uses up."""
+    if isinstance(given, Cache):
+        return copy.copy(given)
+    if type(given) is dict:
+        return {name: unused(X) for name, X in given.items()}
+    return type(given)(map(unused, given)) if type(given) in (list, tuple) else given
 
 
 @contextlib.contextmanager
