@@ -92,6 +92,26 @@ def test_a_right_model_of_another_kind_is_right(kind):
     assert {row.verdict for row in report.layers} == {"same"}
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "opt", "bert", "modernbert", "eurobert"])
+@pytest.mark.parametrize("given", ["", "use_cache", "attention_mask"])
+def test_texts_in_a_row_that_see_each_other_are_no_mistake_and_are_said(kind, given):
+    """Each library's model has its own rule; what it computes of the last text alone says which it is."""
+    import torch
+
+    model = small.model(small.configuration(kind))
+    places, ids = torch.tensor([[0, 1, 2, 3, 0, 1, 0, 1, 2]]), torch.randint(5, 30, (2, 9))
+    call = {"use_cache": {"use_cache": False}, "attention_mask": {"attention_mask": torch.ones(2, 9)}}.get(given, {})
+    if kind in ("bert", "modernbert", "eurobert"):
+        call.pop("use_cache", None)
+    with torch.no_grad():
+        whole = model(ids, position_ids=places, **call)[0]
+        alone = model(ids[:, 6:], position_ids=places[:, 6:])[0]
+    together = (whole[:, 6:] - alone).abs().max() > 1e-3
+    report = parity.audit(model, ids, position_ids=places, **call)
+    assert report, report
+    assert ("3 texts in a row see each other" in " ".join(report.notes)) == bool(together)
+
+
 @pytest.mark.parametrize("kind", ["roformer", "yoso", "mra"])
 def test_models_with_the_names_of_others_are_not_known(kind):
     model = small.model(small.configuration(kind))
