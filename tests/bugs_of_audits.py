@@ -22,13 +22,34 @@ GROUPS = {
         "what lies beside a text is nothing to it": (r"for name in attends\.without:", "for name in ():"),
         "types of texts are pictures": (r"is not None and X\.any\(\):", "is not None:"),
         "packed texts see each other": (r'"segments": segments, "key_segments": segments', ""),
-        "what begins again is always packed": (r"attends\.causal and not packs\(call, truth\)", "False"),
-        "what begins again is never packed": (r"return call\.history\.tokens == 0 and not .*", "return False"),
+        "what begins again is always packed": (r"return attends\.causal and not together\(.*", "return attends.causal"),
+        "what begins again is never packed": (r"return attends\.causal and not together\(.*", "return False"),
         "a mask by slots has all slots": (r"mask = mask\[\.\.\., :K\]", "mask = mask"),
         "a window counts beside such a mask": (r"config = dataclasses\.replace\(config, window=None\)", "pass"),
         "mended rows of padding, too": (
             r'return np\.where\(asked\.matters\("output"\), right,', "return np.where(True, right,"),
         "one mask for all kinds of layers": (r"X\.get\(kind\) if isinstance", "next(iter(X.values())) if isinstance"),
+    }),
+    "texts in a row": ("mha/parity/whole", "audit_packed", {
+        "texts are apart or a mistake": (r"one\.ratio > 1 and \(library or not apart\)", "False"),
+        "no text is a leak": (r"one\.ratio > 1 and \(library or not apart\)", "one.ratio > 1"),
+        "texts that see each other are not said": (r"if apart or one\.ratio > 1:", "if True:"),
+        "padding is a text": (r"\(1 \+ int\(\(np\.diff\(row\) < 1\)", "(1 + int((np.diff(row) != 1)"),
+        "a mask beside them is nothing": (r"reasons \+ \[name for name", "reasons or [name for name"),
+    }),
+    "what own layers are called with": ("mha/parity/whole/calls/own_layers.py", "audit_own_layers", {
+        "arguments that are not read are passed over": (r"if not is_default\(X, default\):", "if False:"),
+        "what a class adds is forgotten": (r"given = joined\(type\(module\)\.__name__, given, base\)", "pass"),
+        "another mask counts": (r"and arrays and X is not base\[key\]:", "and False:"),
+        "a cache is read after the call": (r"return cache\.to\(\"numpy\"\)", "return cache"),
+    }),
+    "Flax' own layers": ("backends/jax/commands/taps.py", "audit_own_layers", {
+        "the order is not read": (r'        found\["causal"\] = True\n', "        pass\n"),
+        "the cache is not read": (r"if not decode:", "if True:"),
+        "the cache has the new token already": (r"np\.asarray\(index - 1\)", "np.asarray(index)"),
+        "an audit leaves its token in the cache": (r"nnx\.update\(model, before\)", "pass"),
+        "a full cache is read": (r"if index > keys\.shape\[1\]:", "if False:"),
+        "an audit leaves its token in bound variables": (r"return _bound_again\(model\)\(", "return model("),
     }),
     "kernels of models": ("mha/parity/whole", "audit_pieces", {
         "all of a checkpoint is read": (

@@ -21,7 +21,9 @@ GROUPS = {
         "a softmax is not told": (r"for module, name in SOFTMAX:", "for module, name in ():"),
         "a bound module is given variables": (r"args = args\[1:\]", "pass"),
         "an output is never mended": (r"return output if instead is None else instead", "return output"),
-        # The last one, since it stays in the process that plants it.
+    }),
+    "what is set on classes": ("mha/parity/whole/calls/sinks.py", "audit_models", {
+        # It stays in the process that plants it.
         "what was set stays set": (r"delattr\(owner, name\) if kept is None else setattr\(owner, name, kept\)", "pass"),
     }),
     "models of Keras": ("backends/tensorflow/commands/taps.py", "audit_models audit_frameworks", {
@@ -104,12 +106,17 @@ GROUPS = {
         "a default of others counts": (r'"gemma2": \{"sliding_window": None\},', ""),
         "a rotation of others counts": (r'for kind in \("apertus", "gpt_oss"\)', "for kind in ()"),
     }),
+    "masks of PyTorch's own layer": ("backends/torch/commands/taps.py", "audit_own_layers", {
+        "numbers in a mask only hide": (r'found\["score_bias"\] = .*', "pass"),
+        "the last mask counts alone": (r' & found\.get\("mask", True\)', ""),
+        "a wrong hint is believed": (r"_require_order\(pairs\)", "pass"),
+    }),
     "models of PyTorch": ("backends/torch/commands/taps.py", "audit_models", {
         "functions drop": (r"if func in DROPOUT:", "if False:"),
         "hooks stay": (r"handle\.remove\(\)", "pass"),
         "the fast path stays off": (r"set_fastpath_enabled\(fast\)", "set_fastpath_enabled(False)"),
         "samples are taken for tokens": (r"turn = not module\.batch_first", "turn = False"),
-        "padding is turned round": (r"padding = padding < LOW", "padding = padding >= LOW"),
+        "padding is turned round": (r"low = mask <= LOW", "low = mask > LOW"),
     }),
     "audits of arrays": ("mha/parity/whole", "audit_taps audit_pieces", {
         "queries are the first tokens": (r'given\["offset"\] = K - Q', "pass"),
