@@ -45,6 +45,8 @@ def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             "x) instead of watch"
         )
     found = Shown(model, args[0] if model.scope is None else model.variables)
+    if model.scope is None:  # what a decoder writes is nothing here
+        kwargs = {"mutable": core.DenyList("params"), **kwargs}
     with linen.intercept_methods(found.note):
         try:
             jax.eval_shape(lambda: jax.tree.leaves(call(model, *args, **kwargs)))

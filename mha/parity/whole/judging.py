@@ -129,7 +129,7 @@ def asked_of(tap: Tap, truth: Truth, apart: bool | None = None) -> Problem:
     config = dataclasses.replace(config, dtype=dtype, dropout=0.0)
     if layer.attends is None:
         given, rows = {name: X for name, X in tap.given.items() if name in ROWS}, tap.given.get("rows")
-    elif "cache" in tap.given:
+    elif tap.given.get("cache") is not None:
         raise UnknownError("it has a cache of its own, beside what the model's configuration says of its call")
     else:
         given, rows = told(tap.call, layer.attends, config, truth, layer.path, sizes, apart)

@@ -37,9 +37,10 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a layer of ours or of the book, by our names; of anything else as they are."""
-    if native.kind_of(module) is not None:
-        require_read(call, type(module).__name__, given, OURS)
+    """The arguments of a call of a layer of ours or of the book, by our names; of any other module what enters it."""
+    if native.kind_of(module) is None:
+        return {name: given[name] for name in NAMES if name in given}
+    require_read(call, type(module).__name__, given, OURS)
     cache = given.get("cache")
     if isinstance(cache, Exception):
         raise ValueError(f"its cache cannot be read: {cache}") from cache
