@@ -162,5 +162,7 @@ GROUPS = {
     }),
 }
 # Those whose tests need PyTorch.
-TORCH = ("caches of models", "judging models", "layers of models", "names of one's own", "which layer is which",
-         "watching PyTorch")
+TORCH = (
+    "caches of models", "judging models", "layers of models", "names of one's own", "which layer is which",
+    "watching PyTorch", "texts in a row", "what own layers are called with",
+)  # fmt: skip

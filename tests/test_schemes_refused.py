@@ -20,7 +20,7 @@ from mha.weights import schemes
         ("meta", "q_norm.weight"),
         ("t5", "q.bias"),  # MPNet, which scales
         ("bert", "self.distance_embedding.weight"),  # positions in the scores
-        ("timm", "q_norm.weight"),
+        ("timm", "q_norm.bias"),  # a shift
         ("timm", "relative_position_bias_table"),
         ("llama", "k_norm.bias"),
         ("gpt2", "q_attn.weight"),
@@ -31,6 +31,16 @@ def test_an_array_without_a_counterpart_is_named(scheme, name):
     arrays[f"a.{name}"] = np.zeros(3)
     with pytest.raises(ValueError, match=f"has a.{name}, for which scheme '{scheme}' has no place"):
         schemes.to_canonical(arrays, scheme, "a.", heads(scheme))
+
+
+def test_a_norm_that_adds_a_shift_is_called_so():
+    _, arrays = stored("timm", "a.")
+    arrays |= {"a.q_norm.bias": np.zeros(3), "a.k_norm.bias": np.zeros(3)}
+    with pytest.raises(ValueError, match=r"no place: the norms add a shift, .*leave these arrays out if they are 0"):
+        schemes.to_canonical(arrays, "timm", "a.", heads("timm"))
+    arrays["a.other"] = np.zeros(3)
+    with pytest.raises(ValueError, match="no place: it computes something else"):
+        schemes.to_canonical(arrays, "timm", "a.", heads("timm"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

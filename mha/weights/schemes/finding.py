@@ -113,16 +113,17 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     missing = [prefix + name for name in description.kernels if prefix + name not in own]
     if foreign or missing:
         unread.refuse(own)
-    norms = [place.name.removesuffix("weight") for weight, place in description.every if weight.endswith("_norm.scale")]
-    if shifts := [name for name in foreign if name in [f"{prefix}{norm}bias" for norm in norms]]:
-        raise ValueError(
-            f"the layer at prefix {prefix!r} has {', '.join(shifts)}: its norms of queries and keys add a shift, which "
-            "no layer of mha does; if these arrays are 0, leave them out"
-        )
     if foreign:
+        norms = [place.name.removesuffix("weight") for weight, place in description.every if weight.endswith(".scale")]
+        shifts = all(name in [f"{prefix}{norm}bias" for norm in norms] for name in foreign)
+        why = (
+            "the norms add a shift, which no layer of mha does; leave these arrays out if they are 0"
+            if shifts
+            else "it computes something else, or the prefix is too short"
+        )
         raise ValueError(
             f"the layer at prefix {prefix!r} has {', '.join(foreign[:LISTED])}, for which scheme {scheme!r} has no "
-            "place: it computes something else, or the prefix is too short"
+            f"place: {why}"
         )
     if missing:
         raise lacking_error(missing, scheme, prefix, own)
