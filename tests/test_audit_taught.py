@@ -174,6 +174,43 @@ class Plain(torch.nn.Module):
         return self.o_proj(inner.merge(pooled)), None
 
 
+class Normed(torch.nn.Module):
+    """Attention as in timm, with norms of queries and keys."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.qkv, self.proj = torch.nn.Linear(12, 36), torch.nn.Linear(12, 12)
+        self.q_norm, self.k_norm = norm(4), norm(4)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)  # (B, H, T, d)
+        pooled = torch.nn.functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v)
+        return self.proj(pooled.transpose(1, 2).flatten(2))  # (B, T, H*d)
+
+
+@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "LayerNorm without shift"])
+def test_norms_in_a_layer_are_taught_or_named(kind):
+    options = {"bias": False} if "without" in kind else {}
+    norm = getattr(torch.nn, kind.split()[0])
+    torch.manual_seed(5)
+    model, X = torch.nn.Sequential(Normed(lambda d: norm(d, eps=1e-6, **options))), torch.randn(2, 7, 12)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    packed = {"W_q": "qkv", "W_k": "qkv", "W_v": "qkv", "W_o": "proj", "num_heads": 3}
+    qk_norm = mha.Norm("rms" if kind == "RMSNorm" else "layer", 1e-6)
+    timm = {"scheme": "timm", "num_heads": 3, "qk_norm": qk_norm}
+    if kind == "LayerNorm":
+        for lesson in (packed, timm):
+            with pytest.raises(ValueError, match=r"0\.q_norm\.bias: its norms of queries and keys add a shift"):
+                parity.audit(model, X, layers={"0": lesson})
+        return
+    with pytest.raises(ValueError, match=r"it has 0\.q_norm, of which layers= says nothing; add q_norm='q_norm'"):
+        parity.audit(model, X, layers={"0": packed})
+    norms = {"q_norm": "q_norm", "k_norm": "k_norm", "qk_norm": qk_norm}
+    for lesson in (packed | norms, timm):
+        assert parity.audit(model, X, layers={"0": lesson})
+
+
 def test_a_function_of_the_module_teaches_a_layer():
     def layer(module):
         arrays = {f"{name}.weight": getattr(module, name).weight for name in NAMES.values()}

@@ -113,7 +113,10 @@ def norms_unread(arrays: Mapping[str, Any], path: str, lesson: Mapping[str, Any]
     for role in ("q_norm", "k_norm"):
         own = f"{path}.{lesson.get(role, role)}"
         if f"{own}.bias" in arrays:
-            return f"it has {own}.bias: its norms of queries and keys add a shift, which no layer of mha does"
+            return (
+                f"it has {own}.bias: its norms of queries and keys add a shift, which no layer of mha does; leave it "
+                f"out with layers={{{path!r}: None}}"
+            )
         if not {"scheme", role} & lesson.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
             return (
                 f"it has {own}, of which layers= says nothing; add q_norm='q_norm', k_norm='k_norm' and "
