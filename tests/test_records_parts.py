@@ -162,9 +162,9 @@ def test_a_flow_is_asked_of_bs_own_arrays():
     flow = flows.flow_of(S[0] + S[1], parity.UNIT["float32"], S)
     sources = [pair(X, Y) for X, Y in zip(S, T, strict=True)]
     chosen = [sources[at] for at in flow.sources]
-    far, most = flows.judged(pair(S[0] + S[1], T[0] + T[1]), flow, chosen)
+    far, most, _ = flows.judged(pair(S[0] + S[1], T[0] + T[1]), flow, chosen)
     assert (far <= most).all()
-    far, most = flows.judged(pair(S[0] + S[1], T[0] + np.float32(1.001) * T[1]), flow, chosen)
+    far, most, _ = flows.judged(pair(S[0] + S[1], T[0] + np.float32(1.001) * T[1]), flow, chosen)
     assert (far > most).all()
 
 

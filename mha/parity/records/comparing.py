@@ -1,6 +1,8 @@
 """Compare two records: where the difference between two models begins, and why."""
 
 import contextlib
+import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,12 +12,15 @@ from mha.parity.records.contents import Record
 from mha.parity.records.reading import opened
 from mha.parity.records.records_report import Model, RecordsReport
 from mha.parity.records.replay import Weights, replayed
-from mha.parity.records.stepping import Stepper, StepRow
+from mha.parity.records.doubts import Doubt, cuts_of, first_real
+from mha.parity.records.pairs import Matcher
+from mha.parity.records.stepping import Known, Stepper, StepRow
 from mha.parity.records.tokens import Text, texts_of
-from mha.parity.records.units import units_of
+from mha.parity.records.units import Step, units_of
 from mha.parity.whole.audit_report import AuditReport
 from mha.parity.whole.layers.truth import Truth, formats_of
 
+MOST = 8  # differences that are told apart
 Progress = Callable[[list[Any]], Iterable[Any]]
 
 
@@ -94,21 +99,46 @@ def steps(
 ) -> tuple[list[StepRow], list[str], str]:
     """Judge all steps; also what could not be lined up, and which texts have no partner, in words."""
     trusted = trust(audits, partners)
-    rows: list[StepRow] = []
     units = list(units_of(*texts))
     notes = [unit.note for unit in units if unit.note]
-    every = [(unit, step) for unit in units for step in unit.steps((a, b), partners)]
-    stepper, current = Stepper(a, b, trusted), None
-    for unit, step in track(every):
-        if unit is not current:
-            stepper, current = Stepper(a, b, trusted), unit
-        if (row := stepper.row(step)) is not None:
-            rows.append(row)
+    every = [unit.steps((a, b), partners) for unit in units]
+    known = Known(Matcher(a, b), trusted, partners)
+    rows = told_apart(every, lambda real: Stepper(known, real), track)
     left = ""
     if len(texts[0]) != len(texts[1]):
         counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]
         left = f"A has texts: {counts[0]}, B: {counts[1]}; only the first {min(map(len, texts))} were compared"
     return rows, notes, left
+
+
+def told_apart(
+    units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress
+) -> list[StepRow]:
+    """Judge the steps of each unit, and tell those that differ apart: a difference, or another cut.
+
+    What comes of a difference is known once it is known to be one: then the steps are judged again, and the next one is
+    looked for.
+    """
+    steps = [(at, step) for at, unit in enumerate(units) for step in unit]
+    real: set[Step] = set()
+    none: set[Step] = set()
+    while True:
+        found: list[tuple[StepRow, Doubt | None]] = []
+        for _, some in itertools.groupby(steps if real else track(steps), key=lambda one: one[0]):
+            current = stepper(real)
+            for _, step in some:
+                current.add(step)
+            found += current.found
+        doubts = [doubt for _, doubt in found if doubt is not None]
+        cuts = cuts_of(doubts) | none
+        first, before = first_real(doubts, cuts)
+        if first is None or len(real) == MOST:
+            return [
+                dataclasses.replace(row, verdict="another cut") if doubt is not None and doubt.step in cuts else row
+                for row, doubt in found
+            ]
+        real.add(first)
+        none |= {*before}
 
 
 def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:

@@ -116,11 +116,14 @@ def rounded(factors: np.ndarray) -> np.ndarray:
     return np.where(np.abs(factors - 1) < 1e-2, 1.0, factors)
 
 
-def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray]:
-    """How far B's rows are from what A's flow makes of B's own sources, and how far they may be, (N,) both."""
+def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How far B's rows are from what A's flow makes of B's own sources, and how far they may be; and the size of terms.
+
+    (N,) each.
+    """
     shape = pair.a.shape
-    made, terms = flow.made([one.b.reshape(shape) for one in sources])
+    made, _ = flow.made([one.b.reshape(shape) for one in sources])
     far = mean_square(pair.b.astype(np.float64) - made)
-    own = mean_square(pair.a.astype(np.float64) - flow.made([one.a.reshape(shape) for one in sources])[0])
-    unit = max(pair.unit, *(one.unit for one in sources))
-    return far, 8 * own + EXACT * unit * mean_square(terms)
+    first, terms = flow.made([one.a.reshape(shape) for one in sources])
+    own, sizes = mean_square(pair.a.astype(np.float64) - first), mean_square(terms)
+    return far, 8 * own + EXACT * max(pair.unit, *(one.unit for one in sources)) * sizes, sizes

@@ -48,7 +48,7 @@ class RecordsReport:
     audits: tuple[AuditReport | None, AuditReport | None]
 
     def __bool__(self) -> bool:
-        return bool(self.rows) and not (self.wrong or self.left) and all(row.verdict == "same" for row in self.rows)
+        return bool(self.rows) and not (self.wrong or self.left) and all(row.verdict in ("same", "another cut") for row in self.rows)
 
     @property
     def first(self) -> StepRow | None:
@@ -104,7 +104,8 @@ class RecordsReport:
         """The result in a sentence."""
         if self.first is not None or self.wrong:
             return self.begins
-        worst = max((row.far for row in self.rows), default=0.0)
+        same = [row for row in self.rows if row.verdict != "another cut"]
+        worst = max((row.far for row in same), default=0.0)
         if self.blind is not None:
             told = (self.blind.path or "the model", self.blind.what)
             return (
@@ -113,7 +114,7 @@ class RecordsReport:
             )
         if not self.rows:
             return "nothing was compared"
-        return f"the same: {counted(len(self.rows), 'step')}; they differ by {number(worst)} at most, which is rounding"
+        return f"the same: {counted(len(same), 'step')}; they differ by {number(worst)} at most, which is rounding"
 
     @property
     def shown(self) -> list[StepRow]:

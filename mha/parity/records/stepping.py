@@ -1,18 +1,20 @@
 """Go through two records step by step: is what enters and leaves each module in B what A's explains, up to rounding?"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from mha.parity.records import flows, growth
-from mha.parity.records.contents import Record
+from mha.parity.records.doubts import Doubt, Earlier, Reader
 from mha.parity.records.flows import Flow
 from mha.parity.records.pairs import Matcher, Pair
+from mha.parity.records.relations import relation_of
 from mha.parity.records.units import Step
 
-VerdictName = Literal["same", "differs", "not told"]
+VerdictName = Literal["same", "differs", "not told", "another cut"]
 BLIND = 0.5  # where a bound is so much of an array, nothing can be told
 FAR = 0.3  # where an array differs by so much, nobody would call it the same
 MASKED = -1e4  # a number below it hides, and is in no sum
@@ -41,68 +43,128 @@ class StepRow:
     leaf: bool = False
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Earlier:
-    """An array of A that came before: its name for readers, its pair, and the container in which it was made."""
+class Judgement(NamedTuple):
+    """How far the rows of a step are from what they should be, and how far they may be, (N,) both.
 
-    name: str
-    pair: Pair
-    parent: str | None
+    carried: how far rounding carries them from A's, about; note: what they should be; doubts: the steps it is made of
+    that differ; certain: whether it is known to be made of them.
+    """
+
+    far: np.ndarray
+    most: np.ndarray
+    carried: np.ndarray
+    note: str
+    doubts: Sequence[Doubt]
+    certain: bool
+
+
+@dataclasses.dataclass
+class Known:
+    """What is known of two records before their steps are judged.
+
+    matcher: of their arrays; trusted: paths of B's layers that the oracle has found right; partners: paths of A's modules
+    that are compared; flows: those that were looked for, by step.
+    """
+
+    matcher: Matcher
+    trusted: Mapping[str, bool]
+    partners: Collection[str]
+    flows: dict[Step, Flow | None] = dataclasses.field(default_factory=dict)
 
 
 class Stepper:
-    """Judges the steps of one unit in their order; trusted: paths of B's layers that the oracle has found right."""
+    """Judges the steps of one unit in their order: `found` has the row of each, and its doubt if it differs.
 
-    def __init__(self, a: Record, b: Record, trusted: Mapping[str, bool]) -> None:
-        self.a, self.b, self.trusted = a, b, trusted
-        self.matcher = Matcher(a, b)
-        self.earlier: dict[tuple[int, ...], Earlier] = {}
+    real: steps that are known to be a difference; others that differ are supposed to be another cut.
+    """
 
-    def row(self, step: Step) -> StepRow | None:
-        """Judge a step; None if there is nothing to compare, or if it is the array of the step before."""
+    def __init__(self, known: Known, real: Collection[Step] = ()) -> None:
+        self.known, self.matcher, self.real = known, known.matcher, real
+        self.found: list[tuple[StepRow, Doubt | None]] = []
+        self.views: dict[Any, Earlier] = {}  # by the numbers of both arrays
+        self.earlier: dict[tuple[int, ...], Earlier] = {}  # by those of A's: the first, or the first that agrees
+        self.doubts: list[Doubt] = []
+
+    def add(self, step: Step) -> None:
+        """Judge a step; it has no row if there is nothing to compare, or if it is the array of a step before."""
         pair = self.matcher.pair(step.a, step.b, step.what)
         if pair is None:
-            return None
+            return
+        visit, leaves = step.visit, step.what == "output"
+        here = self.container(visit.path if leaves and not visit.leaf else visit.parent)
+        seen_in = set() if visit.leaf and not leaves else {self.container(visit.parent if leaves else visit.path)}
         if isinstance(pair, str):
-            alone = len(step.a) == len(step.b) == 1
-            return self.made(step, None, np.inf, f"the {step.what} {pair}") if alone else None
-        known = self.earlier.get(pair.where[0])
-        known = known if known is not None and known.pair.a.size == pair.a.size else None
-        if known is not None and known.pair.where[1] == pair.where[1]:
-            return None
-        note = ""
-        if known is not None:  # in A it is the array of an earlier step
-            flow = Flow("sum", (0,), (1.0,))
-            far, most = flows.judged(pair, flow, [known.pair])
-            note = f"in A it is {known.name}" if self.exceeds(far, most) else ""
-        elif step.what == "output" and step.visit.leaf:
-            far, most = pair.far, self.of_module(step, pair)
+            if len(step.a) == len(step.b) == 1:
+                row = self.made(step, None, np.inf, f"the {step.what} {pair}")
+                self.found.append((row, self.doubted(step, None, seen_in)))
+            return
+        before = self.of_array(pair.where[0], here)
+        same = self.views.get(pair.where)
+        for one in (*before, *[same] * (same is not None)):
+            one.scopes |= seen_in
+        if same is not None:
+            self.read([] if same.doubt else before, None, 0.0, True)
+            return
+        judged = self.judged(step, pair, here)
+        ratios = np.divide(
+            judged.far, judged.most, out=np.where(judged.far > 0, np.inf, 0.0), where=judged.most > 0
+        )
+        told = np.isfinite(judged.most)  # of other rows, nothing is
+        ratio, right = float(ratios[told].max(initial=0.0)), self.right(step)
+        doubt = None
+        if ratio > 1 and not right:
+            doubt = self.doubted(step, pair, seen_in)
+        self.read(judged.doubts, doubt, dataclasses.replace(pair, far=judged.most).relative, judged.certain)
+        name = f"the {step.what} of {visit.path or 'the model'}"
+        one = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
+        if (first := self.earlier.setdefault(pair.where[0], one)).doubt and not doubt:
+            self.earlier[pair.where[0]] = one
+        if told.any() or not len(told):
+            ratio = min(ratio, 1.0) if right else ratio
+            self.found.append(
+                (self.made(step, pair, ratio, judged.note if ratio > 1 else "", judged.most, right), doubt)
+            )
+
+    def doubted(self, step: Step, pair: Pair | None, scopes: set[str]) -> Doubt:
+        """Doubt a step that differs."""
+        real = step in self.real
+        if pair is None:
+            doubt = Doubt(step, (), scopes, np.inf, real, lambda: "")
         else:
-            far, most, note = self.between(step, pair)
-        if known is None:
-            name = f"the {step.what} of {step.visit.path or 'the model'}"
-            parent = step.visit.path if step.what == "input" and not step.visit.leaf else step.visit.parent
-            self.earlier[pair.where[0]] = Earlier(name, pair, parent)
-        told = np.isfinite(most)  # of other rows, nothing is
-        if len(told) and not told.any():
-            return None
-        ratios = np.divide(far, most, out=np.where(far > 0, np.inf, 0.0), where=(most > 0) & told)
-        ratio = float(ratios[told].max(initial=0.0))
-        if self.right(step):
-            return self.made(step, pair, min(ratio, 1.0), "", most, True)
-        return self.made(step, pair, ratio, note if ratio > 1 else "", most)
+            sources = [one.pair for one in self.recent()]
+            doubt = Doubt(step, pair.where[0], scopes, pair.relative, real, lambda: relation_of(pair, sources))
+        self.doubts.append(doubt)
+        return doubt
+
+    def recent(self) -> list[Earlier]:
+        """The last arrays of floats that came before."""
+        return [one for one in self.earlier.values() if one.pair.floats][-EARLIER:]
+
+    def of_array(self, key: tuple[int, ...], here: str) -> list[Doubt]:
+        """The doubts of an array of A that is seen in a container, if it is not known to be the same there."""
+        first = self.earlier.get(key)
+        if first is not None and first.doubt is None and here in first.scopes:
+            return []
+        return [one for one in self.doubts if one.key == key and here in one.scopes]
+
+    @staticmethod
+    def read(doubts: Sequence[Doubt], by: Doubt | None, bound: float, certain: bool) -> None:
+        """Note who reads these steps: one that differs, or one that is the same up to a bound."""
+        for one in doubts:
+            one.readers.append(Reader(by, bound, certain))
+
+    def container(self, path: str | None) -> str:
+        """The path of a module that is compared, or of the nearest one that it is inside of."""
+        while path and path not in self.known.partners:
+            path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
+        return path or ""
 
     def right(self, step: Step) -> bool:
         """Whether what is computed there is attention that the oracle has found right."""
         if step.what == "output" and step.visit.leaf:
-            return self.trusted.get(step.other.path, False)
+            return self.known.trusted.get(step.other.path, False)
         parent = step.other.parent or ""
-        return any(good and inside(parent, path) for path, good in self.trusted.items())
-
-    @staticmethod
-    def exceeds(far: np.ndarray, most: np.ndarray) -> bool:
-        """Whether some row is further than it may be."""
-        return bool((far > most).any())
+        return any(good and inside(parent, path) for path, good in self.known.trusted.items())
 
     def made(
         self,
@@ -126,49 +188,77 @@ class Stepper:
             step.visit.leaf,
         )  # fmt: skip
 
-    def of_module(self, step: Step, pair: Pair) -> np.ndarray:
-        """How far the output of a module may be, by its inputs."""
+    def judged(self, step: Step, pair: Pair, here: str) -> Judgement:
+        """Judge what enters or leaves a module; here: the container in which that was made."""
+        known = self.earlier.get(pair.where[0])
+        if known is not None and known.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
+            return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [known], here)
+        if step.what == "output" and step.visit.leaf:
+            return self.of_module(step, pair)
+        return self.between(step, pair, here)
+
+    def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[Earlier], here: str) -> Judgement:
+        """Judge what is made of earlier arrays: of B's own, or of A's where B cuts elsewhere."""
+        doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
+        far, most, sizes = flows.judged(pair, flow, [one.pair for one in sources])
+        theirs = sum(one.relative for one in sources) * sizes
+        note = f"in A it is {flow.said([one.name for one in sources])}"
+        if any(one.supposed for one in sources):
+            for one in sources:
+                if one.doubt is not None and not (far > most).any():
+                    one.doubt.taken = True
+            far, most = pair.far, most + growth.GROWN * theirs
+        return Judgement(far, most, most + theirs, note, doubts, True)
+
+    def of_module(self, step: Step, pair: Pair) -> Judgement:
+        """Judge the output of a module by its inputs."""
         inputs = self.matcher.pair(step.a, step.b, "input")
         count = min(len(step.visit.inputs), len(step.other.inputs))
-        others, furthest, chosen = 0.0, 0.0, np.zeros(len(pair.far), bool)
+        others, furthest, chosen, doubts = 0.0, 0.0, np.zeros(len(pair.far), bool), []
         for at in range(1, count):
             other = self.matcher.pair(step.a, step.b, "input", at)
             if not isinstance(other, Pair) or not other.a.size:
                 continue
             if other.floats and other.a.min() > MASKED:
-                others = max(others, other.relative)
+                one = self.views.get(other.where)
+                others = max(others, other.relative if one is None else one.relative)
+                doubts += [one.doubt] if one is not None and one.doubt is not None else []
             elif other.a.dtype.kind in "iu":
                 furthest = max(furthest, float(other.a.max()))
                 if len(other.far) == len(chosen):
                     chosen |= other.far > 0  # other experts, say
-        kind = self.a.modules[step.visit.path]["class"].lower()
+        kind = self.matcher.a.modules[step.visit.path]["class"].lower()
         if furthest and any(word in kind for word in TURNING):  # of positions alone: of the rest it takes the dtype
             most = growth.allowed(pair, None, 0.0, furthest)
         else:
+            if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:
+                if one.doubt is not None:
+                    one.doubt.taken = True
+                    doubts.append(one.doubt)
+                inputs = dataclasses.replace(inputs, far=one.far)
             most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others)
-        return np.where(chosen, np.inf, most)
+        most = np.where(chosen, np.inf, most)
+        return Judgement(pair.far, most, most / growth.GROWN, "", doubts, True)
 
-    def between(self, step: Step, pair: Pair) -> tuple[np.ndarray, np.ndarray, str]:
-        """How far what enters a module is, or leaves a container, from what it is made of, and how far it may be."""
+    def between(self, step: Step, pair: Pair, here: str) -> Judgement:
+        """Judge what enters a module, or leaves a container, by what it is made of."""
         earlier = list(self.earlier.values())
         if not earlier:
-            return pair.far, growth.OWN * pair.unit * pair.size, "what the model was called with differs"
-        recent = [one for one in earlier if one.pair.floats][-EARLIER:]
+            most = growth.OWN * pair.unit * pair.size
+            return Judgement(pair.far, most, 0 * most, "what the model was called with differs", [], True)
+        recent = self.recent()
         if pair.floats:
-            flow = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
-            if flow is not None:
-                sources = [recent[at] for at in flow.sources]
-                far, most = flows.judged(pair, flow, [one.pair for one in sources])
-                said = f"in A it is {flow.said([one.name for one in sources])}"
-                if self.exceeds(far, most):
-                    said += self.instead(pair, recent)
-                return far, most, said
-        own = (step.visit.path if step.what == "output" else step.visit.parent) or ""
-        near = [one for one in earlier if one.pair.floats and one.parent is not None and one.parent == own]
-        near = near or [one for one in earlier if one.pair.floats and inside(one.parent or "", own)][-8:]
-        others = max((one.pair.relative for one in near or recent[-1:]), default=0.0)
+            if step not in self.known.flows:
+                self.known.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
+            if (flow := self.known.flows[step]) is not None:
+                found = self.of_flow(pair, flow, [recent[at] for at in flow.sources], here)
+                return found._replace(note=found.note + self.instead(pair, recent)) if (found.far > found.most).any() else found
+        near = [one for one in earlier if one.pair.floats and here in one.scopes]
+        near = near or [one for one in earlier if one.pair.floats and any(inside(X, here) for X in one.scopes)][-8:]
+        others = max((one.relative for one in near or recent[-1:]), default=0.0)
         unit = max([pair.unit, *(one.pair.unit for one in near)])
-        return pair.far, (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size, ""
+        most = (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size
+        return Judgement(pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False)
 
     def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
         """What it is in B, if that is found, too."""
