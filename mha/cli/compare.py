@@ -49,7 +49,10 @@ def compare(
     ] = None,
     path: Annotated[
         list[str] | None,
-        typer.Option(metavar="A=B", help="Of records: a module's path in A, and in B; {} = the number of a layer."),
+        typer.Option(
+            metavar="A=B",
+            help="Of records: a module's path in A, and in B, A= leaves it out; {} = the number of a layer.",
+        ),
     ] = None,
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Of records: write the report as JSON; - = stdout.")
@@ -128,7 +131,8 @@ def _records(a: str, b: str, path: list[str] | None, json_file: str | None) -> N
         if len(pair) != 2:
             terminal.fail(f"--path is {one}, expected the path of a module in A, =, and its path in B")
     try:
-        report = parity.compare_records(a, b, dict(pairs), track=lambda steps: terminal.track("Comparing", steps))
+        said = {ours: theirs or None for ours, theirs in pairs}
+        report = parity.compare_records(a, b, said, track=lambda steps: terminal.track("Comparing", steps))
     except (OSError, TypeError, ValueError) as error:
         terminal.fail(error)
     terminal.show(report, json_file, file)

@@ -68,37 +68,42 @@ def close(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and bool(np.abs(one - other).max() <= CLOSE * max(np.abs(one).max(), TINY))
 
 
-def checked(paths: Any) -> dict[str, str]:
+def checked(paths: Any) -> dict[str, str | None]:
     """Check what paths= says. Raises TypeError or ValueError."""
     if paths is None:
         return {}
-    if not isinstance(paths, Mapping) or not all(isinstance(X, str) for pair in paths.items() for X in pair):
+    if not isinstance(paths, Mapping) or not all(
+        isinstance(a, str) and (b is None or isinstance(b, str)) for a, b in paths.items()
+    ):
         raise TypeError(
             f"paths is a {type(paths).__name__}, expected a dict of paths in A to paths in B, such as "
-            "{'model.layers.{}.self_attn': 'blocks_{}/attn'}"
+            "{'model.layers.{}.self_attn': 'blocks_{}/attn'}; None leaves a module out"
         )
     for a, b in paths.items():
-        if a.count("{}") != b.count("{}"):
+        if b is not None and a.count("{}") != b.count("{}"):
             raise ValueError(
                 f"paths has {a!r}: {b!r}, expected as many {{}} on both sides, which are numbers of layers"
             )
     return dict(paths)
 
 
-def said_of(path: str, paths: Mapping[str, str]) -> tuple[str, str] | None:
-    """What paths= says of a path of A: the path in B of it, or of what it is inside of, and what follows there."""
+def said_of(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str] | None:
+    """What paths= says of a path of A: the path in B of it, or of what it is inside of, and what follows there.
+
+    None in the place of the path in B leaves it out.
+    """
     for pattern, other in sorted(paths.items(), key=lambda pair: -len(pair[0])):
         parts = "([^./]+)".join(re.escape(part) for part in pattern.split("{}"))
         if match := re.fullmatch(f"{parts}(?:[./](.+))?", path):
             *numbers, rest = match.groups()
             for number in numbers:
-                other = other.replace("{}", number, 1)
+                other = other and other.replace("{}", number, 1)
             return other, rest or ""
     return None
 
 
-def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str]) -> dict[str, str]:
-    """The path in B of each path of A that has a partner there.
+def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]) -> dict[str, str]:
+    """The path in B of each path of A that has a partner there; also of those that paths= leaves out.
 
     Raises ValueError if paths= says something that is in neither.
     """
@@ -108,6 +113,8 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str]) -> di
     for path in in_a:
         if said := said_of(path, paths):
             other, rest = said
+            if other is None:
+                continue
             inside[path] = other
             ends = [f"{other}{mark}{rest}" for mark in "./"] if rest else [other]
             if partner := next((end for end in ends if end in in_b), None):
@@ -124,7 +131,13 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str]) -> di
     return found | by_order(a, b, found, inside)
 
 
-def check_said(paths: Mapping[str, str], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
+def left_out(path: str, paths: Mapping[str, str | None]) -> bool:
+    """Whether paths= leaves a module of A out."""
+    said = said_of(path, paths)
+    return said is not None and said[0] is None
+
+
+def check_said(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
     """Raise ValueError where a pattern of paths= fits nothing."""
     for pattern, other in paths.items():
         if not any(said_of(path, {pattern: other}) for path in in_a):

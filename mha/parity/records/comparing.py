@@ -1,51 +1,55 @@
 """Compare two records: where the difference between two models begins, and why."""
 
-import contextlib
 import dataclasses
+import fnmatch
 import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.parity.records import aligning
 from mha.parity.records.contents import Record
-from mha.parity.records.reading import opened
-from mha.parity.records.records_report import Model, RecordsReport
-from mha.parity.records.replay import Weights, replayed
 from mha.parity.records.doubts import Doubt, cuts_of, first_real
 from mha.parity.records.pairs import Matcher
+from mha.parity.records.reading import opened
+from mha.parity.records.records_report import NO_WEIGHTS, Model, RecordsReport
+from mha.parity.records.replay import Weights, replayed
 from mha.parity.records.stepping import Known, Stepper, StepRow
 from mha.parity.records.tokens import Text, texts_of
 from mha.parity.records.units import Step, units_of
 from mha.parity.whole.audit_report import AuditReport
 from mha.parity.whole.layers.truth import Truth, formats_of
+from mha.tables import few
 
 MOST = 8  # differences that are told apart
 Progress = Callable[[list[Any]], Iterable[Any]]
 
 
-def compare_records(a: Any, b: Any, paths: Any = None, *, track: Progress = iter) -> RecordsReport:
+def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, track: Progress = iter) -> RecordsReport:
     """Find where the difference between two recorded models begins: B is judged, A is taken as right.
 
     Args:
         a, b: paths of records, or records; from any framework, environment and machine.
         paths: modules of A and of B that are the same, by paths, where their names do not show it, such as
             `{"model.layers.{}.self_attn": "blocks_{}/attn"}`; `{}` is the number of a layer. Others are paired by their
-            names, by what they return, and by their order.
+            names, by what they return, and by their order. None for one of B leaves a module out, with what is inside.
+        layers: as for `audit`, what attention layers of A, of B or of both compute that no table knows, by patterns of
+            their paths; a pair has those of A, and those of B.
         track: goes through the steps as they are compared, and may show the progress.
 
     Returns:
         A `RecordsReport`: true if nothing differs beyond rounding; it prints as a table.
 
-    Each step is judged by what entered it in both models, so that a difference is found where it begins. Attention
-    layers whose weights a record has are judged by float64 NumPy, too.
+    Each step is judged by what entered it in both models, so that a difference is found where it begins. A module that
+    differs where nothing that is made of its output does is cut elsewhere, such as a layer with its activation, and is
+    no difference. Attention layers whose weights a record has are judged by float64 NumPy, too.
 
     Raises:
-        TypeError: if a or b is no path and no record.
+        TypeError: if a or b is no path and no record, or as `audit` for layers.
         FileNotFoundError: if there is no such file.
         FileError (an OSError and a ValueError): if it is no regular file, or if the run that wrote it did not end.
-        ValueError: if a file is no record or is damaged, if a record has no calls, if paths says what is not there, or
-            if no module of A has a partner in B.
+        ValueError: if a file is no record or is damaged, if a record has no calls, if paths or layers says what is
+            not there, if layers is given and no record has weights, or if no module of A has a partner in B.
     """
     said = aligning.checked(paths)
     with opened("a", a) as first, opened("b", b) as second:
@@ -55,13 +59,19 @@ def compare_records(a: Any, b: Any, paths: Any = None, *, track: Progress = iter
                 raise ValueError(
                     f"{name} ({source.said}) has no call of its model, expected at least one in its context"
                 )
-        partners = paired(first, second, texts, said)
-        audits = judged(first, None, track), judged(second, first, track)
+        every = paired(first, second, texts, said)
+        partners = {path: other for path, other in every.items() if not aligning.left_out(path, said)}
+        taught = taught_of(layers, first, second)
+        (one, _), (other, unjudged) = judged(first, None, taught[0], track), judged(second, first, taught[1], track)
+        audits = one, other
         rows, notes, left = steps(first, second, texts, partners, audits, track)
         models = model_of(first, a), model_of(second, b)
-        alone = [path for path in first.modules if path in called(texts[0]) and path not in partners]
-        extra = [path for path in called(texts[1]) if path not in partners.values()]
-        return RecordsReport(models, tuple(rows), partners, (tuple(alone), tuple(extra)), tuple(notes), left, audits)
+        alone = [path for path in first.modules if path in called(texts[0]) and path not in every]
+        extra = [path for path in called(texts[1]) if path not in every.values()]
+        if out := [path for path in every if path not in partners]:
+            notes.append(f"left out, as paths says: {', '.join(few(out))}")
+        sides, out_of_b = (tuple(alone), tuple(extra)), frozenset(every.values()) - frozenset(partners.values())
+        return RecordsReport(models, tuple(rows), partners, sides, tuple(notes), left, audits, unjudged, out_of_b)
 
 
 def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
@@ -77,21 +87,51 @@ def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
     return partners
 
 
-def judged(source: Record, other: Record | None, track: Progress) -> AuditReport | None:
+def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
+    """What layers= says of A, and of B. Raises ValueError if a pattern fits neither, or if there are no weights."""
+    if layers is None:
+        return None, None
+    if a.weights is None and b.weights is None:
+        raise ValueError(
+            "layers says what attention layers compute, but no record has weights: record(..., weights=True)"
+        )
+    if isinstance(layers, tuple) and len(layers) == 2:
+        return layers
+    if not isinstance(layers, Mapping):
+        raise TypeError(
+            f"layers is a {type(layers).__name__}, expected a dict by paths, or a pair of them, of A and of B"
+        )
+    found: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    for pattern, lesson in layers.items():
+        fits = [any(fnmatch.fnmatchcase(path, str(pattern)) for path in one.modules if path) for one in (a, b)]
+        if not any(fits):
+            raise ValueError(
+                f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.some(a.modules)}"
+            )
+        for one, fit in zip(found, fits, strict=True):
+            one.update({pattern: lesson} if fit else {})
+    return found[0] or None, found[1] or None
+
+
+def judged(source: Record, other: Record | None, taught: Any, track: Progress) -> tuple[AuditReport | None, str]:
     """The attention layers of a record, judged by the oracle with its weights, or those of another one.
 
-    None if neither has weights, or if no layer is known.
+    None if neither has weights, or if no layer is known; and why. Raises TypeError or ValueError if what is taught of
+    them is wrong.
     """
     like = None
     if source.weights is None:
         if other is None or other.weights is None:
-            return None
+            return None, NO_WEIGHTS
         facts = other.facts
         formats = formats_of(facts["framework"])
         like = Truth(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
-    with contextlib.suppress(TypeError, ValueError):
-        return replayed(source, like, None, track)
-    return None
+    try:
+        return replayed(source, like, taught, track), ""
+    except (TypeError, ValueError) as error:
+        if taught is not None and like is None:
+            raise
+        return None, str(error)
 
 
 def steps(
@@ -111,9 +151,7 @@ def steps(
     return rows, notes, left
 
 
-def told_apart(
-    units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress
-) -> list[StepRow]:
+def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress) -> list[StepRow]:
     """Judge the steps of each unit, and tell those that differ apart: a difference, or another cut.
 
     What comes of a difference is known once it is known to be one: then the steps are judged again, and the next one is

@@ -16,7 +16,7 @@ from mha.parity.records.pairs import Pair
 from mha.parity.records.relations import RelationName
 from mha.parity.records.units import Step
 
-TELLS = 2.0  # times the bound of what reads it, a difference has to be so that it would show there
+TELLS = 3.0  # times the difference of what reads it, or its bound, a difference has to be so that it would show there
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,8 +24,8 @@ class Doubt:
     """A step that differs.
 
     key: the numbers of A's array; scopes: the containers in which that is seen; far: its relative difference; real:
-    whether it is known to be a difference; related: finds the relation of B's numbers to A's; taken: whether something in
-    B is known to take it as it is; readers: what was found of each step that may be made of it.
+    whether it is known to be a difference; related: finds the relation of B's numbers to A's; taken: whether something
+    in B is known to take it as it is; readers: what was found of each step that may be made of it.
     """
 
     step: Step
@@ -63,8 +63,8 @@ class Reader(NamedTuple):
 class Earlier:
     """An array of A that came before.
 
-    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which it is
-    seen; doubt: if it differs.
+    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which it
+    is seen; doubt: if it differs.
     """
 
     name: str
@@ -116,7 +116,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
 
 
 def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | None, list[Step]]:
-    """The first step that is a difference, and is not known to be one, None if there is none; and what is none before it.
+    """The first step that is a difference and is not known to be one, None if there is none; and what is none before.
 
     A module that returns what another step makes of it in A, or the other way round, is no difference if something
     behind it is, whose numbers are in no relation to A's.
@@ -124,7 +124,9 @@ def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | 
     left = [one for one in doubts if not one.real and one.step not in cuts]
     none: list[Doubt] = []
     for one in left:
-        goes_on = any(reader.doubt is one for other in none if other.relation == one.relation for reader in other.readers)
+        goes_on = any(
+            reader.doubt is one for other in none if other.relation == one.relation for reader in other.readers
+        )
         if not one.relation or (one.taken and not goes_on):
             return one.step, [other.step for other in none]
         none.append(one)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from mha.parity.records.stepping import StepRow, inside
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.tables import counted, few, lines, number, plain_table, text
 
+NO_WEIGHTS = "record B with weights=True, and its attention is judged by float64 NumPy, too"
 SHOWN = 40  # rows of a table; of more modules, those of whole blocks are shown
 
 
@@ -36,7 +38,8 @@ class RecordsReport:
     models: A and B; rows: a `StepRow` for what entered and left each module, in the order of A's calls; partners: the
     path in B of each module of A; alone: the paths of modules that A alone called, and B alone; notes: further lines;
     left: which texts have no partner, in words; audits: of the attention layers of A and B by the oracle, None where it
-    could not be asked.
+    could not be asked; unjudged: why it was not asked of B, "" if it was; left_out: paths of B that do not
+    count.
     """
 
     models: tuple[Model, Model]
@@ -46,9 +49,15 @@ class RecordsReport:
     notes: tuple[str, ...]
     left: str
     audits: tuple[AuditReport | None, AuditReport | None]
+    unjudged: str = ""
+    left_out: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.rows) and not (self.wrong or self.left) and all(row.verdict in ("same", "another cut") for row in self.rows)
+        return (
+            bool(self.rows)
+            and not (self.wrong or self.left)
+            and all(row.verdict in ("same", "another cut") for row in self.rows)
+        )
 
     @property
     def first(self) -> StepRow | None:
@@ -61,10 +70,17 @@ class RecordsReport:
         return next((row for row in self.rows if row.verdict == "not told"), None)
 
     @property
+    def cuts(self) -> tuple[str, ...]:
+        """The modules that return, or take, what another step does in the other model; {} is the number of a layer."""
+        names = (f"the {row.what} of {row.path or 'the model'}" for row in self.rows if row.verdict == "another cut")
+        return tuple(dict.fromkeys(re.sub(r"\d+", "{}", name) for name in names))
+
+    @property
     def wrong(self) -> tuple[LayerRow, ...]:
         """The attention layers of B that the oracle finds wrong, without those that are wrong in A, too."""
         first, second = self.audits
-        also = {self.partners.get(row.path) for row in first.wrong} if first is not None else set()
+        also: set[str | None] = {self.partners.get(row.path) for row in first.wrong} if first is not None else set()
+        also |= self.left_out
         return tuple(row for row in second.wrong if row.path not in also) if second is not None else ()
 
     @property
@@ -108,9 +124,10 @@ class RecordsReport:
         worst = max((row.far for row in same), default=0.0)
         if self.blind is not None:
             told = (self.blind.path or "the model", self.blind.what)
+            also = ", or with weights=True" if self.unjudged == NO_WEIGHTS else ""
             return (
                 f"nothing differs beyond rounding, but from the {told[1]} of {told[0]} on nothing can be told, as "
-                "rounding alone may change all of it; record both models in float32, or with weights=True"
+                f"rounding alone may change all of it; record both models in float32{also}"
             )
         if not self.rows:
             return "nothing was compared"
@@ -161,8 +178,11 @@ class RecordsReport:
         if layer is not None and layer.report is not None:
             yield from lines(f"{layer.path} of B, judged by float64 NumPy on what entered it there:", options)
             yield layer.report
-        elif self.first is not None and self.audits[1] is None:
-            yield from lines("record B with weights=True, and its attention is judged by float64 NumPy, too", options)
+        elif self.unjudged and not self:
+            also = "" if self.unjudged == NO_WEIGHTS else "the attention of B was not judged by float64 NumPy: "
+            yield from lines(f"{also}{self.unjudged}", options)
+        if self.cuts:
+            yield from lines(f"cut elsewhere, which is no difference: {', '.join(few(list(self.cuts)))}", options)
         for side, paths in zip("AB", self.alone, strict=True):
             if paths:
                 yield from lines(f"called in {side} alone: {', '.join(few(list(paths)))}", options)

@@ -62,8 +62,8 @@ class Judgement(NamedTuple):
 class Known:
     """What is known of two records before their steps are judged.
 
-    matcher: of their arrays; trusted: paths of B's layers that the oracle has found right; partners: paths of A's modules
-    that are compared; flows: those that were looked for, by step.
+    matcher: of their arrays; trusted: paths of B's layers that the oracle has found right; partners: paths of A's
+    modules that are compared; flows: those that were looked for, by step.
     """
 
     matcher: Matcher
@@ -99,25 +99,24 @@ class Stepper:
                 self.found.append((row, self.doubted(step, None, seen_in)))
             return
         before = self.of_array(pair.where[0], here)
-        same = self.views.get(pair.where)
-        for one in (*before, *[same] * (same is not None)):
-            one.scopes |= seen_in
-        if same is not None:
-            self.read([] if same.doubt else before, None, 0.0, True)
+        for doubt in before:
+            doubt.scopes |= seen_in
+        if (same := self.views.get(pair.where)) is not None:
+            same.scopes |= seen_in
+            self.read([] if same.doubt else before, None, pair.relative, True)
             return
         judged = self.judged(step, pair, here)
-        ratios = np.divide(
-            judged.far, judged.most, out=np.where(judged.far > 0, np.inf, 0.0), where=judged.most > 0
-        )
+        ratios = np.divide(judged.far, judged.most, out=np.where(judged.far > 0, np.inf, 0.0), where=judged.most > 0)
         told = np.isfinite(judged.most)  # of other rows, nothing is
         ratio, right = float(ratios[told].max(initial=0.0)), self.right(step)
-        doubt = None
-        if ratio > 1 and not right:
-            doubt = self.doubted(step, pair, seen_in)
-        self.read(judged.doubts, doubt, dataclasses.replace(pair, far=judged.most).relative, judged.certain)
+        doubt = self.doubted(step, pair, seen_in) if ratio > 1 and not right else None
+        if doubt is not None or ratio <= 1:
+            bound = max(pair.relative, dataclasses.replace(pair, far=judged.most).relative)
+            self.read(judged.doubts, doubt, bound, judged.certain)
         name = f"the {step.what} of {visit.path or 'the model'}"
         one = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
-        if (first := self.earlier.setdefault(pair.where[0], one)).doubt and not doubt:
+        first = self.earlier.setdefault(pair.where[0], one)
+        if first.doubt is not None and doubt is None:
             self.earlier[pair.where[0]] = one
         if told.any() or not len(told):
             ratio = min(ratio, 1.0) if right else ratio
@@ -252,13 +251,19 @@ class Stepper:
                 self.known.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
             if (flow := self.known.flows[step]) is not None:
                 found = self.of_flow(pair, flow, [recent[at] for at in flow.sources], here)
-                return found._replace(note=found.note + self.instead(pair, recent)) if (found.far > found.most).any() else found
+                return (
+                    found._replace(note=found.note + self.instead(pair, recent))
+                    if (found.far > found.most).any()
+                    else found
+                )
         near = [one for one in earlier if one.pair.floats and here in one.scopes]
         near = near or [one for one in earlier if one.pair.floats and any(inside(X, here) for X in one.scopes)][-8:]
         others = max((one.relative for one in near or recent[-1:]), default=0.0)
         unit = max([pair.unit, *(one.pair.unit for one in near)])
         most = (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size
-        return Judgement(pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False)
+        return Judgement(
+            pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False
+        )
 
     def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
         """What it is in B, if that is found, too."""
