@@ -13,6 +13,7 @@ CLOSE = 1e-2  # relative difference of what is told of two arrays that may be th
 FURTHEST = 8  # of the smallest and of the largest numbers of an array
 TINY = 1e-30
 NOT_PAIRED = -1e9
+ELSEWHERE = 0.75  # of a score, where what entered one module entered another one in B
 NEARER = 0.1  # of a score, for each module that is paired and is between
 
 
@@ -209,11 +210,14 @@ def by_order(
     within = [{known[path] for path in known if is_inside(path, one.path)} for one in first]
     others = [{path for path in taken if is_inside(path, other.path)} for other in second]
     for i, one in enumerate(first):
+        entered = [close(one.summaries[0], other.summaries[0]) for other in second]
+        elsewhere = any(entered) or any(close(one.summaries[0], other.summaries[0]) for other in b)
         for j, other in enumerate(second):
             if may(one, other, inside) and together(within[i], others[j]):
                 near = NEARER * abs(before_a[one.path] - before_b[other.path])
                 ends = alike(words(one.path), words(other.path))
-                scores[i, j] = 1 + 0.5 * (one.sizes[0] == other.sizes[0]) + ends - near
+                gone = ELSEWHERE if elsewhere and not entered[j] else 0.0
+                scores[i, j] = 1 + 0.5 * (one.sizes[0] == other.sizes[0]) + ends - near - gone
     return {first[i].path: second[j].path for i, j in chain(scores)}
 
 

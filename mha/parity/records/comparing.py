@@ -4,12 +4,12 @@ import dataclasses
 import fnmatch
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from mha.parity.records import aligning
 from mha.parity.records.contents import Record
-from mha.parity.records.doubts import Doubt, cuts_of, first_real
+from mha.parity.records.doubts import Doubt, cuts_of, first_real, unclear_of
 from mha.parity.records.pairs import Matcher
 from mha.parity.records.reading import opened
 from mha.parity.records.records_report import NO_WEIGHTS, Model, RecordsReport
@@ -160,6 +160,7 @@ def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper],
     steps = [(at, step) for at, unit in enumerate(units) for step in unit]
     real: set[Step] = set()
     none: set[Step] = set()
+    unclear: set[Step] = set()
     while True:
         found: list[tuple[StepRow, Doubt | None]] = []
         for _, some in itertools.groupby(steps if real else track(steps), key=lambda one: one[0]):
@@ -169,14 +170,21 @@ def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper],
             found += current.found
         doubts = [doubt for _, doubt in found if doubt is not None]
         cuts = cuts_of(doubts) | none
-        first, before = first_real(doubts, cuts)
+        unclear = unclear if real else unclear_of(doubts)
+        first, before = first_real(doubts, cuts | unclear)
         if first is None or len(real) == MOST:
-            return [
-                dataclasses.replace(row, verdict="another cut") if doubt is not None and doubt.step in cuts else row
-                for row, doubt in found
-            ]
+            return [settled(row, doubt, cuts, unclear) for row, doubt in found]
         real.add(first)
         none |= {*before}
+
+
+def settled(row: StepRow, doubt: Doubt | None, cuts: Collection[Step], unclear: Collection[Step]) -> StepRow:
+    """The row of a step, with its verdict if it differs."""
+    if doubt is None or doubt.real:
+        return row
+    if doubt.step in cuts:
+        return dataclasses.replace(row, verdict="another cut", note="")
+    return dataclasses.replace(row, verdict="not told", note="") if doubt.step in unclear else row
 
 
 def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:

@@ -18,6 +18,8 @@ from mha.parity.records.units import Step
 
 TELLS = 3.0  # times the difference of what reads it, or its bound, a difference has to be so that it would show there
 
+FAR = 0.3  # where an array differs by so much, nobody would call it the same
+
 
 @dataclasses.dataclass(eq=False)
 class Doubt:
@@ -63,8 +65,8 @@ class Reader(NamedTuple):
 class Earlier:
     """An array of A that came before.
 
-    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which it
-    is seen; doubt: if it differs.
+    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which
+    it is seen; doubt: if it differs.
     """
 
     name: str
@@ -113,6 +115,16 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
             one.taken == other.taken and one.relation == other.relation for other in alike.get(one.place, ())
         )
     )}  # fmt: skip
+
+
+def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
+    """The steps in a relation that differ by much, of which nothing is known to come: what reads them cannot tell."""
+    found: set[Step] = set()
+    for one in reversed(doubts):
+        same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
+        if one.far > FAR and same and all(same) and one.relation:
+            found.add(one.step)
+    return found
 
 
 def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | None, list[Step]]:

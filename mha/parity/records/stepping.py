@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from mha.parity.records import flows, growth
-from mha.parity.records.doubts import Doubt, Earlier, Reader
+from mha.parity.records.doubts import FAR, Doubt, Earlier, Reader
 from mha.parity.records.flows import Flow
 from mha.parity.records.pairs import Matcher, Pair
 from mha.parity.records.relations import relation_of
@@ -16,7 +16,6 @@ from mha.parity.records.units import Step
 
 VerdictName = Literal["same", "differs", "not told", "another cut"]
 BLIND = 0.5  # where a bound is so much of an array, nothing can be told
-FAR = 0.3  # where an array differs by so much, nobody would call it the same
 MASKED = -1e4  # a number below it hides, and is in no sum
 EARLIER = 48  # arrays that what enters a module may be made of
 TURNING = ("rot", "rope")  # in the classes of modules that make angles of positions
@@ -99,8 +98,8 @@ class Stepper:
                 self.found.append((row, self.doubted(step, None, seen_in)))
             return
         before = self.of_array(pair.where[0], here)
-        for doubt in before:
-            doubt.scopes |= seen_in
+        for one in before:
+            one.scopes |= seen_in
         if (same := self.views.get(pair.where)) is not None:
             same.scopes |= seen_in
             self.read([] if same.doubt else before, None, pair.relative, True)
@@ -114,10 +113,10 @@ class Stepper:
             bound = max(pair.relative, dataclasses.replace(pair, far=judged.most).relative)
             self.read(judged.doubts, doubt, bound, judged.certain)
         name = f"the {step.what} of {visit.path or 'the model'}"
-        one = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
-        first = self.earlier.setdefault(pair.where[0], one)
+        view = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
+        first = self.earlier.setdefault(pair.where[0], view)
         if first.doubt is not None and doubt is None:
-            self.earlier[pair.where[0]] = one
+            self.earlier[pair.where[0]] = view
         if told.any() or not len(told):
             ratio = min(ratio, 1.0) if right else ratio
             self.found.append(
