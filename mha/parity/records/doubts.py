@@ -47,7 +47,7 @@ class Doubt:
     @property
     def place(self) -> tuple[str, str]:
         """Its place in all layers alike."""
-        return re.sub(r"\d+", "{}", self.step.visit.path), self.step.what
+        return of_layers(self.step.visit.path), self.step.what
 
 
 class Reader(NamedTuple):
@@ -91,6 +91,11 @@ class Earlier:
         return dataclasses.replace(self.pair, far=self.far).relative
 
 
+def of_layers(path: str) -> str:
+    """A path with {} for the numbers of layers."""
+    return re.sub(r"(?<![^./_])\d+(?=[./])|(?<![^./])\d+$", "{}", path)
+
+
 def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
     """The steps that are another cut: in the end, nothing that is made of them differs; in other layers, too.
 
@@ -122,7 +127,7 @@ def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
     found: set[Step] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
-        if one.far > FAR and same and all(same) and one.relation:
+        if one.far > FAR and same and all(same) and one.relation and (not one.taken or one.relation == "order"):
             found.add(one.step)
     return found
 

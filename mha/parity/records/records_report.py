@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from mha.parity.records.doubts import of_layers
 from mha.parity.records.stepping import StepRow, inside
 from mha.parity.whole.audit_report import AuditReport, LayerRow
 from mha.tables import counted, few, lines, number, plain_table, text
@@ -72,8 +72,8 @@ class RecordsReport:
     @property
     def cuts(self) -> tuple[str, ...]:
         """The modules that return, or take, what another step does in the other model; {} is the number of a layer."""
-        names = (f"the {row.what} of {row.path or 'the model'}" for row in self.rows if row.verdict == "another cut")
-        return tuple(dict.fromkeys(re.sub(r"\d+", "{}", name) for name in names))
+        rows = [row for row in self.rows if row.verdict == "another cut"]
+        return tuple(dict.fromkeys(f"the {row.what} of {of_layers(row.path) or 'the model'}" for row in rows))
 
     @property
     def wrong(self) -> tuple[LayerRow, ...]:

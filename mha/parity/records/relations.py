@@ -36,7 +36,7 @@ def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
     if any(beside(of(X), Y) <= left for X, Y in ((A, B), (B, A)) for of in (centred, scaled)):
         return "norm"
     arrays = [X for one in sources for X in (one.a, one.b) if X.size == A.size]
-    return "sum" if flows.flow_of(B - A, 8 * pair.unit * rms(A) / gap, arrays) is not None else ""
+    return "sum" if flows.flow_of(B - A, pair.unit * rms(A) / gap, arrays) is not None else ""
 
 
 def rms(X: np.ndarray) -> float:
