@@ -35,7 +35,7 @@ def firsts():
     """The first case of each option, and the last of each argument, which has its most axes."""
     found = {}
     for names, at in ((alone.OPTIONS, 0), (alone.ARGUMENTS, -1)):
-        for name in names.keys() - SWITCHES:
+        for name in (name for name in names if name not in SWITCHES):
             case = [case for case in alone.THREE if name in case.options | case.arguments][at]
             found[case.name] = case
     return found
