@@ -16,8 +16,8 @@ IntegerName = Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uin
 # Naming schemes of weights, `mha.weights.SCHEMES`.
 SchemeName = Literal[
     "mha", "d2l", "torch", "torch-separate", "keras", "keras3", "flax", "equinox", "haiku", "mlx",
-    "bert", "albert", "distilbert", "vit", "timm", "vit-pytorch", "gpt2", "gpt2-mlx", "llama", "meta", "neox",
-    "megatron", "phi3", "phi", "modernbert", "flash-attn", "esmc", "t5", "mpnet", "blip", "internvl", "opt", "whisper",
+    "bert", "albert", "distilbert", "vit", "timm", "vit_pytorch", "gpt2", "gpt2-mlx", "llama", "meta", "neox",
+    "megatron", "phi3", "phi", "modernbert", "flash_attn", "esmc", "t5", "mpnet", "blip", "internvl", "opt", "whisper",
     "diffusers",
 ]  # fmt: skip
 SchemeChoice = Literal["auto"] | SchemeName  # "auto" = found from the names of the arrays

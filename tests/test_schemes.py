@@ -142,7 +142,7 @@ SPOTS = {
         ("value.w", (3, 20), "W_v.kernel", (3, 20)),
         ("linear.w", (20, 18), "W_o.kernel", (20, 18)),
     ],
-    "vit-pytorch": [
+    "vit_pytorch": [
         ("to_qkv.weight", (15, 2), "W_k.kernel", (2, 0)),
         ("to_qkv.bias", (44,), "W_v.bias", (14,)),
         ("to_out.0.weight", (18, 4), "W_o.kernel", (4, 18)),
@@ -154,7 +154,7 @@ SPOTS = {
         ("linear_qkv.bias", (31,), "W_q.bias", (11,)),
         ("linear_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
     ],
-    "flash-attn": [
+    "flash_attn": [
         ("Wqkv.weight", (14, 2), "W_q.kernel", (2, 14)),
         ("Wqkv.weight", (15, 2), "W_k.kernel", (2, 0)),
         ("Wqkv.bias", (44,), "W_v.bias", (14,)),
@@ -201,8 +201,8 @@ TURNED = {
     "mpnet": ("o.weight", True), "blip": ("projection.weight", True), "internvl": ("projection_layer.weight", True),
     "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
     "mlx": ("out_proj.weight", True), "gpt2-mlx": ("c_proj.weight", True),
-    "equinox": ("output_proj.weight", True), "haiku": ("linear.w", False), "vit-pytorch": ("to_out.0.weight", True),
-    "megatron": ("linear_proj.weight", True), "flash-attn": ("out_proj.weight", True),
+    "equinox": ("output_proj.weight", True), "haiku": ("linear.w", False), "vit_pytorch": ("to_out.0.weight", True),
+    "megatron": ("linear_proj.weight", True), "flash_attn": ("out_proj.weight", True),
     "esmc": ("out_proj.weight", True), "whisper": ("out.weight", True), "diffusers": ("to_out.0.weight", True),
 }  # fmt: skip
 
@@ -259,7 +259,7 @@ def test_biases_that_a_scheme_may_lack_are_zeros(scheme, without):
 
 
 @pytest.mark.parametrize(
-    "scheme", ["keras", "flax", "llama", "meta", "neox", "megatron", "phi3", "phi", "flash-attn", "diffusers"]
+    "scheme", ["keras", "flax", "llama", "meta", "neox", "megatron", "phi3", "phi", "flash_attn", "diffusers"]
 )
 def test_groups_there_and_back(rng, scheme):
     config = Config(18, 6, num_key_value_heads=2, bias=True, qk_norm="layer" if scheme == "flax" else None)
@@ -419,7 +419,7 @@ def test_no_arrays_at_all():
         ("flax", ["rngs.dropout.key"]),
         ("megatron", ["linear_qkv.layer_norm_weight", "linear_qkv._extra_state", "core_attention._extra_state"]),
         ("esmc", ["layernorm_qkv.0.weight", "layernorm_qkv.0.bias"]),
-        ("vit-pytorch", ["norm.weight", "norm.bias"]),
+        ("vit_pytorch", ["norm.weight", "norm.bias"]),
     ],
 )
 def test_what_may_lie_beside_is_passed_over(scheme, names):

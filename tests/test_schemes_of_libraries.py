@@ -127,8 +127,8 @@ CASES = {
         ROTARY | {"qk_norm": "rms"},
     ),
     "gpt2-mlx": (nano_gpt, sizes("c_attn", of=3 * H * d, bias=("c_attn",)), "c_proj", {"bias": (1, 1, T, T)}, {}),
-    "vit-pytorch": (vit_pytorch, sizes("to_qkv", of=3 * H * d), "to_out.0", {"norm.weight": (D,)}, ROTARY),
-    "flash-attn": (flash, sizes("Wqkv", of=(H + 4) * d, bias=("Wqkv",)), "out_proj", {}, ROTARY),
+    "vit_pytorch": (vit_pytorch, sizes("to_qkv", of=3 * H * d), "to_out.0", {"norm.weight": (D,)}, ROTARY),
+    "flash_attn": (flash, sizes("Wqkv", of=(H + 4) * d, bias=("Wqkv",)), "out_proj", {}, ROTARY),
     "megatron": (
         megatron, sizes("linear_qkv", of=(H + 4) * d, bias=("linear_qkv",)), "linear_proj",
         {"linear_qkv.layer_norm_weight": (D,)}, ROTARY,

@@ -87,8 +87,14 @@ def take(
                 f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"
             )
         return config, arrays
-    entries = _entries(source, scheme, prefix)
     path = models.beside(source.path, scheme)
+    try:
+        entries = _entries(source, scheme, prefix)
+    except schemes.UnreadError:
+        raise
+    except ValueError:
+        models.options(path, scheme, prefix, None, source.format_at(prefix))  # it may say why arrays are not there
+        raise
     length = given.pop(models.LENGTH, None)
     found = models.options(path, scheme, prefix, length, source.format_at(prefix))
     if length is not None and "rotary" not in found:

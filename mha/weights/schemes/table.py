@@ -102,7 +102,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         packed("qkv.weight", "qkv.bias", "proj", "oi") | norms("q_norm.weight", "k_norm.weight"),
         biases=(("W_o",),),
     ),
-    "vit-pytorch": Scheme(
+    "vit_pytorch": Scheme(
         "vit-pytorch; diffusers after fuse_qkv_projections()",
         packed("to_qkv.weight", "to_qkv.bias", "to_out.0", "oi"),
         biases=(("W_o",),),
@@ -187,7 +187,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
-    "flash-attn": Scheme(
+    "flash_attn": Scheme(
         "flash_attn.modules.mha.MHA; MPT",
         packed("Wqkv.weight", "Wqkv.bias", "out_proj", "oi"),
         grouped=True,
