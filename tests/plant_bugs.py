@@ -29,6 +29,7 @@ import bugs_of_models
 import bugs_of_options
 import bugs_of_parity
 import bugs_of_records
+import bugs_of_reports
 import bugs_of_showing
 import bugs_of_taps
 import bugs_of_writing
@@ -51,6 +52,7 @@ OF_MHA = (
     | bugs_of_models.GROUPS
     | bugs_of_parity.GROUPS
     | bugs_of_records.GROUPS
+    | bugs_of_reports.GROUPS
     | bugs_of_devices.GROUPS
     | bugs_of_showing.GROUPS
     | bugs_of_taps.GROUPS

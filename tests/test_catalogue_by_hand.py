@@ -4,6 +4,7 @@ import numpy as np
 import planted
 import pytest
 import twins
+import twins_of_two
 
 from mha.parity.mistakes.catalogue import CATALOGUE, FORMS
 from mha.parity.mistakes.of_precision import ROUNDINGS
@@ -49,9 +50,9 @@ def test_every_form_gives_what_its_twin_gives(mistake):
         assert alike(found, right, 1e-7) == ((mistake.name, how) in SILENT), how
 
 
-@pytest.mark.parametrize("names", twins.PAIRS, ids=" and ".join)
+@pytest.mark.parametrize("names", twins_of_two.PAIRS, ids=" and ".join)
 def test_a_change_begins_with_what_another_has_made(names):
-    case, twin = twins.PAIRS[names]
+    case, twin = twins_of_two.PAIRS[names]
     first, second = (next(iter(one.forms.values())) for name in names for one in CATALOGUE if one.name == name)
     found = given(case, first, second)[1]
     assert alike(found, of_twin(case, twin))

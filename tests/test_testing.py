@@ -67,31 +67,6 @@ def failure_of(*arguments, **options):
 # 1. Functions
 
 
-def test_what_was_given_is_said_where_an_implementation_raises():
-    def of_samples(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
-        if valid_lens is not None:
-            (_B,) = valid_lens.shape  # another shape raises
-        return port(attention, queries, keys, values, valid_lens, mask, causal)
-
-    chosen = {"cases": ["lengths per sample", "lengths per query", "causal"], "dtypes": "float64"}
-    message = failure_of(of_samples, "numpy", **chosen)
-    given = r"queries \(2, 3, \d+\), keys \(2, 5, \d+\), values \(2, 5, \d+\), valid_lens=\[\[.*\]\]"
-    assert re.search(rf"values to unpack .*\n  float64, lengths per query: it was called with {given}\n", message)
-    assert "\n  only there it gets valid_lens (batch, queries)\n" in message
-    assert "\ncalls that it is not made for are left out if it raises NotImplementedError, or by cases=" in message
-
-
-def test_what_other_calls_have_too_is_not_said_to_be_the_reason():
-    def broken(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
-        if valid_lens is None:
-            raise RuntimeError("no lengths")
-        return port(attention, queries, keys, values, valid_lens, mask, causal)
-
-    message = failure_of(broken, "numpy", cases=["lengths, mask, causal", "causal"], dtypes="float64")
-    assert "float64, causal: it was called with queries" in message
-    assert "only there" not in message
-
-
 def test_a_function_is_given_arrays_of_its_backend(backend):
     def right(queries, keys, values, attention, **call):
         arrays = queries, keys, values, *(call[name] for name in ("valid_lens", "mask", "score_bias"))
