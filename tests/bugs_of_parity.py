@@ -274,7 +274,7 @@ GROUPS = {
         "no pairs are tried": ("if pairs and further", "if False and further"),
         "scores that a mistake hides count": (r"all\(getattr\(plan, field\) is .*\)", "True"),
         "another number of heads is not regrouped": (r"X if X\.shape\[1\] == heads", "X if True"),
-        "padding is an error of rounding": (r"np\.where\(counts\[name\], X - exact\[name\], 0\)", "X - exact[name]"),
+        "padding is an error of rounding": (r"np\.where\(counts\[name\], (differences\(.*?\)), 0\)", r"\1"),
         "all roundings look alike": (r"LEFT = 0\.6", "LEFT = 60"),
         "a few queries tell all": (r"\.ratio > REFUTED", ".ratio > -1"),
         "all queries are searched": (r"if Q <= FEW or", "if True or"),
@@ -315,7 +315,7 @@ GROUPS = {
     "the catalogue": ("mha/parity/mistakes mha/parity/pipeline", "catalogue_by_hand", {
         "booleans are subtracted": (r"scores \+ visible\.astype", "scores - visible.astype"),
         "all that hides is added as booleans": (r"plan\.seen\(plan\.hiding\.keys\(\) - chosen\)", "plan.seen(())"),
-        "a capped mask lacks the bias": (r"low \+ bias\)", "low)"),
+        "a capped mask lacks the bias": (r"least \+ \(0 if last or .*\)", "least"),
         "one more is added after the largest in both forms": (r"1 if late else np\.exp\(-largest\)", "1"),
         "a bias is added once more than it says": (r"bias\.dtype\.type\(plan\.heads if times is None else times\)",
             "((plan.heads if times is None else times) + 1)"),
