@@ -175,7 +175,7 @@ class Finder:
 
     def taught(self, path: str, lesson: Any, partner: Callable[..., Partner | None]) -> Known:
         """Describe a layer as layers= teaches it; partner: finds its truth by its path and its own arrays."""
-        one = Known(path, "as taught")
+        one = Known(path, "by layers=")
         if lesson is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
         if not callable(lesson) and (reason := norms_unread(self.arrays, path, lesson)):
