@@ -23,6 +23,7 @@ MOVED = {"README.md": "index.md", "CHANGELOG.md": "changes.md", "CONTRIBUTING.md
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 FENCES = re.compile(r"(```.*?```)", re.DOTALL)
 LANGUAGES = {".py": "python", ".ini": "ini"}
+WIDE = ("differences.md", "semantics.md")  # their tables take the room of the table of contents
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -45,6 +46,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Let the links of a page lead to pages of the site; code is not changed."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
 
     def led(found: re.Match) -> str:
         here = posixpath.dirname(page.file.src_uri)

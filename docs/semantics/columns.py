@@ -75,14 +75,14 @@ def peer(title: str, lacks: str, name: str, backend: str, run: str = "run") -> P
 
 WIDTHS = "key_dim value_dim pooling"
 PEERS = {
-    "book": peer("the book", f"mask causal {WIDTHS}", "book", "torch"),
-    "torch": peer("PyTorch `nn.MultiheadAttention`", WIDTHS, "torch", "torch"),
-    "sdpa": peer("PyTorch `scaled_dot_product_attention`", f"training {WIDTHS}", "torch_kernel", "torch"),
-    "keras": Peer("Keras `MultiHeadAttention`", ask_keras, frozenset({"pooling"})),
-    "flax": peer("Flax `MultiHeadDotProductAttention`", f"causal {WIDTHS}", "linen", "jax"),
-    "mxnet": peer("MXNet `npx.softmax(length)`", "mask causal training pooling", "mxnet", "mxnet"),
-    "mxnet_mask": peer("MXNet `npx.sequence_mask`", "mask causal training pooling", "mxnet", "mxnet", "run_masked"),
-    "mlx": peer("MLX `MultiHeadAttention`", "training pooling", "mlx", "mlx"),
+    "book": peer("book", f"mask causal {WIDTHS}", "book", "torch"),
+    "torch": peer("PyTorch", WIDTHS, "torch", "torch"),
+    "sdpa": peer("sdpa", f"training {WIDTHS}", "torch_kernel", "torch"),
+    "keras": Peer("Keras", ask_keras, frozenset({"pooling"})),
+    "flax": peer("Flax", f"causal {WIDTHS}", "linen", "jax"),
+    "mxnet": peer("MXNet", "mask causal training pooling", "mxnet", "mxnet"),
+    "mxnet_mask": peer("MXNet, by mask", "mask causal training pooling", "mxnet", "mxnet", "run_masked"),
+    "mlx": peer("MLX", "training pooling", "mlx", "mlx"),
     "torch.compile": Peer("`torch.compile`", functools.partial(ask_compiled, "torch")),
     "tf.function": Peer("`tf.function`", functools.partial(ask_compiled, "tensorflow")),
     "jax.jit": Peer("`jax.jit`", functools.partial(ask_compiled, "jax")),

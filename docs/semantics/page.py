@@ -11,9 +11,8 @@ from semantics.verdicts import ask_mha, ask_peer
 
 HEAD = """# What happens if ...
 
-This page shows what `mha` does with each kind of input. Beside it stands what *Dive into Deep Learning* and the
-frameworks' own attention do with the same input, for those who port code from there. Each verdict in the tables is the
-outcome of a call that `python docs/make_semantics.py` made; none is typed by hand.
+This page shows what `mha` does with each kind of input, and what *Dive into Deep Learning* and the frameworks' own
+attention do with the same. Each verdict is the outcome of a call that `python docs/make_semantics.py` made.
 
 Letters: B batch, Q queries, K keys and values, T either of the two, H heads, D `num_hiddens`, d and dv widths of a
 query or key head and of a value head. Here B = {B}, Q = {Q}, K = {K}, H = {H}, D = {D}.
@@ -24,36 +23,32 @@ On the CPU with {versions}.
 
 The column **mha** holds the outcome on all backends, which must be the same. The other columns:
 
-- **the book**: the rule that it prints for each framework, written again in PyTorch: hidden scores become -1e6, lengths
-  are repeated over the heads, and nothing is checked.
-- **PyTorch, Keras, Flax, MLX**: their own layers, with the same weights. They get masks, made from the lengths in each
-  framework's own convention. PyTorch's function is used with our projections. It returns no attention weights, nor does
-  MLX' layer, which has no dropout.
-- **MXNet**: it has no attention layer, only operators. Here our projections are used with `npx.softmax` and lengths, or
-  with `npx.sequence_mask`, -1e6 and a softmax. (Its `contrib` products for interleaved heads mask nothing.)
+- **book**: the book's rule, written again in PyTorch: hidden scores become -1e6, lengths are repeated over the heads, and
+  nothing is checked.
+- **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`; **MLX**:
+  `nn.MultiHeadAttention`. They have the same weights, and get masks that are made from the lengths.
+- **sdpa**: PyTorch's `scaled_dot_product_attention` with our projections. Like MLX's layer, it returns no weights.
+- **MXNet**: it has only operators. Here our projections are used with `npx.softmax` and lengths, or (**by mask**) with
+  `npx.sequence_mask`, -1e6 and a softmax.
 
 The words:
 
-- **same**: the result is what the rule in the first column says, up to rounding. This holds for the output, for the
-  attention weights if the framework returns them, and for gradients if the row names them. The bounds are those of
-  [`mha.parity`](../mha/parity/same/rules.py), against NumPy in float64. If these results differ from each other, the
-  output comes first: "NaN; weights same".
-- **NaN**, **Inf**: the result has some, and the rule has none. **other numbers**: finite numbers, but not those of the
-  rule.
-- `TypeError` and the like: the class of the error. An error of `mha` names the argument, what was expected, what came
-  and what to do, in the same words on every backend.
-- **takes it**: there is no error, although `mha` refuses such input. If its meaning to the framework is known, the cell
-  names it: "uniform over padding", "3 keys", "broadcasts", "casts to float32".
+- **same**: the result is what the first column says, up to rounding: the output, the weights if the framework returns
+  them, and gradients if the row names them. The bounds are those of [`mha.parity`](../mha/parity/same/rules.py). If these
+  results differ from each other, the output comes first: "NaN; weights same".
+- **NaN**, **Inf**: the result has some, and should not. **other numbers**: finite, but wrong.
+- `TypeError` and the like: the class of the error.
+- **takes it**: there is no error, although `mha` refuses such input. If its meaning is known, the cell names it: "uniform
+  over padding", "3 keys", "broadcasts", "casts to float32".
 - **crashes**: the process ends. **—**: there is no such argument, or the row does not apply.
 - **same; mxnet: `ValueError`**: MXNet does not have the dtype, and `mha` refuses to make such a layer there.
 
-Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout; `attention.gradients` also
-returns those by the weights. Lengths, mask and causal order combine by "and": each of them alone can hide a key.
+Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout.
 """
 
 PROMISED = """## Besides
 
-These promises have no counterpart in the frameworks. **kept** means on all backends.
+What the frameworks do not promise; **kept** means on all backends.
 
 | promise | mha |
 |---|---|

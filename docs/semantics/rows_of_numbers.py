@@ -37,8 +37,8 @@ COMPUTED = Table(
 Columns of `W_q`, `W_k`, `W_v` and rows of `W_o` are head-major, head 0 first, so that one product computes all heads.
 PyTorch packs its first three kernels into one and stores transposes; Keras and Flax keep an axis for the heads. With
 the same weights, all compute the same. Keras takes values before keys, and its `key_dim` is the width of one head.
-PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax' layer and MXNet's operators have no
-such argument; MLX' `"causal"` counts from the last query and key. The rows about lengths also compare gradients.
+PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax's layer and MXNet's operators have no
+such argument; MLX's `"causal"` counts from the last query and key. The rows about lengths also compare gradients.
 (*Dive into Deep Learning*, sections "Attention Scoring Functions" and "Multi-Head Attention".)""",
     ALL,
     (
