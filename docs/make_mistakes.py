@@ -40,40 +40,26 @@ HEAD = """# Is every known mistake noticed, on every backend?
 This page shows how much you can trust a comparison that finds no difference. Each mistake that `mha.parity` knows
 ([the catalogue](parity.md#the-catalogue), lower precisions, dropout, weights of another layer) was planted in the
 lesson of each backend, the chapters in `backends/<framework>/`. Then [`mha.parity.compare`](parity.md) said whether the
-numbers are the same, and why not. `python docs/make_mistakes.py` writes the page; nothing in the tables is
-typed by hand.
+numbers are the same, and why not. `python docs/make_mistakes.py` writes the page.
 
 ## How a mistake is planted
 
-A mistake is a function that changes the plan of a computation (`mha/parity/pipeline/`). The change is made in the
-framework's own layer, with `readable=True`, by code that is the same for all backends (`tests/planted_in_lessons.py`):
-
-- **Changed weights, inputs, options, gates and biases of scores** are given to the layer. A dropped bias is zeros.
-- **Other hidden keys** are given as a `mask` of booleans, which replaces lengths, causal order and window.
-- **A wrong function** replaces the lesson's function of that name, in every chapter, during the call. It converts the
-  framework's array to NumPy, computes the wrong result there, and converts it back. If hidden keys get weights,
-  `blank_unused` leaves them unchanged.
-- **Products in a lower precision**: their inputs are rounded first; then the framework multiplies as always.
-
-Everything else is the framework's own arithmetic in float32 (for "float32 arithmetic", in float64). First the script
-replaces the same functions by correct ones, and checks that each lesson stays within the bound in every step. Every
-form of every mistake is planted, with two exceptions: numbers of heads that do not divide the features, and lower
-precisions "everywhere", of queries alone or of dot products, since a lesson has no one place where these could be
-rounded.
+Changed weights, inputs, options and biases of scores are given to the framework's own layer; other hidden keys are given
+as a `mask`. A wrong function replaces the lesson's function of that name during the call
+(`tests/planted_in_lessons.py`). Everything else is the framework's own arithmetic in float32. Two exceptions are not
+planted: numbers of heads that do not divide the features, and lower precisions "everywhere", of queries alone or of dot
+products.
 
 ## How to read the tables
 
 - **noticed by**: the first step of `trace` outside its bound, by the [rule](testing.md#the-rule).
 - **from the output**, **with steps**: the rank of the mistake among the explanations, if only the output is given, or
   every step. "1 of 2": two mistakes give the same numbers in this call, and both are named. "perhaps": the mistake is
-  named, but not for certain, since the output is NaN wherever it differs. "named otherwise": another mistake is named
-  for certain.
+  named, but not for certain. "named otherwise": another mistake is named for certain.
 - A cell holds for all forms on all backends. If some differ, they stand in brackets.
 
 Two forms are not named first. With NaN in padding, the output shows nothing but NaN. A rotation of queries and keys
-by one more position changes no distance, and so no output. A comparison of steps says that all positions are shifted,
-but not where the norms come after the rotation: there they differ, and no mistake is named. If rows without keys get
-the weights of their scores, the numbers are also those of a weak mask fill that is added; both are named.
+by one more position changes no distance, and so no output.
 
 ## Whole calls
 
@@ -81,12 +67,9 @@ the weights of their scores, the numbers are also those of a weak mask fill that
 DECODING = """
 ## Decoding
 
-The mistakes of decoding, and three that any call may have, were planted in calls with a cache, with `readable=True` and
-in float32 as well (`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend,
-whose lesson computes the next tokens. Padding is planted in a prompt that the lesson reads itself. Each mistake is
-written there a second time, without the catalogue: as a function that replaces the lesson's function of that name, or
-as another bias of scores. Where a sample has lost tokens, the lesson's `recall` puts NaN; here it does not, since a
-decoder with such a mistake would not know.
+The mistakes of decoding, and three that any call may have, were planted in calls with a cache
+(`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson computes
+the next tokens.
 
 - **from the output**: "the same": the mistake changes only what is kept, for later calls to read, or positions that
   causal order hides until then.
