@@ -44,8 +44,8 @@ numbers are the same, and why not. `python docs/make_mistakes.py` writes the pag
 
 ## How a mistake is planted
 
-Changed weights, inputs, options and biases of scores are given to the framework's own layer; other hidden keys are given
-as a `mask`. A wrong function replaces the lesson's function of that name during the call
+Changed weights, inputs, options and biases of scores are given to the framework's own layer; other hidden keys are
+given as a `mask`. A wrong function replaces the lesson's function of that name during the call
 (`tests/planted_in_lessons.py`). Everything else is the framework's own arithmetic in float32. Two exceptions are not
 planted: numbers of heads that do not divide the features, and lower precisions "everywhere", of queries alone or of dot
 products.

@@ -85,7 +85,7 @@ def decoder():
     """The script for decoders, and the names in it after it ran."""
     # NumPy's product of a matrix and a short row may call a number invalid that stands behind the row.
     with contextlib.chdir(pages.ROOT), np.errstate(invalid="ignore"):
-        _, block = pages.code("docs/vectors.md")
+        block = pages.text("vectors/check_decodes.py")
         exec(block, names := {})
     return block, names
 
@@ -116,7 +116,7 @@ def test_a_vector(backend, name):
 @pytest.mark.backends("numpy")
 def test_the_script_for_other_frameworks(monkeypatch):
     monkeypatch.chdir(pages.ROOT)
-    block, _ = pages.code("docs/vectors.md")
+    block = pages.text("vectors/check_calls.py")
     assert "mha" not in re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE)
     names = {}
     exec(block, names)

@@ -23,10 +23,10 @@ On the CPU with {versions}.
 
 The column **mha** holds the outcome on all backends, which must be the same. The other columns:
 
-- **book**: the book's rule, written again in PyTorch: hidden scores become -1e6, lengths are repeated over the heads, and
-  nothing is checked.
-- **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`; **MLX**:
-  `nn.MultiHeadAttention`. They have the same weights, and get masks that are made from the lengths.
+- **book**: the book's rule, written again in PyTorch: hidden scores become -1e6, lengths are repeated over the heads,
+  and nothing is checked.
+- **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`;
+  **MLX**: `nn.MultiHeadAttention`. They have the same weights, and get masks that are made from the lengths.
 - **sdpa**: PyTorch's `scaled_dot_product_attention` with our projections. Like MLX's layer, it returns no weights.
 - **MXNet**: it has only operators. Here our projections are used with `npx.softmax` and lengths, or (**by mask**) with
   `npx.sequence_mask`, -1e6 and a softmax.
@@ -34,12 +34,12 @@ The column **mha** holds the outcome on all backends, which must be the same. Th
 The words:
 
 - **same**: the result is what the first column says, up to rounding: the output, the weights if the framework returns
-  them, and gradients if the row names them. The bounds are those of [`mha.parity`](../mha/parity/same/rules.py). If these
-  results differ from each other, the output comes first: "NaN; weights same".
+  them, and gradients if the row names them. The bounds are those of [`mha.parity`](../mha/parity/same/rules.py). If
+  these results differ from each other, the output comes first: "NaN; weights same".
 - **NaN**, **Inf**: the result has some, and should not. **other numbers**: finite, but wrong.
 - `TypeError` and the like: the class of the error.
-- **takes it**: there is no error, although `mha` refuses such input. If its meaning is known, the cell names it: "uniform
-  over padding", "3 keys", "broadcasts", "casts to float32".
+- **takes it**: there is no error, although `mha` refuses such input. If its meaning is known, the cell names it:
+  "uniform over padding", "3 keys", "broadcasts", "casts to float32".
 - **crashes**: the process ends. **—**: there is no such argument, or the row does not apply.
 - **same; mxnet: `ValueError`**: MXNet does not have the dtype, and `mha` refuses to make such a layer there.
 
