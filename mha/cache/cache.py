@@ -24,12 +24,8 @@ class Cache:
     next one; the old one is used up by that, a frozen one is not. The n-th real token of a sample is in slot n % S;
     padding, which is at a position below 0, is never kept.
 
-    Attributes, arrays of the layer's framework:
-        keys: (B, G, S, d), normed and rotated, values: (B, G, S, dv), in the layer's dtype; zeros in an empty slot.
-        positions: (B, S) integers, -1 = an empty slot.
-        lengths: (B,) integers, how many real tokens were put in.
-        lost: (B,) integers, the furthest position that was overwritten, -1 = none.
-    and beside them: backend, its name; config, the layer's; frozen, whether nothing is added.
+    Its arrays are of the layer's framework: keys, values, positions, lengths and lost. config is the layer's; frozen
+    says whether nothing is added.
 
     Raises ValueError where it is used after a call has used it up.
     """
@@ -42,7 +38,7 @@ class Cache:
         self._owner: Any = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Its arrays, in the order of the attributes."""
+        """Its arrays: keys, values, positions, lengths, lost."""
         if not self._arrays:
             raise ValueError(
                 "cache is used up, expected the one that the last call returned: write output, cache = "
@@ -50,11 +46,30 @@ class Cache:
             )
         return self._arrays
 
-    keys = property(lambda self: self.arrays()[0])
-    values = property(lambda self: self.arrays()[1])
-    positions = property(lambda self: self.arrays()[2])
-    lengths = property(lambda self: self.arrays()[3])
-    lost = property(lambda self: self.arrays()[4])
+    @property
+    def keys(self) -> Any:
+        """Heads of keys, (B, G, S, d), normed and rotated, in the layer's dtype; zeros in an empty slot."""
+        return self.arrays()[0]
+
+    @property
+    def values(self) -> Any:
+        """Heads of values, (B, G, S, dv), in the layer's dtype; zeros in an empty slot."""
+        return self.arrays()[1]
+
+    @property
+    def positions(self) -> Any:
+        """The positions of the tokens in the slots, integers (B, S), -1 = an empty slot."""
+        return self.arrays()[2]
+
+    @property
+    def lengths(self) -> Any:
+        """How many real tokens were put in, integers (B,)."""
+        return self.arrays()[3]
+
+    @property
+    def lost(self) -> Any:
+        """The furthest position that was overwritten, integers (B,), -1 = none."""
+        return self.arrays()[4]
 
     @property
     def backend(self) -> BackendName:
