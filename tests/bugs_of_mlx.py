@@ -1,4 +1,4 @@
-"""Bugs of lines that MLX' folder has: replacements in its text.
+"""Bugs of lines that MLX's folder has: replacements in its text.
 
 A group: the tests that must notice its bugs, and these by name, each with patterns and what takes their places.
 """
@@ -16,7 +16,7 @@ GROUPS = {
                 r"return mx\.power\(mx\.array\(math\.e, X\.dtype\), X\)",
                 "return mx.exp(X)",
             ),
-            "MLX' own softmax in float64": (
+            "MLX's own softmax in float64": (
                 r"(def softmax\(scores\):\n.*\n)",
                 r"\1    return mx.softmax(scores, -1)\n",
             ),
@@ -26,8 +26,8 @@ GROUPS = {
             ),
             "the last keys are not summed": (r" \+ X\[:, :, whole:\]\.sum\(2, keepdims=True\)", ""),
             "the gradient of a softmax forgets its sum": (r"\(cotangent - total\(output \* cotangent\)\)", "cotangent"),
-            "MLX' own sigmoid in float64": (r"return \(1 \+ mx\.tanh\(X / 2\)\) / 2", "return mx.sigmoid(X)"),
-            "MLX' own sines in float64": (
+            "MLX's own sigmoid in float64": (r"return \(1 \+ mx\.tanh\(X / 2\)\) / 2", "return mx.sigmoid(X)"),
+            "MLX's own sines in float64": (
                 r"cos, sin = part \* .*",
                 "cos, sin = (rotary.magnitude * one(2 * halves) for one in (mx.cos, mx.sin))",
             ),

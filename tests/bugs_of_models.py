@@ -91,7 +91,7 @@ GROUPS = {
             'in parts.items() if name != "biases"}\n    how'),
         "groups are of 32": (r'"group_size": group_size', '"group_size": 32'),
         "the dtype is as it comes": (r', "dtype": getattr\(mx, checks\.dtype_name\(dtype\)\)\}', "}"),
-        "values of MLX' layer are as wide as keys": (r'"value_dims": config\.num_heads \* config\.value_dim',
+        "values of MLX's layer are as wide as keys": (r'"value_dims": config\.num_heads \* config\.value_dim',
             '"value_dims": config.num_heads * config.key_dim'),
         "dropout is forgotten": (r'\{"dropout": 0\.0, "pooling": "dot"\}', '{"pooling": "dot"}'),
         "any projection of MLX will do": (r"if type\(part := layer\[name\]\) is not nn\.Linear:", "if False:"),

@@ -70,7 +70,7 @@ GROUPS = {
         ),
         "Keras is not told what becomes of masks": (r'ASKED = \{"tensorflow": \(.*\)\}', "ASKED = {}"),
         "dropout beside a kernel that has none is forgotten": (r"backend in BY_HEADS and config\.dropout > 0", "False"),
-        "values are as wide as keys for JAX' kernel": (r'backend == "jax" and config\.value',
+        "values are as wide as keys for JAX's kernel": (r'backend == "jax" and config\.value',
             "False and config.value"),
         "expected numbers are those of float32": (r'found\["float64"\]\[one\]\[', 'found["float32"][one]['),
         "other features are kept": (r"\(\.\.\., slice\(FEATURES\)\)", "(..., slice(-FEATURES, None))"),

@@ -89,7 +89,7 @@ class Soak:
         if self.backend == "tensorflow":
             import keras
 
-            # Keras' own advice for layers made in a loop: else TensorFlow keeps 35 KiB for each new variable's name.
+            # Keras's own advice for layers made in a loop: else TensorFlow keeps 35 KiB for each new variable's name.
             keras.utils.clear_session(free_memory=False)
         self.attention.save(self.path)
         loaded = mha.load(self.path, backend=self.backend)

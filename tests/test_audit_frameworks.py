@@ -36,7 +36,7 @@ def test_compiled_models_of_keras_are_watched_in_predict_and_fit():
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.filterwarnings("ignore:.*destroy the mask information")  # Keras' layer of shared heads, of itself
+@pytest.mark.filterwarnings("ignore:.*destroy the mask information")  # Keras's layer of shared heads, of itself
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
 def test_masks_of_keras_arrive_however_they_are_given(kind):
     import keras

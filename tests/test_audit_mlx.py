@@ -1,4 +1,4 @@
-"""`parity.audit`, `watch` and records: what is MLX' own in its models."""
+"""`parity.audit`, `watch` and records: what is MLX's own in its models."""
 
 import dataclasses
 

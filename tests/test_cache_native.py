@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_refused(rng):
     swapped, both = (k.swapaxes(1, 2), v.swapaxes(1, 2)), np.stack([k, v], 1)
     layers = Kept(layers=[in_layer(k, v, 5)] * 2, tokens=5)
     wrong = {
-        "native is a int, expected Flax' cached_key": (3, {}),
+        "native is a int, expected Flax's cached_key": (3, {}),
         "native holds cached_key, and lacks cached_value, cache_index": ({"cached_key": k}, {}),
         "native holds params, cache, and lacks cached_key": ({"params": {}, "cache": of_flax(k, v, 5)}, {}),
         "native has shape .*, expected .B, 2, S, H, d.": (k, {}),

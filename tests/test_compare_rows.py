@@ -95,7 +95,7 @@ def test_only_some_rows_count(layer):
 @pytest.mark.long("numpy")
 @pytest.mark.parametrize("causal", [False, True])
 def test_queries_in_padding_that_differ_are_not_blamed_on_a_port(layer, causal):
-    """Flax' masks hide all keys from padding, which then has their mean; here padding is on the right."""
+    """Flax's masks hide all keys from padding, which then has their mean; here padding is on the right."""
     lengths = np.array([T, 3, 5])
     right = layer(X, X, X, lengths, causal=causal)
     tokens = np.arange(T) < lengths[:, None]

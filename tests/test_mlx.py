@@ -257,7 +257,7 @@ OF_VIEWS = {
 
 @pytest.mark.parametrize("name", OF_VIEWS)
 def test_small_calls_in_float32(backend, name):
-    """They take MLX' own kernel and views of heads, which those in float64 do not."""
+    """They take MLX's own kernel and views of heads, which those in float64 do not."""
     options, call = OF_VIEWS[name]
     attention = mha.MultiHeadAttention(D, H, seed=3, backend=backend, **options)
     inputs, cotangent = drawn(3, 2, 5, D).astype("float32"), drawn(2, 5, D).astype("float32")

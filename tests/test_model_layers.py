@@ -195,7 +195,7 @@ def test_a_layer_without_keys_of_its_own_is_refused(number, owner):
 
 TYPES = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
 PLAIN = {"rope_theta": 5e3, "sliding_window": None}
-# What models say whose arrays lie as MLX' do, and the options of layer 1.
+# What models say whose arrays lie as MLX's do, and the options of layer 1.
 OF_MLX = {
     "llama, windows": (LLAMA | TYPES, {"window": (7, 0)}),
     "llama, a window that no layer has": (LLAMA | {"sliding_window": 8, "layer_types": None}, {"window": None}),

@@ -16,8 +16,8 @@ KINDS = [pytest.param(kind, marks=pytest.mark.backends(peers.backend_of(kind))) 
 BROUGHT = [param for param in KINDS if param.values[0] not in dispatch.FRAMEWORKS]
 
 MLX = "mlx.nn.MultiHeadAttention"
-# d is 4 or 1: Keras' own layer rounds 1 / sqrt(d) to float32, even in float64, and these need no rounding. There are
-# not as many heads of width 1 as keys or queries, where Keras' layer adds the bias of a head to a position.
+# d is 4 or 1: Keras's own layer rounds 1 / sqrt(d) to float32, even in float64, and these need no rounding. There are
+# not as many heads of width 1 as keys or queries, where Keras's layer adds the bias of a head to a position.
 CASES = {
     "equal widths": {"num_hiddens": 12, "num_heads": 3, "bias": True, "dropout": 0.25},
     "no bias": {"num_hiddens": 12, "num_heads": 3},
@@ -70,7 +70,7 @@ def layer_of(rng, kind, case="equal widths"):
 def is_tried(kind, dtype, case):
     """Whether a kind is tried in this dtype: the book's layers are of float32; elsewhere some compile for seconds.
 
-    The softmax of MLX' own is one of float32, in float64 too.
+    The softmax of MLX's own is one of float32, in float64 too.
     """
     if "d2l" in kind or kind == MLX:
         return dtype == "float32"

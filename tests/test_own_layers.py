@@ -10,7 +10,7 @@ from layers import assert_within_bounds, ours, random_layer
 
 from mha import dispatch
 
-# d = 4 everywhere: Keras' own layer rounds 1 / sqrt(d) to float32, even in float64, and 1/2 needs no rounding.
+# d = 4 everywhere: Keras's own layer rounds 1 / sqrt(d) to float32, even in float64, and 1/2 needs no rounding.
 SIZES = {"key_size": 13, "value_size": 17}
 OWN = {
     # the peer, and the most unequal widths that it can have

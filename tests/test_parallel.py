@@ -40,7 +40,7 @@ DIFFERENCES = {
     ("jax", "mxnet"): 463,
 }
 MOST = 650  # of others
-LONGEST = {"tensorflow": 185}  # lines of layer.py, where it is not 160: Keras' class is longer by itself
+LONGEST = {"tensorflow": 185}  # lines of layer.py, where it is not 160: Keras's class is longer by itself
 
 
 def text(name, file):

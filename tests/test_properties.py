@@ -46,7 +46,7 @@ KINDS = list(itertools.product(SHAPES, LAYERS, LENGTHS, MASKS, CAUSAL, DTYPES))
 # of call: they have eight, in which each value is still met.
 SHORT = hypothesis.settings.get_current_profile_name() == "short"
 FEW, FEWEST = KINDS[::147], KINDS[155::271]
-# JAX' programs are forgotten now and then: each holds about 100 memory maps, and a process that has used up the 65,530
+# JAX's programs are forgotten now and then: each holds about 100 memory maps, and a process that has used up the 65,530
 # that Linux gives it crashes.
 CALLS = itertools.count(1)
 SCALES = [1.0, 1e-2, 30.0]

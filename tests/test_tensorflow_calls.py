@@ -160,7 +160,7 @@ def adapted(attention):
 
 
 def convolved(attention):
-    """Layers that take three axes, as Keras' dense one need not."""
+    """Layers that take three axes, as Keras's dense one need not."""
     import keras
 
     for name in ("W_q", "W_v", "W_o"):

@@ -64,7 +64,7 @@ def gate_by(pooled, gates):
 
 
 def sigmoid(X):
-    """1 / (1 + exp(-X)), by the hyperbolic tangent: MLX' own has the accuracy of float32 in float64."""
+    """1 / (1 + exp(-X)), by the hyperbolic tangent: MLX's own has the accuracy of float32 in float64."""
     return (1 + mx.tanh(X / 2)) / 2
 
 
@@ -118,7 +118,7 @@ def turns(places, rotary, dtype):
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
     with context("float64"):
-        # In float64, MLX' `cos` and `sin` have float32 in them, and its `tan` has not.
+        # In float64, MLX's `cos` and `sin` have float32 in them, and its `tan` has not.
         halves = places[:, :, None].astype(mx.float64) * mx.array(rotary.angles(), mx.float64) / 2  # (B or 1, T, n)
         tan = mx.tan(halves)  # (B or 1, T, n)
         part = rotary.magnitude / (1 + tan * tan)  # (B or 1, T, n)

@@ -169,7 +169,7 @@ def _push(primals, tangents):
 
 @mx.custom_function
 def softmax(scores):
-    """Softmax of scores (B, Q, K) over K: MLX' own adds up rounding errors, and has the `exp` of float32 in float64."""
+    """Softmax of scores (B, Q, K) over K: MLX's adds up rounding errors, and has the `exp` of float32 in float64."""
     if scores.size == 0:
         return scores
     powers = exponential(scores - scores.max(-1, keepdims=True))  # (B, Q, K)
@@ -182,7 +182,7 @@ def _softmax_vjp(scores, cotangent, output):
 
 
 def exponential(X):
-    """e to the power of X; on a CPU in a quarter of the time that MLX' own takes."""
+    """e to the power of X; on a CPU in a quarter of the time that MLX's own takes."""
     return mx.power(mx.array(math.e, X.dtype), X)
 
 

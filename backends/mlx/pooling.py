@@ -95,7 +95,7 @@ _drawn = _Drawn()
 
 
 def next_key():
-    """The key of the next random numbers; None = of MLX' own state."""
+    """The key of the next random numbers; None = of MLX's own state."""
     if _drawn.key is None:
         return None
     _drawn.key, key = mx.random.split(_drawn.key)
@@ -109,7 +109,7 @@ def drawn_key():
 
 @contextlib.contextmanager
 def drawing(key):
-    """Dropout inside draws from this key, in this thread; None = from MLX' own state, which nobody can set back."""
+    """Dropout inside draws from this key, in this thread; None = from MLX's own state, which nobody can set back."""
     before, _drawn.key = _drawn.key, key
     try:
         yield

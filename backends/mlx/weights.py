@@ -44,7 +44,7 @@ def canonical(X):
 
 
 class Dense(nn.Linear):
-    """MLX' dense layer, from zeros, and with fast products on a CPU."""
+    """MLX's dense layer, from zeros, and with fast products on a CPU."""
 
     def __init__(self, in_size, out_size, bias, dtype):
         nn.Module.__init__(self)  # `nn.Linear` draws numbers: a process whose threads did that may abort at its end

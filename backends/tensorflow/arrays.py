@@ -79,7 +79,7 @@ def device():
 
 
 def refuse_masks(keys, values):
-    """Raise ValueError for a mask of Keras' own, as an Embedding with mask_zero gives: it would be overlooked."""
+    """Raise ValueError for a mask of Keras's own, as an Embedding with mask_zero gives: it would be overlooked."""
     for name, X in {"keys": keys, "values": values}.items():
         if getattr(X, "_keras_mask", None) is not None:
             raise ValueError(f"{name} carries a mask of Keras', expected it as mask= or valid_lens=; take it off")

@@ -1,4 +1,4 @@
-"""Chapter 4: multi-head attention, in TensorFlow, with Keras' layers: the layer itself.
+"""Chapter 4: multi-head attention, in TensorFlow, with Keras's layers: the layer itself.
 
 Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads, G heads of keys and values (H unless they
 are shared), D num_hiddens, d width of a query or key head, dv width of a value head.
@@ -167,7 +167,7 @@ class MultiHeadAttention(keras.layers.Layer):
         """No mask for the layers that follow: ours is about queries and keys, not about the output."""
 
     def get_config(self):
-        """The options from which Keras' own saver makes the layer again."""
+        """The options from which Keras's own saver makes the layer again."""
         return {**super().get_config(), "config": dataclasses.asdict(self.config)}
 
 

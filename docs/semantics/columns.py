@@ -38,7 +38,7 @@ def ask_peer_of(name: str, backend: str, run: str, call: Call) -> Results:
 
 
 def ask_keras(call: Call) -> Results:
-    """Make a call of Keras' layer, which takes the width of one head, not of all heads."""
+    """Make a call of Keras's layer, which takes the width of one head, not of all heads."""
     width = D // (D if call.options["num_heads"] == D else H)
     return ask_peer_of("keras", "tensorflow", "run", call.but({"key_dim": width} | call.options))
 

@@ -1,4 +1,4 @@
-"""Train in Keras' own loop, `fit`: `attention.layer` is a member of a `keras.Model`."""
+"""Train in Keras's own loop, `fit`: `attention.layer` is a member of a `keras.Model`."""
 
 import keras
 from keras import layers
@@ -13,7 +13,7 @@ class Model(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        # No Embedding: Keras' Adam squares its gradients digit by digit, before it adds them up, and steps too far.
+        # No Embedding: Keras's Adam squares its gradients digit by digit, before it adds them up, and steps too far.
         self.digits = layers.Dense(D, use_bias=False, kernel_initializer=Constant(W_digits))
         self.places = layers.Embedding(T, D, embeddings_initializer=Constant(W_places))
         self.head = layers.Dense(V, use_bias=False, kernel_initializer=Constant(W_head))

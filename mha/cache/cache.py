@@ -230,7 +230,7 @@ class Cache:
         not taken.
 
         Args:
-            native: what is known by its names or shape, of any framework: Flax' cached_key and cached_value
+            native: what is known by its names or shape, of any framework: Flax's cached_key and cached_value
                 (B, S, G, d) with cache_index, in a mapping, in the state of a layer of nnx, or in the layer itself; a
                 cache of transformers (DynamicCache, StaticCache), or one of its layers; a cache of mlx-lm (KVCache,
                 RotatingKVCache, ChunkedKVCache, BatchKVCache), or the list of those of a model; keras-hub's array
@@ -238,7 +238,7 @@ class Cache:
             attention: the `mha.MultiHeadAttention` that the cache is for.
             layer: which, where there are several layers.
             lengths: an int or integers (B,), how many slots are filled, from the first on, where `native` does not say
-                it: keras-hub's array does not, and ONNX' pair has all filled without.
+                it: keras-hub's array does not, and ONNX's pair has all filled without.
             positions: integers (S,) or (B, S), where the token of each slot is, in any order as in a ring, below 0 =
                 empty, as padding is; None = 0, 1 and so on, in the order of the slots.
             size: number of slots; None = as many as there, with a window (left, right) at least left + 1.

@@ -22,7 +22,7 @@ from mha.config import Config
 KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.caches}
 FLAX = "cached_key", "cached_value", "cache_index"
 EXPECTED = (
-    "expected Flax' cached_key, cached_value and cache_index, a cache of transformers or mlx-lm, keras-hub's array "
+    "expected Flax's cached_key, cached_value and cache_index, a cache of transformers or mlx-lm, keras-hub's array "
     "(B, 2, S, H, d), or the pair (past keys, past values) of ONNX"
 )
 
@@ -88,7 +88,7 @@ def made(kind: Any, cache: Any) -> Any:
 
 
 def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Found:
-    """What a cache of any kind holds, in our order of axes; lengths: None = all slots of ONNX' arrays are filled."""
+    """What a cache of any kind holds, in our order of axes; lengths: None = all slots of ONNX's arrays are filled."""
     if _has(native, FLAX[0]) or isinstance(native, Mapping):
         return _of_flax(native, config, layer)
     if hasattr(native, "get_seq_length"):
@@ -272,7 +272,7 @@ def _one(why: str, layer: int | None) -> None:
 
 
 def _numpy(name: str, value: Any) -> np.ndarray:
-    """An array of any framework, or in one of Flax' boxes, as a NumPy array."""
+    """An array of any framework, or in one of Flax's boxes, as a NumPy array."""
     for unbox in ("unbox", "get_value"):
         if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
             value = getattr(value, unbox)()

@@ -63,7 +63,7 @@ def write(
     ] = None,
     fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of JAX' modules: linen, the default, or nnx.")
+        str | None, typer.Option(metavar="KIND", help="Of JAX's modules: linen, the default, or nnx.")
     ] = None,
     like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,
     layer: Annotated[Size, typer.Option(min=0, metavar="N", help="The layer of PATH; default: its first.")] = None,

@@ -44,7 +44,7 @@ def write(
             `load(path, prefix="")`. None = the names of `mha`.
         fused: whether to pool by the framework's own kernel, in PyTorch, JAX and MLX; those of the last two drop no
             weights, and take the softmax in float32.
-        kind: "nnx" for a module of Flax' NNX on JAX; None = the framework's usual, which is "linen" there.
+        kind: "nnx" for a module of Flax's NNX on JAX; None = the framework's usual, which is "linen" there.
         force: whether to overwrite files.
 
     Returns the paths of the three files.

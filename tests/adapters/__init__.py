@@ -75,7 +75,7 @@ class Adapter:
     # Random numbers
 
     def seed(self, seed):
-        """Seed the framework's global random numbers; NumPy's and JAX' layers have a seed of their own instead."""
+        """Seed the framework's global random numbers; NumPy's and JAX's layers have a seed of their own instead."""
 
     # Calls
 

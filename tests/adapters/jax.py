@@ -1,4 +1,4 @@
-"""JAX, with Flax' linen modules, for the tests."""
+"""JAX, with Flax's linen modules, for the tests."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""TensorFlow, with Keras' layers, for the tests."""
+"""TensorFlow, with Keras's layers, for the tests."""
 
 import copy
 import functools
@@ -137,7 +137,7 @@ class Adapter(adapters.Adapter):
         again.set_weights(attention.get_weights())
         return again
 
-    def copies(self, layer, folder):  # both by Keras' own saver
+    def copies(self, layer, folder):  # both by Keras's own saver
         yield copy.deepcopy(layer)
         yield pickle.loads(pickle.dumps(layer))
 

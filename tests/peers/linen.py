@@ -17,7 +17,7 @@ def new(name="MultiHeadDotProductAttention", bind=True, **options):
 
 
 def own_options(**options):
-    """Options of Flax' layers, here and in nnx, whose biases are then not 0."""
+    """Options of Flax's layers, here and in nnx, whose biases are then not 0."""
     return {"num_heads": 3, "qkv_features": 12, "bias_init": linen.initializers.normal(1.0)} | options
 
 
@@ -72,7 +72,7 @@ class Decoder:
 
 
 def mask_of(call):
-    """The mask of a call, in Flax' convention or as it is."""
+    """The mask of a call, in Flax's convention or as it is."""
     if call.own_mask:
         return own("jax", call.mask)
     seen = call.seen()
@@ -80,7 +80,7 @@ def mask_of(call):
 
 
 def by_part(params):
-    """Flax' nested parameters as arrays by our names, their heads still apart."""
+    """Flax's nested parameters as arrays by our names, their heads still apart."""
     names = dict(zip(PARTS, PROJECTIONS, strict=True)) | {"query_ln": "q_norm", "key_ln": "k_norm"}
     return {f"{names[part]}.{kind}": X for part, own in params.items() for kind, X in own.items()}
 

@@ -32,7 +32,7 @@ class Decoder:
         self.layer.init_cache((batch_size, size, attention.config.query_size), attention.config.dtype)
 
     def __call__(self, x):
-        # Without weights, JAX' function takes its softmax in float32, whatever the dtype.
+        # Without weights, JAX's function takes its softmax in float32, whatever the dtype.
         output, _ = nnx.capture(self.layer, nnx.Intermediate)(jax.numpy.asarray(x), sow_weights=True)
         return np.asarray(output)
 

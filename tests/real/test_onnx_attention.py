@@ -1,4 +1,4 @@
-"""The published node tests of ONNX' operator `Attention`, computed here: layers whose projections are identities.
+"""The published node tests of ONNX's operator `Attention`, computed here: layers whose projections are identities.
 
 The package `onnx` carries them as data: a graph of one node, inputs, and the outputs of its reference implementation in
 float32 or float16, not in float64. So both are held against float64 NumPy by the rule of `mha.parity`: what is

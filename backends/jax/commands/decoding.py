@@ -1,4 +1,4 @@
-"""JAX, one token, compiled by jax.jit: our layer with a cache, beside Flax' with decode=True; all give it away."""
+"""JAX, one token, compiled by jax.jit: our layer with a cache, beside Flax's with decode=True; all give it away."""
 
 from typing import Any
 

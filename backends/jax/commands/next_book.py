@@ -1,4 +1,4 @@
-"""The names of the book's next edition in JAX, with Flax' NNX: `from mha.d2l.next import jax as d2l`.
+"""The names of the book's next edition in JAX, with Flax's NNX: `from mha.d2l.next import jax as d2l`.
 
 Its layer and its pooling are in `nnx.py`. What all frameworks share is in `mha/d2l/next/`.
 """

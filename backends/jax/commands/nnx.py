@@ -1,4 +1,4 @@
-"""The lesson's layer and pooling as modules of Flax' NNX, as the book's next edition makes and calls them.
+"""The lesson's layer and pooling as modules of Flax's NNX, as the book's next edition makes and calls them.
 
 A module of NNX holds its weights, and says itself whether dropout is on: `nnx.view(layer, deterministic=True)` turns it
 off. Those here hold the parts alone. The steps are those of the lesson's modules, which are linen's and hold nothing.

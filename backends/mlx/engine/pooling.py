@@ -1,4 +1,4 @@
-"""Attention poolings that keep no weights: by MLX' own kernel where it computes the same, block by block.
+"""Attention poolings that keep no weights: by MLX's own kernel where it computes the same, block by block.
 
 Letters as in the chapters. A block is queries that are attended together.
 """

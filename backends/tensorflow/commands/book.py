@@ -61,13 +61,13 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
     @staticmethod
     def pooling(config):
         """The book's attention pooling, which keeps its weights."""
-        if config.pooling != "dot":  # which a file by another program may ask for through Keras' own saver
+        if config.pooling != "dot":  # which a file by another program may ask for through Keras's own saver
             raise TypeError("the layer's pooling is AdditiveAttention, expected DotProductAttention, the book's")
         return _HeadPooling(config.dropout)
 
     def __init__(self, *arguments, config=None, **options):
         keras_options = {name: options.pop(name) for name in ("name", "trainable") if name in options}
-        if config is None:  # else Keras' own saver makes the layer again, from what `get_config` gave
+        if config is None:  # else Keras's own saver makes the layer again, from what `get_config` gave
             config = common.layer_config(arguments, options)
         layer.MultiHeadAttention.__init__(self, config, **keras_options)
 

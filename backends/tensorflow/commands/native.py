@@ -1,4 +1,4 @@
-"""Keras' own layers, and the book's in TensorFlow, in and out.
+"""Keras's own layers, and the book's in TensorFlow, in and out.
 
 keras.layers.MultiHeadAttention and GroupQueryAttention have kernels with an axis for the heads.
 """

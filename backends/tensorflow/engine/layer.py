@@ -207,7 +207,7 @@ def narrowed(queries, keys, values, call, moves):
 
 
 def by_rows(dense, X, seen=None):
-    """dense(X) for X (B, T, in), of Keras' own dense layer in rows (B*T, out): that asks for fewer sizes.
+    """dense(X) for X (B, T, in), of Keras's own dense layer in rows (B*T, out): that asks for fewer sizes.
 
     seen: None, or where X counts, (B or 1, T): the other rows are zeros, and not projected.
     """

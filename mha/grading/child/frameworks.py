@@ -213,7 +213,7 @@ class TensorFlow(Framework):
             total = loss(arrays)
         everything: dict[str, Any] = {}
         for name, X in (arrays | weights).items():
-            value = getattr(X, "value", X)  # of Keras' variables; of TensorFlow's, a method
+            value = getattr(X, "value", X)  # of Keras's variables; of TensorFlow's, a method
             everything[name] = X if callable(value) else value
         found = tape.gradient(total, list(everything.values()))
         return dict(zip(everything, found, strict=True))

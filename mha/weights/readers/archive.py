@@ -1,4 +1,4 @@
-"""Read a zip archive of arrays: NumPy's `.npz`, and Keras' `.keras`, which has an HDF5 file in it.
+"""Read a zip archive of arrays: NumPy's `.npz`, and Keras's `.keras`, which has an HDF5 file in it.
 
 What an array claims is checked before it is unpacked. One of many megabytes that is packed into next to nothing, as an
 archive that fills the memory of whoever unpacks it is, is refused.

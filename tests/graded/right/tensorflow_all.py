@@ -1,4 +1,4 @@
-"""Keras' operations, every level: a switch comes before the mask in a call, and a cache is a pair."""
+"""Keras's operations, every level: a switch comes before the mask in a call, and a cache is a pair."""
 
 import keras
 from keras import ops

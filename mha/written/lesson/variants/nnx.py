@@ -1,4 +1,4 @@
-"""JAX' layer as a module of Flax' NNX, which makes its parts and holds them, instead of linen, which describes them."""
+"""JAX's layer as a module of Flax's NNX, which makes its parts and holds them; a module of linen describes them."""
 
 from typing import Any
 
