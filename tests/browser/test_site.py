@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 
 from mha import explain, parity, testing
 
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
+PHONE, LAPTOP, DESK = {"width": 390, "height": 844}, {"width": 1366, "height": 768}, {"width": 1440, "height": 900}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -107,6 +107,14 @@ def test_each_section_of_the_navigation_opens(opened):
     for title in titles:
         page.locator(".md-tabs__link", has_text=title.strip()).first.click()
         expect(page.locator(".md-tabs__item--active")).to_contain_text(title.strip())
+
+
+@pytest.mark.parametrize("path", ["semantics.html", "differences.html", "mistakes.html", "weights.html"])
+def test_tables_fit_a_laptop(opened, path):
+    page = opened(path, viewport=LAPTOP)
+    wide = "tables => tables.filter(table => table.scrollWidth > table.clientWidth + 1).length"
+    assert page.locator("article table").count() > 0
+    assert page.locator("article table").evaluate_all(wide) == 0
 
 
 def test_a_solution_is_folded_away_until_it_is_asked_for(opened):
