@@ -54,7 +54,16 @@ FIRST = {"written_compiled", "compiled", "write", "bench_devices", "blocks", "te
 
 # Tests of models of one framework, which import it; without it they are not collected.
 OF_MODELS = {
-    "torch": ("audit", "audit_taught", "cli_records", "plot_ratios", "records", "records_files"),
+    "torch": (
+        "audit",
+        "audit_packed",
+        "audit_taught",
+        "cli_records",
+        "plot_ratios",
+        "records",
+        "records_cuts",
+        "records_files",
+    ),
     "mlx": ("audit_mlx",),
 }
 
