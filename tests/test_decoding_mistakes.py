@@ -146,6 +146,20 @@ def test_a_portion_that_is_written_first_is_named():
     assert found.mistakes == ("a portion overwrites what its first queries see",), found
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("lengths", [EVEN, RAGGED], ids=["even", "ragged"])
+def test_a_window_that_is_ignored_is_told_of_no_ring(lengths, count):
+    attention, cache = begun({"window": (2, None)}, lengths, 11)
+    without, other = begun({}, lengths, 11)
+    x = tokens(count, 2)
+    theirs, _ = without(x, x, x, causal=True, cache=other)
+    found = parity.diagnose(attention, {"output": theirs}, x, x, x, causal=True, cache=cache)
+    assert ("the window is ignored",) in [one.mistakes for one in found.explanations], str(found)
+    assert not {"order goes by slots", "a portion overwrites what its first queries see"}.intersection(
+        name for one in found.explanations for name in one.mistakes
+    ), str(found)
+
+
 def test_padding_that_is_kept_is_named():
     attention = mha.MultiHeadAttention(D, H, dtype="float64", seed=3, backend="numpy", **TURNED)
     x, cache = tokens(4, 1), attention.cache(B, 11)

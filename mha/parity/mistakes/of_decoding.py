@@ -82,6 +82,19 @@ def by_slots(far: int, plan: Plan) -> Plan:
     return replace(plan, hiding=kept | {"slots": condition})
 
 
+def written_first(plan: Plan) -> Plan | None:
+    """See what is in the slots of a ring after the call; impossible where the call overwrites no token."""
+    lost = (slots_of(plan) < 0) & (plan.key_positions >= 0)  # (B, T)
+    return held(plan) if lost.any() else None
+
+
+def in_order_of_slots(plan: Plan) -> Plan | None:
+    """See the slots of a ring up to that of the query; impossible where the newer token is in the later slot."""
+    places = np.take_along_axis(plan.key_positions, plan.columns, 1)  # (B, S)
+    wrapped = (places >= 0) & (places < np.maximum.accumulate(places, 1))
+    return by_slots(0, plan) if wrapped.any() else None
+
+
 def seen_empty(plan: Plan) -> Plan | None:
     """See slots that are empty, but for those into which the call writes."""
     before, new = places_of(plan)
@@ -234,9 +247,9 @@ OF_DECODING = (
              {"one too far": partial(into, 1), "over the newest": partial(into, -1),
               "one too far, and not seen there": lambda plan: by_slots(1, into(1, plan))}),
     in_slots("a portion overwrites what its first queries see", "a ring is written before it is read", ("weights",),
-             {"": held}),
+             {"": written_first}),
     in_slots("order goes by slots", "slots of a ring that are behind the query's are older, but not seen",
-             ("weights",), {"": partial(by_slots, 0)}),
+             ("weights",), {"": in_order_of_slots}),
     in_slots("causal order is aligned to the upper left", "the first query sees the first position alone", ("weights",),
              {"": upper_left}),
     in_slots("empty slots are seen", "what is in them counts as a token", ("weights",), {"": seen_empty}),
