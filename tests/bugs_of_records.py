@@ -1,6 +1,7 @@
 """Bugs of records of whole models, and of what is said of two; groups as in `bugs_of_mha.py`."""
 
 # fmt: off
+TORCH = ("other cuts",)  # groups whose tests need PyTorch
 GROUPS = {
     "records": ("mha/parity/records", "records_parts", {
         "arrays are stored by their shape alone": (r'\n        digest\.update\(array\.view.*\n', "\n"),
@@ -51,8 +52,18 @@ GROUPS = {
         "the first row that differs is the last": (
             r'return next\(\(row for row in self\.rows if row\.verdict == "differs"\), None\)',
             'return next((row for row in self.rows[::-1] if row.verdict == "differs"), None)'),
-        "what enters is not judged": (r"far, most, note = self\.between\(step, pair\)",
-            "far, most, note = 0 * pair.far, pair.far, ''"),
+        "what enters is not judged": (r"return (self\.between\(step, pair, here\))",
+            r"return \1._replace(far=0 * pair.far)"),
         "damaged order is taken": (r"if depth < 0 or not within .*:", "if False:"),
+    }),
+    "other cuts": ("mha/parity/records", "records_cuts", {
+        "every other cut differs": (r"cuts = cuts_of\(doubts\) \| none", "cuts = none"),
+        "what differs in the end is another cut, too": (r"chosen and max\(chosen\) < np\.inf", "chosen"),
+        "attention that is right tells of what enters it": (r"if doubt is not None or ratio <= 1:", "if True:"),
+        "what grows of another cut is rounding": (r"return np\.minimum\(self\.pair\.far, self\.most\) .*",
+            "return self.pair.far"),
+        "relations are not looked for": (r"(    gap = rms\(B - A\)\n)", r'\1    return ""\n'),
+        "modules are not left out": (r"if not aligning\.left_out\(path, said\)", ""),
+        "layers of a record are not taught": (r"taught = taught_of\(layers, first, second\)", "taught = None, None"),
     }),
 }

@@ -93,9 +93,9 @@ class Bug:
     def backend(self, changed: Iterable[str]) -> str:
         """The backend whose tests must notice the bug, by the files that it changes."""
         found = [name.split("/")[1] for name in changed if name.startswith("backends/")]
-        found += ["torch"] * (self.of in (*bugs_of_audits.TORCH, *bugs_of_book.TORCH)) + ["mlx"] * (
-            self.of in bugs_of_taps.MLX
-        )
+        found += ["torch"] * (self.of in (*bugs_of_audits.TORCH, *bugs_of_book.TORCH, *bugs_of_records.TORCH)) + [
+            "mlx"
+        ] * (self.of in bugs_of_taps.MLX)
         return (
             self.of if self.of in dispatch.FRAMEWORKS else [*found, bugs_of_writing.BACKENDS.get(self.of, "numpy")][0]
         )
