@@ -28,9 +28,10 @@ def files(tmp_path_factory):
     for name, mistaken in {"llama": small_llama.Attention, "mistaken": Interleaved}.items():
         with parity.record(made := small_llama.Model(mistaken), folder / name, weights=True):
             made(ids, mask)
-    one = audited.make("torch.taught")
-    with parity.record(one.model, folder / "own", weights=True):
-        one.model(*one.args)
+    for name, mistake in {"own": "", "unordered": "mask"}.items():
+        one = audited.make("torch.taught", mistake)
+        with parity.record(one.model, folder / name, weights=True):
+            one.model(*one.args)
     own = {f"model.{name}": X.numpy() for name, X in one.model.state_dict().items()}
     np.savez(folder / "own.npz", **own)
     np.savez(folder / "turned.npz", **{name: X.T if "1.to_out" in name else X for name, X in own.items()})
@@ -58,7 +59,11 @@ def files(tmp_path_factory):
         (("audit", "own", "--names", "W_q=q,W_k=k,W_v=v,W_o=o"), 2, "no module has all of q, k, v, o"),
         (("audit", "own", "--causal"), 2, "say what layers of --names compute"),
         (("audit", "own", "--names", "W_q=q"), 2, "--names has no W_k, W_v, W_o"),
-        (("compare", "own", "own", *NAMES), 2, "--names is for checkpoints"),
+        (("compare", "own", "own", *NAMES, *CALLED), 0, "the same: "),
+        (("compare", "own", "unordered", *NAMES, *CALLED), 1, "causal order is ignored"),
+        (("compare", "own", "unordered", *NAMES, "--names-b", NAMES[1], *CALLED), 1, "causal order is ignored"),
+        (("compare", "own", "own", *NAMES, "--causal"), 2, "--num-heads is not given"),
+        (("compare", "own", "own", "--causal"), 2, "say what layers of --names compute"),
         (("audit", "right"), 2, "right has no weights, expected some to judge it by"),
         (("audit", "nothing"), 2, "there is no file"),
         (("audit", "killed"), 2, "killed is not whole"),

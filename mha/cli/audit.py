@@ -6,7 +6,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import parsed
+from mha.cli.names import parsed, taught
 
 
 def audit(
@@ -53,12 +53,8 @@ def audit(
     file cannot be used, if no layer is known, or if the command is wrong.
     """
     file = terminal.json_file(json_file)
-    layers = None
     options = weights.options_said(rotary, None) | ({} if num_heads is None else {"num_heads": num_heads})
-    if (said := parsed("names", names)) is not None:
-        layers = {"*": said | options | {"causal": causal}}
-    elif options or causal:
-        terminal.fail("--num-heads, --causal and --rotary say what layers of --names compute, which is not given")
+    layers = taught(parsed("names", names), options, causal)
     try:
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
     except FileNotFoundError as error:

@@ -7,7 +7,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import parsed
+from mha.cli.names import parsed, taught
 from mha.parity.records.reading import is_record
 from mha.weights import schemes
 
@@ -47,6 +47,9 @@ def compare(
     names_b: Annotated[
         str | None, typer.Option(metavar="NAMES", help="The same for B alone; default: those of --names.")
     ] = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Of records, with --names: no query sees a later token.")
+    ] = False,
     path: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +83,9 @@ def compare(
     from the other file.
 
     If A and B are records, which `mha.parity.record` writes, the report says between which two modules the difference
-    begins, beyond what rounding explains.
+    begins, beyond what rounding explains. If they have weights, their attention is judged by float64 NumPy, too; where
+    no table has their names, --names says what the projections are called, and --num-heads, --causal and --rotary what
+    such layers compute.
 
     \b
     Examples:
@@ -101,11 +106,12 @@ def compare(
             other = (a, b)[records.index(False)]
             kind = "is no record, but the other file is one; give two of a kind"
             terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
-        for option, text in (("--names", names), ("--names-b", names_b)):
-            if text is not None:
-                terminal.fail(f"{option} is for checkpoints, but A and B are records; leave it out")
-        _records(a, b, path, json_file)
-    for option, given in (("--path", path), ("--json", json_file)):
+        options = weights.options_said(rotary, qk_norm) | ({} if num_heads is None else {"num_heads": num_heads})
+        layers: Any = taught(parsed("names", names), options, causal)
+        if names_b is not None:
+            layers = layers, taught(parsed("names_b", names_b), options, causal)
+        _records(a, b, path, layers, json_file)
+    for option, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
             terminal.fail(f"{option} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
@@ -123,7 +129,7 @@ def compare(
     raise typer.Exit(0 if report else 1)
 
 
-def _records(a: str, b: str, path: list[str] | None, json_file: str | None) -> None:
+def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str | None) -> None:
     """Compare two records, and end the command."""
     file = terminal.json_file(json_file)
     pairs = [one.split("=") for one in path or ()]
@@ -132,7 +138,7 @@ def _records(a: str, b: str, path: list[str] | None, json_file: str | None) -> N
             terminal.fail(f"--path is {one}, expected the path of a module in A, =, and its path in B")
     try:
         said = {ours: theirs or None for ours, theirs in pairs}
-        report = parity.compare_records(a, b, said, track=lambda steps: terminal.track("Comparing", steps))
+        report = parity.compare_records(a, b, said, layers, track=lambda steps: terminal.track("Comparing", steps))
     except (OSError, TypeError, ValueError) as error:
         terminal.fail(error)
     terminal.show(report, json_file, file)

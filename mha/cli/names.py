@@ -1,5 +1,8 @@
 """What --names says: the names of projections, of files whose names no scheme has."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from mha.cli import terminal
 from mha.weights import said
 from mha.weights.projections import parts_said
@@ -23,3 +26,12 @@ def parsed(argument: str, text: str | None) -> dict[str, str] | None:
     except ValueError as error:
         terminal.fail(error)
     return named
+
+
+def taught(names: Mapping[str, str] | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
+    """What layers= says of models with these names; None without names. Other options are for such layers alone."""
+    if names is not None:
+        return {"*": {**names, **options, "causal": causal}}
+    if options or causal:
+        terminal.fail("--num-heads, --causal and --rotary say what layers of --names compute, which is not given")
+    return None
