@@ -48,7 +48,7 @@ class Search:
         self.limits = {name: self.limit(name) for name in theirs}
         seen = [] if before is None else [state for state in before.known if state and before.progress(state) == 0]
         self.known: dict[State, list[float]] = {state: [np.inf] for state in seen}
-        self.tried, self.untried = len(self.known), {1: 0, 2: 0}
+        self.tried, self.untried, self.rare = len(self.known), {1: 0, 2: 0}, False
         self.forms: list[Form] = self.applicable(forms, () if before is None else before.forms)
 
     def limit(self, name: str) -> float:
@@ -109,7 +109,7 @@ class Search:
         frontier: list[State] = [()]
         reached = self.progress(())
         while reached < len(self.small) and len(frontier[0]) < MOST:
-            further = self.furthest(frontier, [(form,) for form in self.usual])
+            further = self.furthest(frontier, [(form,) for form in (self.forms if self.rare else self.usual)])
             if further[0] <= reached and len(self.usual) < len(self.forms):
                 further = self.furthest(frontier, [(form,) for form in self.forms])
             if pairs and further[0] <= reached and len(frontier[0]) < MOST - 1:
@@ -128,6 +128,11 @@ class Search:
             room |= limit < 0.9 * self.limits[name] and distance * self.limits[name] > limit
             self.limits[name] = min(limit, self.limits[name])
         return room
+
+    def with_rare(self) -> bool:
+        """Try rare mistakes beside the others from now on; return whether that is news."""
+        known, self.rare = self.rare, len(self.usual) < len(self.forms)
+        return self.rare and not known
 
     @functools.cached_property
     def classes(self) -> list[list[Form]]:

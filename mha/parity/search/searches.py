@@ -75,9 +75,10 @@ class Searches:
                 return [*found, *map(self.judged, alike)]
             if not search.tightened(states[0]):
                 focus = self.counterexample(search.focus, [verdict for _, verdict in judged])
-                if focus == search.focus or len(focus.samples) > SAMPLES:
+                if focus != search.focus and len(focus.samples) <= SAMPLES:
+                    search = self.search(focus, search)
+                elif not search.with_rare():  # what is near is not the same, so a rare mistake may be
                     break
-                search = self.search(focus, search)
         return found
 
     def counterexample(self, focus: Focus, verdicts: Sequence[Verdict]) -> Focus:

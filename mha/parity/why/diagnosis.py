@@ -72,7 +72,7 @@ def explained(
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
-        explanations, tried, missed = attempts(problem, steps, mistakes, far, effort)
+        explanations, tried, missed = attempts(problem, steps, mistakes, far, effort, tokens is not None)
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     if wrong[0].name in ways.open:
         perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
@@ -124,12 +124,18 @@ def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, outp
 
 
 def attempts(
-    problem: Problem, steps: Mapping[str, Array], mistakes: Sequence[Mistake], far: float, effort: Effort
+    problem: Problem,
+    steps: Mapping[str, Array],
+    mistakes: Sequence[Mistake],
+    far: float,
+    effort: Effort,
+    in_padding: bool = False,
 ) -> tuple[list[Explanation], int, str]:
     """Find explanations of the arrays: first what is quickly tried, last what takes longest.
 
-    far: the ratio of the right answer. If theirs has no finite number, nothing is sure. Returns also the number of
-    tries, and what was not tried, in words.
+    far: the ratio of the right answer. If theirs has no finite number, nothing is sure; in_padding: whether queries in
+    padding alone differ: that they see nothing explains it without a mistake. Returns also the number of tries, and
+    what was not tried, in words.
     """
     some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
     far = far if some else 0.0
@@ -143,7 +149,7 @@ def attempts(
         found = searches.run(pairs)
         both = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
         usual = [one for state, one in both if not any(form.alone for form in state)]
-        exact = usual if any(one.sure for one in usual) else [one for _, one in both]
+        exact = usual if in_padding or any(one.sure for one in usual) else [one for _, one in both]
         explanations = merged([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
