@@ -246,6 +246,7 @@ def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
     shown = {one.mistake: one.shown_by for one in outcome.unseen}
     assert shown["the window is ignored"] == "at least 40002 tokens"
     assert "causal order is off by one" not in shown
-    assert "- shown by at least 40002 tokens: the window is ignored on one side (to the left); the" in str(outcome)
+    assert "- shown by at least 40002 tokens: the window is one wider to the left; the window is one" in str(outcome)
+    assert shown["rows without keys are NaN"] == "all of this at once, in float64"
     blocks = {one.shown_by for one in outcome.unseen if one.mistake == "the accumulator of blocks is not rescaled"}
     assert blocks == {"67 tokens", "269 tokens", "1031 keys and an offset of 1020"}

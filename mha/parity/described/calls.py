@@ -13,9 +13,10 @@ from mha.call import PACKED, PLACES, ROWS
 from mha.config import numpy_dtype
 from mha.parity.described.near import EARLY, Near
 from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.ways import only_hides
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import OF_HIDING, of_hiding, plan_of, same
+from mha.parity.pipeline.plan import of_hiding, plan_of, same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem, problem
 from mha.parity.same.rules import fraction
@@ -228,11 +229,7 @@ def twins(asked: Problem, other: Other) -> list[str]:
     visible, found = wanted.visible(), []
     for form in FORMS:
         made = form.change(plan) if form.mistake.parts == ("weights",) else None
-        only_hides = (
-            made is not None
-            and same(replace(made, **{name: getattr(plan, name) for name in OF_HIDING}), plan)
-            and not same(made, plan)
-        )
-        if made is not None and only_hides and np.array_equal(made.visible(), visible):
+        changed = made is not None and only_hides(made, plan) and not same(made, plan)
+        if made is not None and changed and np.array_equal(made.visible(), visible):
             found.append(f"{form.mistake.name}{f' ({form.how})' * bool(form.how)}")
     return found

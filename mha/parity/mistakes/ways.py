@@ -11,7 +11,7 @@ import numpy as np
 
 from mha.parity.mistakes.mistake import Change
 from mha.parity.pipeline.pieces import CONDITIONS, Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import OF_HIDING, Plan, same
 
 ALL = slice(None)
 # The parts that a mask is tried to be made of, beside keys and queries that are hidden as such.
@@ -42,6 +42,11 @@ def seen_by(names: Iterable[str], plan: Plan) -> Array:
 def hides(plan: Plan) -> frozenset[str]:
     """Return the conditions that hide anything."""
     return frozenset(name for name in plan.hiding if not seen_by([name], plan).all())
+
+
+def only_hides(made: Plan, plan: Plan) -> bool:
+    """Whether a plan differs from another at most in which query sees which key."""
+    return same(replace(made, **{name: getattr(plan, name) for name in OF_HIDING}), plan)
 
 
 def as_pairs(plan: Plan) -> list[str]:

@@ -182,7 +182,7 @@ def further(apart: int, asked: Problem) -> Problem | None:
     """The same call with queries that begin later, by so many more in each sample, if an offset says where."""
     if not goes_by_offset(asked):
         return None
-    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * np.arange(asked.sizes.B)})
+    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
 
 
 def further_on(T: int, asked: Problem) -> Problem | None:

@@ -10,6 +10,7 @@ import numpy as np
 from mha.parity.mistakes.bench import ALL, Bench
 from mha.parity.mistakes.catalogue import FORMS
 from mha.parity.mistakes.mistake import Form
+from mha.parity.mistakes.ways import only_hides
 from mha.parity.pipeline.parts import PART_OF
 from mha.parity.pipeline.plan import same
 from mha.parity.same.layouts import GRADIENT
@@ -75,9 +76,15 @@ class View:
         return (ratio or 0.0) > NARROW
 
     def without_change(self, form: Form) -> bool:
-        """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do."""
-        plan = self.bench.planned((form,))
-        return plan is not None and same(plan, self.bench.plan)
+        """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do.
+
+        So does a part of a mask that hides what something else hides, too.
+        """
+        plan, right = self.bench.planned((form,)), self.bench.plan
+        if plan is None or same(plan, right):
+            return plan is not None
+        anew = bool(plan.hiding.keys() - right.hiding.keys())
+        return anew and only_hides(plan, right) and np.array_equal(plan.visible(), right.visible())
 
     def of(self, form: Form, name: str) -> float:
         """The error of one array by its bound; 0 for an array that there is not with this mistake."""
