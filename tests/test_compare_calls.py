@@ -145,6 +145,50 @@ def test_a_transposed_mask(layer):
     assert "called with mask=mask.T" in str(diagnosed(layer, mask[0].T, [X, X, X], mask=mask[0]))
 
 
+PAIRS_OF_PADDING = np.broadcast_to(padding(LENGTHS), (B, H, K, K)).copy()
+
+
+def test_a_mask_of_padding_that_is_ignored_is_not_turned(layer):
+    """Queries in padding would see no key of a turned mask, and what they have tells that they see all."""
+    X, everything = INPUTS[1], np.ones((1, 1, K, K), bool)
+    for inputs in ([X, X, X], [2 * X, X, X]):
+        diagnosis = diagnosed(layer, everything, inputs, mask=PAIRS_OF_PADDING)
+        assert (diagnosis.mistakes, diagnosis.call) == (("the mask is ignored",), {"mask": None})
+
+
+def test_one_condition_that_is_ignored_has_one_name(layer):
+    X, everything = INPUTS[1], np.ones((1, 1, K, K), bool)
+    for call in ({"mask": PAIRS_OF_PADDING}, {"valid_lens": LENGTHS}, {"causal": True}):
+        diagnosis = diagnosed(layer, everything, [X, X, X], **call)
+        assert [one.also for one in diagnosis.explanations if one.mistakes == diagnosis.mistakes] == [
+            ("everything is seen",)
+        ]
+        assert ("everything is seen",) not in diagnosis.alternatives
+        assert str(diagnosis).count("everything is seen") == 1
+    both = diagnosed(layer, everything, [X, X, X], valid_lens=LENGTHS, causal=True)
+    assert both.mistakes == ("everything is seen",)  # of two conditions, none alone
+
+
+@pytest.mark.parametrize("left", ["NaN", "mean", "0"])
+def test_a_mask_of_padding_that_is_turned(layer, left):
+    """Whatever a port has for queries that see no key."""
+    X, turned = INPUTS[1], PAIRS_OF_PADDING.swapaxes(2, 3)
+    theirs = port(layer, [X, X, X], turned)["output"]
+    means = (X.mean(1, keepdims=True) @ layer.weights["W_v.kernel"]).reshape(B, 1, G, D // H)  # (B, 1, G, d)
+    mean = np.repeat(means, H // G, 2).reshape(B, 1, D) @ layer.weights["W_o.kernel"]
+    rest = {"NaN": np.nan, "mean": mean + layer.weights["W_o.bias"], "0": layer.weights["W_o.bias"]}[left]
+    theirs = np.where(np.isnan(theirs), rest, theirs).astype("float32")
+    diagnosis = parity.diagnose(layer, theirs, X, X, X, mask=PAIRS_OF_PADDING)
+    assert np.array_equal(diagnosis.call["mask"], turned)
+
+
+def test_a_turned_mask_explains_nothing_where_what_it_hides_is_strange(layer):
+    X, turned = INPUTS[1], PAIRS_OF_PADDING.swapaxes(2, 3)
+    theirs = port(layer, [X, X, X], turned)["output"]
+    theirs = np.where(np.isnan(theirs), theirs[:, :1], theirs)
+    assert not parity.diagnose(layer, theirs, X, X, X, mask=PAIRS_OF_PADDING).call
+
+
 @pytest.mark.parametrize("inverted", [False, True])
 def test_a_mask_of_keys_with_as_many_samples_as_queries(layer, inverted):
     inputs = [X[:, :T] for X, T in zip(INPUTS, (B, K, K), strict=True)]

@@ -5,6 +5,7 @@ A few queries tell which calls are near; what is near is computed in all of them
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,16 +14,21 @@ from mha.call import PACKED, PLACES, ROWS
 from mha.config import numpy_dtype
 from mha.parity.described.near import EARLY, Near
 from mha.parity.mistakes.catalogue import FORMS
+from mha.parity.mistakes.mistake import Change, Mistake, forms_of
+from mha.parity.mistakes.of_softmax import divided_by_nothing, filled
 from mha.parity.mistakes.ways import only_hides
 from mha.parity.pipeline.parts import PART_OF
-from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import of_hiding, plan_of, same
+from mha.parity.pipeline.pieces import Array, as_it_is
+from mha.parity.pipeline.plan import Plan, of_hiding, plan_of, same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem, problem
 from mha.parity.same.rules import fraction
-from mha.parity.search.focus import counted
-from mha.parity.search.verdicts import NOISE, apart, floor
+from mha.parity.search.focus import Focus, counted
+from mha.parity.search.verdicts import NOISE, Judge, apart, floor
 from mha.tables import few
+
+# What ports compute for a query that sees no key, beside 0.
+EMPTY: dict[str, Change] = {"NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)}
 
 
 class Other(NamedTuple):
@@ -198,7 +204,21 @@ def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: f
                 return False
         both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing
         shown |= right.ratio(np.where(both, there, right.X)) >= clear
-    return shown
+    return shown and without_keys(asked, described, theirs)
+
+
+def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]) -> bool:
+    """Whether theirs are what ports give for queries that see keys as described, and none in another call.
+
+    They are 0, NaN, or the mean of all values.
+    """
+    rows = asked.counted_rows & ~described.counted_rows
+    if not rows.any():
+        return True
+    steps = {name: X for name, X in theirs.items() if name in PART_OF}
+    judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
+    unseen = Mistake("what is seen where nothing is", "", ("weights",), {"0": as_it_is} | EMPTY)
+    return any(judge.judged((form,)).ratio <= 1 for form in forms_of([unseen]))
 
 
 def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
@@ -221,15 +241,17 @@ def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:
 
 
 def twins(asked: Problem, other: Other) -> list[str]:
-    """Name the known mistakes by which the described call would see what another call sees."""
+    """Name the known mistakes by which the described call would see what another call sees, those of one plan once."""
     plan = plan_of(asked, numpy_dtype(asked.config.dtype))
     wanted = replace(plan, **of_hiding(call_with(asked, other.arguments).call))
     if plan.frequencies is not None and not np.array_equal(plan.offsets, wanted.offsets):
         return []
-    visible, found = wanted.visible(), []
+    visible, found = wanted.visible(), dict[str, Plan]()
     for form in FORMS:
         made = form.change(plan) if form.mistake.parts == ("weights",) else None
         changed = made is not None and only_hides(made, plan) and not same(made, plan)
-        if made is not None and changed and np.array_equal(made.visible(), visible):
-            found.append(f"{form.mistake.name}{f' ({form.how})' * bool(form.how)}")
-    return found
+        if made is None or not changed or any(same(made, one) for one in found.values()):
+            continue
+        if np.array_equal(made.visible(), visible):
+            found[f"{form.mistake.name}{f' ({form.how})' * bool(form.how)}"] = made
+    return [*found]

@@ -210,6 +210,7 @@ def of_one_formula(
 ) -> list[Explanation]:
     """Join mistakes that are one formula in every call of the layer, such as 1 / d and a scale that is applied twice.
 
+    Or both leave nothing that hides keys, as a mask that is ignored where nothing else hides any, and all that is seen.
     The first name stays, and the others are said beside it.
     """
     right, by_name = plan_of(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
@@ -217,7 +218,7 @@ def of_one_formula(
     for one in explanations:
         alone = by_name.get(one.mistakes[0]) if one.sure and len(one.mistakes) == 1 else None
         plans = [plan for change in alone.forms.values() if (plan := change(right))] if alone else []
-        plans = [plan for plan in plans if same_call(plan, right)]
+        plans = [plan for plan in plans if same_call(plan, right) or not plan.hiding]
         at = next((at for at, (_, known) in enumerate(found) if any(same(*two) for two in product(plans, known))), None)
         if at is None:
             found.append((one, plans))
