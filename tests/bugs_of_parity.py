@@ -281,7 +281,7 @@ GROUPS = {
         "queries with errors are not looked at": (r"chosen \|= set\(", "set("),
         "forms of mistakes that need all queries get few": (r"usual = plan\.rows == self\.rows or", "usual = True or"),
         "what was not tried is passed over": (r"self\.last\.untried\[2\]", "0"),
-        "time is never over": (r"return time\.thread_time\(\) >= self\.end", "return False"),
+        "time is never over": (r"return left <= 0", "return False"),
         "progress is shown in pipes": (r"disable=not console\.is_terminal", ""),
         "progress is never shown": (r"disable=not console\.is_terminal", "disable=True"),
         "a kernel's product serves others": (r"key = how, \*map\(id, arrays\)", "key = how"),

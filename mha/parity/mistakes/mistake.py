@@ -1,6 +1,7 @@
 """A mistake has a name, its effect, and functions that put it into a plan; and what several of these do."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -29,7 +30,16 @@ class Mistake:
 
     def touches(self, part: str) -> bool:
         """Whether the result of a part may differ."""
-        return part in self.parts or any(map(self.touches, PARTS[part]))
+        return part in self.touched
+
+    @functools.cached_property
+    def touched(self) -> frozenset[str]:
+        """The parts whose results may differ."""
+        found = set(self.parts)
+        for part, before in PARTS.items():  # each comes after those that it takes
+            if not found.isdisjoint(before):
+                found.add(part)
+        return frozenset(found)
 
 
 def one(change: Change) -> dict[str, Change]:
