@@ -18,7 +18,7 @@ from mha.parity.mistakes.mistake import Change, Mistake, forms_of
 from mha.parity.mistakes.of_softmax import divided_by_nothing, filled
 from mha.parity.mistakes.ways import only_hides
 from mha.parity.pipeline.parts import PART_OF
-from mha.parity.pipeline.pieces import Array, as_it_is
+from mha.parity.pipeline.pieces import Array
 from mha.parity.pipeline.plan import Plan, of_hiding, plan_of, same
 from mha.parity.same.layouts import GRADIENT
 from mha.parity.same.problem import Problem, problem
@@ -27,8 +27,10 @@ from mha.parity.search.focus import Focus, counted
 from mha.parity.search.verdicts import NOISE, Judge, apart, floor
 from mha.tables import few
 
-# What ports compute for a query that sees no key, beside 0.
-EMPTY: dict[str, Change] = {"NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)}
+# What ports compute for a query that sees no key.
+EMPTY: dict[str, Change] = {
+    "0": lambda plan: plan, "NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)
+}  # fmt: skip
 
 
 class Other(NamedTuple):
@@ -217,7 +219,7 @@ def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]
         return True
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
-    unseen = Mistake("what is seen where nothing is", "", ("weights",), {"0": as_it_is} | EMPTY)
+    unseen = Mistake("what is seen where nothing is", "", ("weights",), EMPTY)
     return any(judge.judged((form,)).ratio <= 1 for form in forms_of([unseen]))
 
 

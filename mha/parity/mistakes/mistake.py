@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from mha.parity.pipeline.parts import PARTS
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 Change = Callable[[Plan], Plan | None]
 

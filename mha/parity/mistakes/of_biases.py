@@ -1,14 +1,13 @@
 """Known mistakes with the bias of scores: its scale, sign, order of heads, and ALiBi's slopes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, one
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
 

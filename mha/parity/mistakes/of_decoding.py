@@ -4,7 +4,6 @@ A plan has the slots before a call as they should be: what an earlier call did w
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Change, Mistake, hiding
 from mha.parity.mistakes.of_rotations import turned_by
 from mha.parity.pipeline.pieces import CONDITIONS, Array, rotate, split
-from mha.parity.pipeline.plan import OFFSETS, Plan
+from mha.parity.pipeline.plan import OFFSETS, Plan, replace
 
 ALIKE = 0.02  # a bias goes by distances, if it is as near to that as this share of the largest
 FACTORS = (2, 4, 8)  # by which a longer sequence stretches the rotation

@@ -4,7 +4,6 @@ Letters as in the lessons.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Mistake, one, with_weights
 from mha.parity.mistakes.of_weights import ALL, PART, PROJECTIONS, QKV
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 
 def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:

@@ -1,7 +1,6 @@
 """Known mistakes in what hides keys: lengths, mask, causal order, window, chunks."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from mha.parity.mistakes.of_masks import (
 )  # fmt: skip
 from mha.parity.mistakes.ways import anywhere, in_part
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import OFFSETS, Plan
+from mha.parity.pipeline.plan import OFFSETS, Plan, replace
 
 
 def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:

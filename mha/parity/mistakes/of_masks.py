@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Change, Mistake
 from mha.parity.mistakes.ways import as_mask, hides, seen_by, taken_apart
 from mha.parity.pipeline.pieces import Array, added
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 OfArray = Callable[[Plan, Array], Array | None]
 GROUPS = frozenset({"order", "window", "chunk"}), frozenset({"segments"})  # conditions that a port has in one mask

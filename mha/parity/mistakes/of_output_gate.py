@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Mistake, one, with_weights
 from mha.parity.mistakes.of_heads import regrouped
 from mha.parity.pipeline.pieces import Array, widen
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 
 def opened(function: Callable[[Array], Array], plan: Plan) -> Plan | None:

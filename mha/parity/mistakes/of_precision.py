@@ -1,14 +1,13 @@
 """Known mistakes of rounding, which no exact formula gives: they are imitated, and recognised by their errors."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from mha.parity.mistakes.mistake import Change, Mistake
 from mha.parity.pipeline.parts import PARTS
 from mha.parity.pipeline.pieces import Array, beside_sinks, through
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 ALL_PARTS = tuple(PARTS)
 

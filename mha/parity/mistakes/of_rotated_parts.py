@@ -5,14 +5,13 @@ first of the pairs of the whole head, behind which frequencies are 0.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from mha.parity.mistakes.mistake import Change, Mistake, one
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 
 def turning(plan: Plan) -> int:

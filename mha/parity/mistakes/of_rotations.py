@@ -1,7 +1,6 @@
 """Known mistakes with the rotation of queries and keys: positions, frequencies and the magnitude."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ from mha.config import numpy_dtype
 from mha.parity.mistakes.mistake import Mistake, one
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 BASES = (10000.0, 500000.0, 1e6, 100000.0, 1e7, 160000.0, 50000.0, 25000.0, 1000.0, 100.0)
 FACTORS = (8, 32, 4, 2, 16)  # of linear scaling

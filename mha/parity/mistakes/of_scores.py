@@ -1,11 +1,10 @@
 """Known mistakes in the scores: their scale and cap."""
 
-from dataclasses import replace
 from functools import partial
 
 from mha.parity.mistakes.mistake import Mistake, one, scaled, with_weights
 from mha.parity.pipeline.pieces import Array, Steps, added, widen
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 from mha.parity.same.problem import Problem
 
 

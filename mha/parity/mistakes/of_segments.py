@@ -1,7 +1,6 @@
 """Known mistakes with segments, the texts that are packed into one row."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ from mha.parity.mistakes.mistake import Mistake, hiding, one
 from mha.parity.mistakes.of_hiding import by_rows
 from mha.parity.mistakes.ways import anywhere, in_part
 from mha.parity.pipeline.pieces import CONDITIONS, Array
-from mha.parity.pipeline.plan import OFFSETS, Plan
+from mha.parity.pipeline.plan import OFFSETS, Plan, replace
 
 
 def ignored(padding: bool, plan: Plan) -> Plan | None:

@@ -1,7 +1,6 @@
 """Known mistakes with sinks, of layers that have them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Mistake, one, with_weights
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array, widen
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 
 def resunk(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan | None:

@@ -1,6 +1,5 @@
 """Known mistakes in the softmax, and with NaN."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ from mha.parity.mistakes.of_scores import cap_last
 from mha.parity.mistakes.ways import hides, in_part
 from mha.parity.pipeline import pieces
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)

@@ -1,11 +1,9 @@
 """Known mistakes with the temperature: the factor of queries that grows with their positions."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, one
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 
 def forgotten(plan: Plan) -> Plan | None:

@@ -5,7 +5,6 @@ Letters as in the lessons.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from mha.parity.mistakes.mistake import Mistake, one, with_weights
 from mha.parity.pipeline.parts import PARTS
 from mha.parity.pipeline.pieces import Array
-from mha.parity.pipeline.plan import Plan
+from mha.parity.pipeline.plan import Plan, replace
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 ALL = ("q", "k", "v", "output")  # the parts that have weights

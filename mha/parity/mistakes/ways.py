@@ -4,14 +4,13 @@ So a mistake can be made whichever way a call says what it hides.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha.parity.mistakes.mistake import Change
 from mha.parity.pipeline.pieces import CONDITIONS, Array
-from mha.parity.pipeline.plan import OF_HIDING, Plan, same
+from mha.parity.pipeline.plan import OF_HIDING, Plan, replace, same
 
 ALL = slice(None)
 # The parts that a mask is tried to be made of, beside keys and queries that are hidden as such.

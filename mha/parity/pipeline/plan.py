@@ -227,6 +227,13 @@ class Plan:
         return np.take_along_axis(X, np.broadcast_to(columns, sizes), axis)
 
 
+def replace(plan: Plan, **changes: Any) -> Plan:
+    """Return the plan with other fields, as `dataclasses.replace` does, which takes long for so many fields."""
+    made = object.__new__(Plan)
+    vars(made).update(vars(plan), **changes)
+    return made
+
+
 def plan_of(
     problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None), features: Any = slice(None)
 ) -> Plan:
