@@ -150,9 +150,9 @@ def test_one_head_is_told_by_the_steps():
 
 
 def test_mistakes_that_give_the_same_numbers_are_both_named():
-    call = planted.Call(planted.SQUARE, {"valid_lens": [4, 3, 6]})
+    call = planted.Call(planted.SQUARE, {"valid_lens": [7, 3, 6]})
     diagnosis = diagnosed(call, planted.with_mistake(BY_NAME["everything is seen", ""], call))
-    assert diagnosis.alternatives == (("the lengths are ignored",), ("everything is seen",))
+    assert diagnosis.alternatives == (("the lengths are ignored",), ("all samples have the mask of the first",))
     assert diagnosis.mistakes == ("the lengths are ignored",)  # the best alone
     assert str(diagnosis).startswith("why: one of these, which all fit what was given\n")
 
