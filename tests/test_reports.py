@@ -32,9 +32,9 @@ def call_of(case):
 
 
 def firsts():
-    """The first case of each option, and the last of each argument, which has its most axes."""
+    """The first case of every third option, and the last of each argument, which has its most axes."""
     found = {}
-    for names, at in ((alone.OPTIONS, 0), (alone.ARGUMENTS, -1)):
+    for names, at in ((list(alone.OPTIONS)[::3], 0), (alone.ARGUMENTS, -1)):
         for name in (name for name in names if name not in SWITCHES):
             case = [case for case in alone.THREE if name in case.options | case.arguments][at]
             found[case.name] = case

@@ -252,8 +252,14 @@ SAYING = {
 }
 
 
-@pytest.mark.parametrize("saying", SAYING)
-@pytest.mark.parametrize("what", OF_SAMPLES)
+@pytest.mark.parametrize(
+    ("what", "saying"),
+    [
+        pytest.param(what, saying, marks=() if saying == "mask" or what == "tiled" else pytest.mark.long("numpy"))
+        for what in OF_SAMPLES
+        for saying in SAYING
+    ],
+)
 def test_masks_of_other_samples_are_named(what, saying):
     samples, heads, change = OF_SAMPLES[what]
     seen, X = np.random.default_rng(3).random((samples, 1, T, T)) < 0.6, drawn(samples)
