@@ -177,7 +177,8 @@ GROUPS = {
         "an offset is that of the first sample": (r"one = len\(.*\) == 1", "one = True"),
         "masks are not inverted": (r"in \(False, True\):", "in (False,):"),
         "a mask that hides all of a sample is no call": (r"not bool\(\(far > 1\)\.any\(\)\)", "bool((far <= 1).all())"),
-        "what shows nothing explains": (r"    return shown\n", "    return True\n"),
+        "queries that see nothing in another call do not count": (" and without_keys\\(.*\\)", ""),
+        "what shows nothing explains": (r"return shown and", "return"),
         "NaN shows which call it was": (r" & np\.isfinite\(there\)", ""),
         "whole lengths were forgotten": (r" or \(found == K\)\.all\(\)", ""),
         "a window has a causal order": (r" and \(asked\.config\.window is None or .*\):", ":"),
@@ -268,7 +269,7 @@ GROUPS = {
         "names of one kind are all told": (r're\.sub\(r"\\d\+", "0", array\): array', "array: array"),
     }),
     "diagnoses": ("mha/parity/search mha/parity/mistakes mha/parity/pipeline", "diagnose", {
-        "a part that changes is not computed again": (r" or any\(map\(self\.touches, .*\)\)", ""),
+        "a part that changes is not computed again": (r"found\.add\(part\)", "pass"),
         "what is merely near is called the same": (r"self\.ratio <= 1 and self\.left <= LEFT", "True"),
         "one sample tells all": ("SAMPLES, ROUNDS = 3", "SAMPLES, ROUNDS = 1"),
         "no pairs are tried": ("if pairs and further", "if False and further"),
