@@ -169,10 +169,6 @@ def turned_again(result, X, turned):
     return values_of(result, turned(X, -1))
 
 
-def zeroed(X, *more):
-    return X.nan_to_num()
-
-
 def added(fill):
     """Scores with a mask of this number added where a key is hidden."""
 
@@ -186,6 +182,7 @@ def filled(fill):
     return lambda minus_infinity, scores, seen: scores.masked_fill(~seen, fill)
 
 
+without_nans = lambda X, *more: X.nan_to_num()  # noqa: E731
 NAN, UNIFORM, ADDED = "rows without keys are NaN", "rows without keys are uniform", {"hidden": added(-np.inf)}
 SCALE = 4**-0.5
 KINDS = {"kernels": [".kernel"], "biases": [".bias"], "kernels and biases": [".kernel", ".bias"]}
@@ -226,11 +223,11 @@ MADE = {
     ("gradients are not turned back", "turned again"): {"turned": turned_again},
     (NAN, "a mask is added"): ADDED,
     (NAN, "a mask is added, the loss leaves them out"): ADDED | {"loss": "left out"},
-    (NAN, "a mask is added, what is pooled becomes 0"): ADDED | {"pooled": zeroed},
-    (NAN, "a mask is added, weights become 0"): ADDED | {"weights": zeroed},
+    (NAN, "a mask is added, what is pooled becomes 0"): ADDED | {"pooled": without_nans},
+    (NAN, "a mask is added, weights become 0"): ADDED | {"weights": without_nans},
     (NAN, "hidden scores are filled in"): {},
     (NAN, "hidden scores are filled in, the loss leaves them out"): {"loss": "left out"},
-    (NAN, "hidden scores are filled in, what is pooled becomes 0"): {"pooled": zeroed},
+    (NAN, "hidden scores are filled in, what is pooled becomes 0"): {"pooled": without_nans},
     (UNIFORM, "hidden scores are filled in"): {"hidden": filled(-1e9)},
     (UNIFORM, "a mask is added"): {"hidden": added(-1e9)},
     (UNIFORM, "a mask of -10000 is added"): {"hidden": added(-1e4)},

@@ -1,5 +1,7 @@
 """Known mistakes with the temperature: the factor of queries that grows with their positions."""
 
+import dataclasses
+
 import numpy as np
 
 from mha.parity.mistakes.mistake import Mistake, one
@@ -15,7 +17,7 @@ def shifted(plan: Plan) -> Plan | None:
     """Add 0 to positions where 1 should be added, or 1 where none should."""
     if plan.temperature is None:
         return None
-    return replace(plan, temperature=replace(plan.temperature, shift=0 if plan.temperature.shift else 1))
+    return replace(plan, temperature=dataclasses.replace(plan.temperature, shift=0 if plan.temperature.shift else 1))
 
 
 def by_rows(plan: Plan) -> Plan | None:
@@ -29,7 +31,7 @@ def undivided(plan: Plan) -> Plan | None:
     """Let the factor grow at every position."""
     if plan.temperature is None:
         return None
-    return replace(plan, temperature=replace(plan.temperature, floor=1))
+    return replace(plan, temperature=dataclasses.replace(plan.temperature, floor=1))
 
 
 def inverted(plan: Plan) -> Plan | None:
