@@ -179,3 +179,14 @@ def test_attention_weights_are_a_result_themselves():
     theirs = {"weights": heads(steps["weights"], H), "output": steps["output"]}
     assert not parity.compare(layer, theirs, *inputs, causal=True)
     assert not parity.compare(layer, scaled(steps, "weights", 2) | {"output": steps["output"]}, *inputs, causal=True)
+
+
+def test_what_comes_of_a_wrong_step_is_not_taken_back():
+    """A bias of W_k moves the scores of a row alike; beside a wrong W_v it is part of one mistake, which is named."""
+    layer, inputs, _ = traced(rotary=None)
+    twice = {name: 2 * W if name in ("W_k.bias", "W_v.bias") else W for name, W in layer.weights.items()}
+    wrong = mha.MultiHeadAttention(D, H, num_key_value_heads=G, bias=True, backend="numpy")
+    wrong.weights = twice
+    report = parity.compare(layer, wrong.trace(*inputs, causal=True), *inputs, causal=True)
+    assert report.diagnosis.alternatives == (("biases are added twice",),), report
+    assert "W_k and W_v" in str(report.diagnosis)

@@ -86,6 +86,12 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
             found.taken_back[name] = product
         elif way and later is None and not known and way.how.startswith((FACTOR, *ORDERS)):
             found.open[name] = way
+    said = {**found.taken_back, **found.open, **found.strange}
+    left = [name for name in steps if not passed[name] and name in taken and name not in said]
+    for name in [*found.taken_back]:  # of a step that is wrong, this one is a consequence
+        before = steps[: steps.index(name)]
+        if any(one in before and follows(PART_OF[one], PART_OF[name]) for one in left):
+            del found.taken_back[name]
     for name in [*found.taken_back]:  # weights are a result: their heads are in the order of what is before them
         how = found.taken_back[name].how
         if name == "weights" and all(one == name or way.how != how for one, way in found.taken_back.items()):
