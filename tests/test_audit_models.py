@@ -10,7 +10,7 @@ KINDS = {f"{name}.{kind}": one["BACKEND"] for name, one in audited.SAID.items() 
 OF_ALL = [pytest.param(kind, marks=pytest.mark.backends(backend)) for kind, backend in KINDS.items()]
 # What a reason may say: a mask that is forgotten hides the order, or what lengths hide.
 WORDS = {
-    "mask": ("order is ignored", "nothing hides keys"),
+    "mask": ("order is ignored", "everything is seen"),
     "scale": ("no scale",),
     "heads": ("heads are interleaved",),
 }
