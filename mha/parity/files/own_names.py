@@ -1,14 +1,14 @@
 """A file whose layers have names of their own, shown as one whose layers have the names of a scheme."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha.weights import projections
 from mha.weights.projections import Parts, Taken
-from mha.weights.readers import FLOATS, Entry, Source
+from mha.weights.readers import FLOATS, Arrays, Entry, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Renamed(Source):
         path, own = self.places[name]
         if path not in self.kept:
             self.kept.clear()
-            self.kept[path] = taken(self.source, _Read(self.source), path, self.parts)
+            self.kept[path] = taken(self.source, Arrays(self.source), path, self.parts)
         return np.array(self.kept[path].arrays[own])
 
     def format_of(self, name: str) -> str:
@@ -46,23 +46,7 @@ class Renamed(Source):
         return "" if name in self.places else self.source.packing_of(name)
 
 
-class _Read(Mapping[str, Any]):
-    """The arrays of an open file: each is read when it is asked for."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __getitem__(self, name: str) -> Any:
-        return self.source.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.source.entries)
-
-    def __len__(self) -> int:
-        return len(self.source.entries)
-
-
-class _Claimed(_Read):
+class _Claimed(Arrays):
     """Stand-ins for the arrays of an open file."""
 
     def __getitem__(self, name: str) -> Any:

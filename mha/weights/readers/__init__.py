@@ -7,6 +7,6 @@ is unpacked by `quantised`.
 
 from mha.weights.readers.opening import opened
 from mha.weights.readers.safetensors_file import SafetensorsFile
-from mha.weights.readers.source import ALL, FLOATS, Entry, Source
+from mha.weights.readers.source import ALL, FLOATS, Arrays, Entry, Source
 
-__all__ = ["ALL", "FLOATS", "Entry", "SafetensorsFile", "Source", "opened"]
+__all__ = ["ALL", "FLOATS", "Arrays", "Entry", "SafetensorsFile", "Source", "opened"]

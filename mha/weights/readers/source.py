@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -88,6 +88,22 @@ class Source(abc.ABC):
 
 
 # For the kinds of files that are packed
+
+
+class Arrays(Mapping[str, Any]):
+    """The arrays of an open file of weights, by their names; each is read when it is asked for."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __getitem__(self, name: str) -> Any:
+        return self.source.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.entries)
+
+    def __len__(self) -> int:
+        return len(self.source.entries)
 
 
 def dtype_name(dtype: np.dtype) -> str:

@@ -144,7 +144,9 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
             beside = config_beside(source.path)
             said = config if beside is None else beside
             inside, said_by = (inside, said_by) if beside is None else ("", None)
-            truth = Truth(Read(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by)
+            truth = Truth(
+                readers.Arrays(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by
+            )
             if unread := weights.unread(source, next(iter(truth.layers()), None), packed=True):
                 raise unread
             yield truth
@@ -161,22 +163,6 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
         yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by, modules=modules)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
-
-
-class Read(Mapping[str, Any]):
-    """The arrays of an open file of weights; each is read when it is asked for."""
-
-    def __init__(self, source: readers.Source) -> None:
-        self.source = source
-
-    def __getitem__(self, name: str) -> Any:
-        return self.source.read(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.source.entries)
-
-    def __len__(self) -> int:
-        return len(self.source.entries)
 
 
 def config_beside(path: Path) -> dict[str, Any] | None:
