@@ -185,7 +185,7 @@ def test_a_report_is_printed_as_the_page_shows_it(capsys):
 def test_the_page_has_the_catalogue_as_it_is():
     import make_catalogue
 
-    assert pages.text("docs/parity.md").endswith(make_catalogue.table())
+    assert pages.text("docs/parity.md").endswith(make_catalogue.lists())
 
 
 def test_the_page_has_every_kind_of_model():
