@@ -9,7 +9,7 @@ import difflib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -37,31 +37,36 @@ PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"
 HEAD = """# Is every known mistake noticed, on every backend?
 
-This page shows how much you can trust a comparison that finds no difference. Each mistake that `mha.parity` knows
-([the catalogue](parity.md#the-catalogue), lower precisions, dropout, weights of another layer) was planted in the
-lesson of each backend, the chapters in `backends/<framework>/`. Then [`mha.parity.compare`](parity.md) said whether the
-numbers are the same, and why not. `python docs/make_mistakes.py` writes the page.
+Look here to see how far you can trust a comparison that finds no difference. The mistakes of the
+[catalogue](parity.md#the-catalogue) were planted in the lesson of each backend, the chapters in
+`backends/<framework>/`, and [`mha.parity.compare`](parity.md) had to notice and name them.
+`python docs/make_mistakes.py` writes the page.
 
 ## How a mistake is planted
 
-Changed weights, inputs, options and biases of scores are given to the framework's own layer; other hidden keys are
-given as a `mask`. A wrong function replaces the lesson's function of that name during the call
-(`tests/planted_in_lessons.py`). Everything else is the framework's own arithmetic in float32. Two exceptions are not
-planted: numbers of heads that do not divide the features, and lower precisions "everywhere", of queries alone or of dot
-products.
+The framework's own layer gets wrong weights, inputs, options or biases of scores; if other keys are hidden, it gets a
+`mask`. Any other mistake is a wrong function, which replaces the lesson's function of that name during the call
+(`tests/planted_in_lessons.py`). The rest is the framework's own arithmetic in float32.
+
+These are not planted: mistakes of gradients; fitted numbers, such as another scale; swapped samples and tokens; numbers
+of heads that do not divide the features; lower precision "everywhere", of queries alone or of dot products alone.
 
 ## How to read the tables
+
+The first table of each section counts all forms of all mistakes. The second lists exceptions. **A mistake without a row
+is noticed and alone named first, for certain**: in all its forms, on all backends, from the output alone and from
+everything that was given.
 
 - **noticed by**: the first step of `trace` outside its bound, by the [rule](testing.md#the-rule).
 - **from the output**, **with steps**: the rank of the mistake among the explanations, if only the output is given, or
   every step. "1 of 2": two mistakes give the same numbers in this call, and both are named. "perhaps": the mistake is
   named, but not for certain. "named otherwise": another mistake is named for certain.
-- A cell holds for all forms on all backends. If some differ, they stand in brackets.
-
-Two forms are not named first. With NaN in padding, the output shows nothing but NaN. A rotation of queries and keys
-by one more position changes no distance, and so no output.
+- A cell holds for all forms on all backends. Brackets name the forms for which something else holds.
 
 ## Whole calls
+
+With NaN in padding, the output shows nothing but NaN. A rotation of both queries and keys by one more position changes
+no distance, and so no output.
 
 """
 DECODING = """
@@ -71,7 +76,7 @@ The mistakes of decoding, and three that any call may have, were planted in call
 (`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson computes
 the next tokens.
 
-- **from the output**: "the same": the mistake changes only what is kept, for later calls to read, or positions that
+- **from the output**: "the same" means that the mistake changes only what is kept for later calls, or positions that
   causal order hides until then.
 - **with the cache**: the rank of the mistake, if the output is given, and `cache.keys`, `cache.values` and
   `cache.positions` as the call leaves them.
@@ -109,10 +114,6 @@ class Row:
         layer, inputs, arguments = self.call.made(self.dtype)
         right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
         return right, self.change(right)
-
-    def place(self) -> str:
-        """The place where the mistake is planted."""
-        return planted_in_lessons.places(*self.plans())
 
     def reports(self, backend: str) -> tuple[parity.Report, parity.Report]:
         """Plant the mistake on a backend, and compare: every step, and the output alone."""
@@ -200,22 +201,30 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
 
 
 def tables(answers: dict[str, list[Answer]], rows: Sequence[Any], whole: str) -> str:
-    """The results for all mistakes on some backends, as two tables; whole: the title of the last column."""
-    titles = "backend", "forms planted", "noticed", "named first from the output", f"named first {whole}"
-    lines = [line(*titles), "|---" * 5 + "|"]
+    """The results on some backends as two tables, of all mistakes and of unclear ones; whole: the last title."""
+    counted: dict[tuple[int, ...], list[str]] = {}
     for backend, found in answers.items():
         noticed = sum(answer.noticed != NOT for answer in found)
         first = [sum(X.split()[0] == "1" for X in column) for column in list(zip(*found, strict=True))[1:]]
-        lines.append(line(backend, len(found), noticed, *first))
-    lines += ["", line("mistake", "forms", "planted in", "noticed by", "from the output", whole)]
-    lines.append("|---" * 6 + "|")
+        counted.setdefault((len(found), noticed, *first), []).append(backend)
+    titles = "backend", "forms planted", "noticed", "named first from the output", f"named first {whole}"
+    lines = [line(*titles), "|---" * len(titles) + "|"]
+    lines += [line(", ".join(backends), *numbers) for numbers, backends in counted.items()]
+    titles = "mistake", "forms", "noticed by", "from the output", whole
+    lines += ["", line(*titles), "|---" * len(titles) + "|"]
+    lines += [line(*cells) for cells in unclear(answers, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def unclear(answers: dict[str, list[Answer]], rows: Sequence[Any]) -> Iterator[tuple[str, int, str, str, str]]:
+    """The cells of each mistake that is not named first for certain in all forms, or not alike on all backends."""
     for name, group in itertools.groupby(range(len(rows)), lambda i: rows[i].name):
         each = list(group)
-        places = dict.fromkeys(rows[i].place() for i in each)
         came = {(rows[i].how, backend): answers[backend][i] for i in each for backend in answers}
-        cells = [cell({key: answer[column] for key, answer in came.items()}) for column in range(3)]
-        lines.append(line(name, len(each), " or ".join(places), *cells))
-    return "\n".join(lines) + "\n"
+        noticed, *named = (cell({key: answer[column] for key, answer in came.items()}) for column in range(3))
+        differ = any(len({answers[backend][i].noticed for backend in answers}) > 1 for i in each)
+        if named != ["1", "1"] or differ:
+            yield name, len(each), noticed, *named
 
 
 def cell(texts: dict[tuple[str, str], str]) -> str:

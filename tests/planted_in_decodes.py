@@ -65,10 +65,6 @@ class Planted:
     functions: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     given: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def place(self):
-        """Where the mistake is planted, in words."""
-        return ", ".join(f"`{name.split('.')[-1]}`" for name in [*self.functions, *self.given])
-
     def reports(self, backend):
         """The mistake on a backend, as it is seen by all arrays and by the output alone."""
         theirs = decoded(backend, self.decode, self.functions, self.given)

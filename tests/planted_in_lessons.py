@@ -30,42 +30,23 @@ TURNING = {
     "factors",
 }
 
-# Of a plan's fields, those that can be planted, and where they are.
-PLACES = {
-    "weights": "weights", "queries": "inputs", "keys": "inputs", "values": "inputs", "score_bias": "`score_bias`",
-    "gates": "`head_gates`", "scale": "`scale`", "softcap": "`softcap`", "norms": "`qk_norm`",
-    "frequencies": "`rotary`", "base": "`rotary`", "interleaved": "`rotary`", "angles": "`rotary`",
-    "heads": "`num_heads`",
-    "groups": "`num_key_value_heads`", "hiding": "`mask`", "lengths": "`mask`", "mask": "`mask`", "window": "`mask`",
-    "chunk": "`mask`", "order_offsets": "`mask`", "window_offsets": "`mask`", "chunk_offsets": "`mask`",
-    "segments": "`mask`", "key_segments": "`mask`",
-    "positions": "`positions`", "key_positions": "`positions`", "offsets": "`positions`",
-    "rotary_offsets": "`turn`", "root": "`turn`", "rotate": "`turn`", "table": "`turn`",
-    "magnified": "`turn`", "temperature": "`temperature`", "tempered_places": "`turn`",
-    "factors": "`turn`",
-    "split": "`transpose_qkv`", "merge": "`transpose_output`", "share": "`repeat_groups`",
-    "share_values": "`repeat_groups`", "cached": "`repeat_groups`",
-    "bend": "`visible_softmax`", "cap": "`visible_softmax`", "softmax": "`visible_softmax`",
-    "axis": "`visible_softmax`",
-    "opened": "`gate_by`", "closed": "`gate_by`",
-    "after": "`visible_softmax`", "blanked": "`blank_unused`", "into_product": "products",
+# Of a plan's fields, those that can be planted.
+PLANTABLE = TURNING | {
+    "weights", "queries", "keys", "values", "score_bias", "gates", "scale", "softcap", "frequencies", "base",
+    "interleaved", "angles", "heads", "groups", "hiding", "lengths", "mask", "window", "chunk", "order_offsets",
+    "window_offsets", "chunk_offsets", "segments", "key_segments", "positions", "key_positions", "offsets",
+    "temperature", "split", "merge", "share", "share_values", "cached", "bend", "cap", "softmax", "axis", "opened",
+    "closed", "after", "blanked", "into_product",
 }  # fmt: skip
 
 
 def changed(right, plan):
     """The fields of a plan that a mistake has changed; but for `rows`, which says only what is computed."""
     names = [field.name for field in dataclasses.fields(plan) if field.name != "rows"]
-    return {name for name in names if getattr(plan, name) is not getattr(right, name)}
-
-
-def places(right, plan):
-    """Where a mistake is planted, in words."""
-    names = changed(right, plan)
-    if unknown := names - PLACES.keys():
+    found = {name for name in names if getattr(plan, name) is not getattr(right, name)}
+    if unknown := found - PLANTABLE:
         raise NotImplementedError(f"no lesson has a place for {', '.join(sorted(unknown))}")
-    if "heads" in names:
-        return PLACES["heads"]
-    return ", ".join(dict.fromkeys(place for name, place in PLACES.items() if name in names))
+    return found
 
 
 def steps(backend, layer, inputs, arguments, right, plan=None):
@@ -74,7 +55,7 @@ def steps(backend, layer, inputs, arguments, right, plan=None):
     layer, inputs, arguments: on NumPy, without the mistake; plan: None = none is made, and yet all is replaced, by what
     does the same.
     """
-    names = changed(right, plan) if plan is not None else set(PLACES) - {"blanked"}
+    names = changed(right, plan) if plan is not None else PLANTABLE - {"blanked"}
     planting = Planting(backend, right if plan is None else plan, names)
     with np.errstate(all="ignore"):
         return planting.steps(layer, inputs, arguments)
