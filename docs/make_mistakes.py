@@ -54,10 +54,10 @@ of heads that do not divide the features; lower precision "everywhere", of queri
 ## How to read the tables
 
 The first table of each section counts all forms of all mistakes. The second lists exceptions. **A mistake without a row
-is noticed and alone named first, for certain**: in all its forms, on all backends, from the output alone and from
-everything that was given.
+is noticed, and it alone is named first, for certain**: in all its forms, on all backends, from the output alone and
+from everything that was given.
 
-- **noticed by**: the first step of `trace` outside its bound, by the [rule](testing.md#the-rule).
+- **noticed**: a step of `trace` is outside its bound, by the [rule](testing.md#the-rule).
 - **from the output**, **with steps**: the rank of the mistake among the explanations, if only the output is given, or
   every step. "1 of 2": two mistakes give the same numbers in this call, and both are named. "perhaps": the mistake is
   named, but not for certain. "named otherwise": another mistake is named for certain.
@@ -210,21 +210,20 @@ def tables(answers: dict[str, list[Answer]], rows: Sequence[Any], whole: str) ->
     titles = "backend", "forms planted", "noticed", "named first from the output", f"named first {whole}"
     lines = [line(*titles), "|---" * len(titles) + "|"]
     lines += [line(", ".join(backends), *numbers) for numbers, backends in counted.items()]
-    titles = "mistake", "forms", "noticed by", "from the output", whole
+    titles = "mistake", "forms", "from the output", whole
     lines += ["", line(*titles), "|---" * len(titles) + "|"]
     lines += [line(*cells) for cells in unclear(answers, rows)]
     return "\n".join(lines) + "\n"
 
 
-def unclear(answers: dict[str, list[Answer]], rows: Sequence[Any]) -> Iterator[tuple[str, int, str, str, str]]:
-    """The cells of each mistake that is not named first for certain in all forms, or not alike on all backends."""
+def unclear(answers: dict[str, list[Answer]], rows: Sequence[Any]) -> Iterator[tuple[str, int, str, str]]:
+    """The cells of each mistake that is not named first for certain in all forms on all backends."""
     for name, group in itertools.groupby(range(len(rows)), lambda i: rows[i].name):
         each = list(group)
         came = {(rows[i].how, backend): answers[backend][i] for i in each for backend in answers}
-        noticed, *named = (cell({key: answer[column] for key, answer in came.items()}) for column in range(3))
-        differ = any(len({answers[backend][i].noticed for backend in answers}) > 1 for i in each)
-        if named != ["1", "1"] or differ:
-            yield name, len(each), noticed, *named
+        named = tuple(cell({key: answer[column] for key, answer in came.items()}) for column in (1, 2))
+        if named != ("1", "1"):
+            yield name, len(each), *named
 
 
 def cell(texts: dict[tuple[str, str], str]) -> str:
