@@ -132,16 +132,8 @@ def test_a_model_of_ones_own(backend):
     assert model(mha.ones((2, 4, 100), backend="torch"), mha.tensor([3, 2], backend="torch")).shape == (2, 4, 100)
 
 
-def test_the_trace_shows_the_step_that_differs(capsys):
-    _, block, *_ = pages.code("docs/one-layer.md")
-    exec(block, {})
-    *steps, difference = capsys.readouterr().out.splitlines()
-    assert [step.split()[0] for step in steps][:4] == ["W_q", "W_k", "W_v", "split_q"]
-    assert float(difference) > 0.1
-
-
 def test_a_fixed_tolerance_misleads(capsys):
-    _, _, block, *_ = pages.code("docs/one-layer.md")
+    _, block, *_ = pages.code("docs/one-layer.md")
     exec(block, {})
     passes, right, wrong = capsys.readouterr().out.split()
     assert passes == "True"
