@@ -79,6 +79,8 @@ CLEAR = {
     "another number of heads", "gradients of kernels are transposed", "the scale is forgotten in gradients",
     "rotary components of W_q are in another order", "the magnitude of the rotation is forgotten",
     "packed kernels in another order", "the loss is a mean", "the cap's derivative is forgotten",
+    "sinks count several times", "the output gate is of other heads", "the scaling of frequencies is inverted",
+    "padding is taken for tokens", "the bias of W_q is not scaled",
 }  # fmt: skip
 
 ALIKE = re.compile(r"W_[qkvo]|^(queries|keys|values)\b|to the left|to the right|on both sides")
