@@ -11,8 +11,8 @@ from semantics.verdicts import ask_mha, ask_peer
 
 HEAD = """# What happens if ...
 
-This page shows what `mha` does with each kind of input, and what *Dive into Deep Learning* and the frameworks' own
-attention do with the same. Each verdict is the outcome of a call that `python docs/make_semantics.py` made.
+Look up what `mha`, *Dive into Deep Learning* and the frameworks' own attention do with each kind of input.
+`python docs/make_semantics.py` makes all these calls and writes down what comes.
 
 Letters: B batch, Q queries, K keys and values, T either of the two, H heads, D `num_hiddens`, d and dv widths of a
 query or key head and of a value head. Here B = {B}, Q = {Q}, K = {K}, H = {H}, D = {D}.
@@ -21,37 +21,33 @@ On the CPU with {versions}.
 
 ## How to read the tables
 
-The column **mha** holds the outcome on all backends, which must be the same. The other columns:
-
-- **book**: the book's rule, written again in PyTorch: hidden scores become -1e6, lengths are repeated over the heads,
-  and nothing is checked.
+- **mha**: the result on all backends, which must be the same.
+- **book**: the book's rule, written in PyTorch: hidden scores become -1e6, and nothing is checked.
 - **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`;
-  **MLX**: `nn.MultiHeadAttention`. They have the same weights, and get masks that are made from the lengths.
+  **MLX**: `nn.MultiHeadAttention`. They have the same weights, and get masks made from the lengths.
 - **sdpa**: PyTorch's `scaled_dot_product_attention` with our projections. Like MLX's layer, it returns no weights.
-- **MXNet**: it has only operators. Here our projections are used with `npx.softmax` and lengths, or (**by mask**) with
-  `npx.sequence_mask`, -1e6 and a softmax.
+- **MXNet**: our projections with `npx.softmax` and lengths, or (**by mask**) with `npx.sequence_mask`, -1e6 and a softmax.
 
-The words:
+In the cells:
 
-- **same**: the result is what the first column says, up to rounding: the output, the weights if the framework returns
-  them, and gradients if the row names them. The bounds are those of [`mha.parity`](../mha/parity/same/rules.py). If
-  these results differ from each other, the output comes first: "NaN; weights same".
+- **same**: output, weights (if the framework returns them) and gradients (if the row names them) are what the first
+  column says, within the bounds of [`mha.parity`](../mha/parity/same/rules.py). If these differ from each other, the output
+  comes first: "NaN; weights same".
 - **NaN**, **Inf**: the result has some, and should not. **other numbers**: finite, but wrong.
 - `TypeError` and the like: the class of the error.
-- **takes it**: there is no error, although `mha` refuses such input. If its meaning is known, the cell names it:
-  "uniform over padding", "3 keys", "broadcasts", "casts to float32".
+- **takes it**: no error, although `mha` refuses such input. If the meaning is known, the cell names it: "3 keys",
+  "broadcasts".
 - **crashes**: the process ends. **—**: there is no such argument, or the row does not apply.
-- **same; mxnet: `ValueError`**: MXNet does not have the dtype, and `mha` refuses to make such a layer there.
+- **same; mxnet: `ValueError`**: MXNet lacks the dtype, so `mha` makes no such layer there.
 
-Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout.
+Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout. Inputs with the same results
+share a row.
 """
 
-PROMISED = """## Besides
+PROMISED = """## On every backend
 
-What the frameworks do not promise; **kept** means on all backends.
+The frameworks do not promise the following; `mha` does:
 
-| promise | mha |
-|---|---|
 """
 
 
@@ -61,19 +57,22 @@ def page() -> tuple[str, list[str]]:
     for table in TABLES:
         titles = ["", "mha", *(PEERS[name].title for name in table.peers)]
         lines += [f"## {table.title}\n", f"{table.text}\n", row(titles), "|---" * len(titles) + "|"]
+        rules: dict[tuple[str, ...], list[str]] = {}  # by what came
         for probe in table.probes:
             expected = probe.expected()
             ours, right = ask_mha(probe, expected)
             if not right:
                 broken.append(f"{table.title}: {probe.rule}: {ours}")
-            lines.append(row([probe.rule, ours, *(ask_peer(name, probe, expected) for name in table.peers)]))
+            cells = ours, *(ask_peer(name, probe, expected) for name in table.peers)
+            rules.setdefault(cells, []).append(probe.rule)
+        lines += [row(["<br>".join(alike), *cells]) for cells, alike in rules.items()]
         lines.append("")
     promises = []
     for promise in PROMISES:
         without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]
         if without:
             broken.append(f"{promise.__doc__} not kept on {', '.join(without)}")
-        promises.append(row([promise.__doc__, f"not on {', '.join(without)}" if without else "kept"]))
+        promises.append(f"- {promise.__doc__}" + (f" **Not on {', '.join(without)}.**" if without else ""))
     return "\n".join(lines) + "\n" + PROMISED + "\n".join(promises) + "\n", broken
 
 

@@ -54,8 +54,8 @@ def reads_past_the_end(call: Call) -> str:
 
 CONSTRUCTION = Table(
     "Construction",
-    """Bad options are refused when the layer is made. A framework's layer is made and called once, not training.
-Keras takes the width of a head, and so needs no multiple of `num_heads`.""",
+    """`mha` refuses bad options when it makes the layer. A framework's layer is made and called once, not training.
+Keras's `key_dim` is the width of one head, so that `num_hiddens` need not be a multiple of `num_heads`.""",
     LAYERS,
     (
         Probe(
@@ -80,7 +80,6 @@ Keras takes the width of a head, and so needs no multiple of `num_heads`.""",
             error=TypeError,
             readings={"takes it": PLAIN},
         ),
-        Probe("`pooling='max'`", PLAIN.but({"pooling": "max"}), error=ValueError),
         Probe("`dtype='int32'`", PLAIN.but({"dtype": "int32"}), error=ValueError, without=("book",)),
     ),
 )
@@ -88,8 +87,7 @@ Keras takes the width of a head, and so needs no multiple of `num_heads`.""",
 
 SHAPES = Table(
     "Shapes",
-    """Shapes are checked before any kernel runs, also while `jax.jit`, `tf.function` and `torch.compile` trace.
-Nothing broadcasts. PyTorch's function reads memory behind the keys if there are fewer keys than values.""",
+    """`mha` checks shapes before any kernel runs, and broadcasts nothing.""",
     ALL,
     (
         Probe(
@@ -130,7 +128,6 @@ Nothing broadcasts. PyTorch's function reads memory behind the keys if there are
             without=OPERATORS,
         ),
         Probe("`None` as queries", each(lambda X: None, "queries"), error=TypeError, without=OPERATORS),
-        Probe("A string as queries", each(lambda X: "queries", "queries"), error=TypeError, without=OPERATORS),
         Probe("Nested lists: converted", each(lambda X: X.tolist()), PLAIN, without=OPERATORS),
     ),
 )
@@ -138,9 +135,8 @@ Nothing broadcasts. PyTorch's function reads memory behind the keys if there are
 
 DTYPES = Table(
     "Dtypes and devices",
-    """Nothing is cast silently: inputs must have the layer's dtype, which is float32 by default. In half precision,
-dot products, softmax and pooled values are computed in float32 and then rounded. MXNet has no half-precision matrix
-product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to float32, even in a float64 layer.""",
+    """Inputs must have the layer's dtype, float32 by default; `mha` casts none. In half precision, it computes dot
+products, softmax and pooled values in float32, and then rounds. MXNet has no half-precision matrix product on the CPU.""",
     ALL,
     (
         *(Probe(f"{dtype}, everything in it", in_dtype(SHORT, dtype)) for dtype in ("float64", "float16", "bfloat16")),
@@ -175,20 +171,13 @@ product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to
             readings={"drops the imaginary part": PLAIN},
         ),
         Probe(
-            "Queries of Python objects",
-            each(lambda X: X.astype(object), "queries"),
-            error=TypeError,
-            readings={"casts to float32": PLAIN},
-            without=OPERATORS,
-        ),
-        Probe(
             "Queries of another framework",
             PLAIN.but(queries=foreign(PLAIN.queries)),
             error=TypeError,
             readings={"converts them": PLAIN},
         ),
         Probe(
-            "PyTorch queries on the device `meta`, which hold no numbers (`mha` on PyTorch)",
+            "PyTorch queries on the device `meta`, which hold no numbers",
             PLAIN.but(queries=meta),
             error=TypeError,
             readings={"returns numbers": numbers},
@@ -201,10 +190,9 @@ product on the CPU, so `mha` refuses such layers there. Keras rounds 1 / √d to
 
 LENGTHS_GIVEN = Table(
     "Lengths",
-    """Integers of any width, (B,) or (B, Q), arrays or lists. The layers of PyTorch, Keras and Flax take masks, not
-lengths; the book and MXNet's operators take lengths, which the caller repeats over the heads. MXNet checks no values:
-with a length above K, `npx.softmax` reads the next rows; with a length below 0, both operators overwrite the row
-before. `mha` checks the values of lengths unless a compiler hides them, see [below](#compiled).""",
+    """Integers of any width, (B,) or (B, Q), arrays or lists. The other frameworks' layers take only masks. MXNet checks no
+values: with a length above K, `npx.softmax` reads the next rows; with one below 0, both operators overwrite the row
+before. `mha` checks them unless a [compiler](#compiled) hides them.""",
     WITH_LENGTHS,
     (
         Probe(
@@ -280,11 +268,10 @@ before. `mha` checks the values of lengths unless a compiler hides them, see [be
 
 MASKS_GIVEN = Table(
     "Masks",
-    """Booleans, **True = may attend**, (Q, K), (B, Q, K) or (B, H, Q, K), where any size may be 1. In this table,
-every layer gets the array unchanged. PyTorch's two functions read booleans in opposite ways, and add a mask of floats
-to the scores (documentation of `torch.nn.MultiheadAttention` and of
-`torch.nn.functional.scaled_dot_product_attention`); in the other tables they get booleans in their own convention. Flax
-reads (B, Q, K) as (H, Q, K), which is an error only if B differs from H.""",
+    """Booleans, **True = may attend**, (Q, K), (B, Q, K) or (B, H, Q, K), where any size may be 1. In this table, every
+layer gets the array unchanged; in the others, booleans in its own convention. PyTorch's two functions read booleans in
+opposite ways, and add a mask of floats to the scores. Flax reads (B, Q, K) as (H, Q, K), which is an error only if B
+differs from H.""",
     MASKED,
     (
         *(

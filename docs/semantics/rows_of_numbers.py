@@ -34,12 +34,10 @@ def after_dropout(part: str, X: np.ndarray) -> bool:
 COMPUTED = Table(
     "What is computed",
     """For head i, `h_i = f(W_q^i q, W_k^i k, W_v^i v)`; the H heads side by side, times `W_o`, are the output.
-Columns of `W_q`, `W_k`, `W_v` and rows of `W_o` are head-major, head 0 first, so that one product computes all heads.
-PyTorch packs its first three kernels into one and stores transposes; Keras and Flax keep an axis for the heads. With
-the same weights, all compute the same. Keras takes values before keys, and its `key_dim` is the width of one head.
-PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax's layer and MXNet's operators have no
-such argument; MLX's `"causal"` counts from the last query and key. The rows about lengths also compare gradients.
-(*Dive into Deep Learning*, sections "Attention Scoring Functions" and "Multi-Head Attention".)""",
+Each framework [stores the weights](weights.md) in its own way; with the same weights, all compute the same. Keras takes
+values before keys. PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax's layer and MXNet's
+operators have no such argument; MLX's `"causal"` counts from the last query and key. The rows about lengths also
+compare gradients.""",
     ALL,
     (
         Probe("No lengths, no mask: softmax(q kᵀ / √d) v in each head", PLAIN),
@@ -74,15 +72,14 @@ such argument; MLX's `"causal"` counts from the last query and key. The rows abo
 
 NO_KEYS = Table(
     "A query that sees no key",
-    """It gets weights 0 and pooled value 0, so that its output is `W_o`'s bias alone, and it sends no gradient. This
-rule of PyTorch's fused kernel holds on every backend, in every dtype, with and without `return_weights`. With the
-book's -1e6, such a query weighs all padding equally; in float16, -1e6 is minus infinity. The layers of PyTorch and
-Keras give another output when weights are asked for than when they are not.""",
+    """[It gets](hiding.md#a-query-that-sees-no-key) weights 0 and pooled value 0, so that its output is `W_o`'s bias alone,
+and it sends no gradient. In float16, the book's -1e6 is minus infinity. The layers of PyTorch and Keras give one output
+with weights and another one without.""",
     ALL,
     (
-        Probe("A length of 0, weights asked for", ZERO, readings=uniform(ZERO)),
+        Probe("A length of 0, with weights", ZERO, readings=uniform(ZERO)),
         Probe(
-            "A length of 0, weights not asked for: the same output",
+            "A length of 0, without weights: the same output",
             ZERO.but(return_weights=False),
             readings=uniform(ZERO),
         ),
@@ -92,26 +89,20 @@ Keras give another output when weights are asked for than when they are not.""",
             parts=("gradients",),
         ),
         Probe("A length of 0 for one query of a sample", ONE_EMPTY, readings=uniform(ONE_EMPTY)),
-        Probe(
-            "A length of 0 in float16 (MXNet multiplies none on the CPU)",
-            HALF_ZERO,
-            readings=uniform(HALF_ZERO),
-        ),
+        Probe("A length of 0 in float16", HALF_ZERO, readings=uniform(HALF_ZERO)),
     ),
 )
 
 
 PADDING = Table(
     "Padding and extreme values",
-    """Keys and values that no query sees change no output and no gradient, whatever they hold; the weight of a hidden
-key is exactly 0, however large the scores are. A weight of 0 alone is not enough for that, since 0 times NaN is NaN.
-NaN in a key or value that is seen stays in its sample, NaN in a query stays in its row.
-`trace` shows the scores before masking, and the projections of padding; nothing after them depends on padding.""",
+    """[Padding never matters](hiding.md#padding-never-matters), whatever it holds and however large the scores are. NaN in
+a key or value that is seen stays in its sample, NaN in a query in its row.""",
     ALL,
     (
-        Probe("NaN in padded keys and values: no influence", padded(np.nan).but(cotangent=COTANGENT), SHORT),
-        Probe("Infinity in padded keys and values: no influence", padded(np.inf).but(cotangent=COTANGENT), SHORT),
-        Probe("1e30 in padded keys and values: no influence", padded(1e30).but(cotangent=COTANGENT), SHORT),
+        Probe("NaN in padding: no effect", padded(np.nan).but(cotangent=COTANGENT), SHORT),
+        Probe("Infinity in padding: no effect", padded(np.inf).but(cotangent=COTANGENT), SHORT),
+        Probe("1e30 in padding: no effect", padded(1e30).but(cotangent=COTANGENT), SHORT),
         Probe("All inputs times 1e4: the padding still has no weight", LARGE),
         Probe(
             "NaN in a value that is seen: NaN in its sample alone",
@@ -160,9 +151,8 @@ EMPTY = Table(
 
 COMPILED = Table(
     "Compiled",
-    """`attention.layer`, compiled by its framework, compared with `mha` without a compiler. Shapes and dtypes are
-known while a compiler traces, and are checked as always. The values of lengths are not known, and are not checked: a
-length below 0 acts as 0, and a length above K as K.""",
+    """`attention.layer`, compiled by its framework, beside `mha` without a compiler. Compiled code checks shapes and
+dtypes, but not the values of lengths: a length below 0 acts as 0, and one above K as K.""",
     ("torch.compile", "tf.function", "jax.jit"),
     (
         Probe("Valid lengths", SHORT, parts=("output",)),
