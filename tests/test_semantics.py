@@ -29,7 +29,9 @@ def test_every_promise_of_the_page_is_kept(backend, promise):
 
 
 def test_the_page_has_every_rule_once():
-    rows = [line.split(" | ")[0].removeprefix("| ").split("<br>") for line in PAGE.splitlines() if line.startswith("| ")]
+    rows = [
+        line.split(" | ")[0].removeprefix("| ").split("<br>") for line in PAGE.splitlines() if line.startswith("| ")
+    ]
     rules = [probe.rule for _, probe in PROBES]
     assert sorted(cell.replace("\\|", "|") for row in rows for cell in row if cell.strip()) == sorted(rules)
     assert PAGE.endswith("\n" + "".join(f"- {promise.__doc__}\n" for promise in promises.PROMISES))

@@ -26,22 +26,22 @@ On the CPU with {versions}.
 - **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`;
   **MLX**: `nn.MultiHeadAttention`. They have the same weights, and get masks made from the lengths.
 - **sdpa**: PyTorch's `scaled_dot_product_attention` with our projections. Like MLX's layer, it returns no weights.
-- **MXNet**: our projections with `npx.softmax` and lengths, or (**by mask**) with `npx.sequence_mask`, -1e6 and a softmax.
+- **MXNet**: our projections with `npx.softmax` and lengths, or (**by mask**) with `npx.sequence_mask` and -1e6.
 
 In the cells:
 
 - **same**: output, weights (if the framework returns them) and gradients (if the row names them) are what the first
-  column says, within the bounds of [`mha.parity`](../mha/parity/same/rules.py). If these differ from each other, the output
-  comes first: "NaN; weights same".
+  column says, within [the bounds](testing.md#the-rule). If these differ from each other, the output comes first: "NaN;
+  weights same".
 - **NaN**, **Inf**: the result has some, and should not. **other numbers**: finite, but wrong.
-- `TypeError` and the like: the class of the error.
+- **error**: the call raises; for `mha`, with the class of the error. **crashes**: the process ends.
 - **takes it**: no error, although `mha` refuses such input. If the meaning is known, the cell names it: "3 keys",
   "broadcasts".
-- **crashes**: the process ends. **—**: there is no such argument, or the row does not apply.
+- **—**: there is no such argument, or the row does not apply.
 - **same; mxnet: `ValueError`**: MXNet lacks the dtype, so `mha` makes no such layer there.
 
-Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout. Inputs with the same results
-share a row.
+Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout. Inputs with the same
+results share a row.
 """
 
 PROMISED = """## On every backend

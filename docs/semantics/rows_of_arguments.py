@@ -47,8 +47,8 @@ def reads_past_the_end(call: Call) -> str:
         keys[:] = 0
         try:
             found.append(torch.nn.functional.scaled_dot_product_attention(q, keys, values))
-        except RuntimeError as problem:
-            return f"`{type(problem).__name__}`"
+        except RuntimeError:
+            return "error"
     return "takes it" if torch.equal(*found) else "reads memory behind the keys"
 
 
@@ -136,7 +136,7 @@ SHAPES = Table(
 DTYPES = Table(
     "Dtypes and devices",
     """Inputs must have the layer's dtype, float32 by default; `mha` casts none. In half precision, it computes dot
-products, softmax and pooled values in float32, and then rounds. MXNet has no half-precision matrix product on the CPU.""",
+products, softmax and pooled values in float32, and then rounds.""",
     ALL,
     (
         *(Probe(f"{dtype}, everything in it", in_dtype(SHORT, dtype)) for dtype in ("float64", "float16", "bfloat16")),
@@ -190,9 +190,9 @@ products, softmax and pooled values in float32, and then rounds. MXNet has no ha
 
 LENGTHS_GIVEN = Table(
     "Lengths",
-    """Integers of any width, (B,) or (B, Q), arrays or lists. The other frameworks' layers take only masks. MXNet checks no
-values: with a length above K, `npx.softmax` reads the next rows; with one below 0, both operators overwrite the row
-before. `mha` checks them unless a [compiler](#compiled) hides them.""",
+    """Integers of any width, (B,) or (B, Q), arrays or lists. The layers of other frameworks take only masks. MXNet
+checks no values: with a length above K, `npx.softmax` reads the next rows; with one below 0, both operators overwrite
+the row before. `mha` checks them unless a [compiler](#compiled) hides them.""",
     WITH_LENGTHS,
     (
         Probe(

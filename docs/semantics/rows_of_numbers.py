@@ -72,7 +72,7 @@ compare gradients.""",
 
 NO_KEYS = Table(
     "A query that sees no key",
-    """[It gets](hiding.md#a-query-that-sees-no-key) weights 0 and pooled value 0, so that its output is `W_o`'s bias alone,
+    """[It gets](hiding.md#a-query-that-sees-no-key) weights 0 and pooled value 0, so that its output is `W_o`'s bias,
 and it sends no gradient. In float16, the book's -1e6 is minus infinity. The layers of PyTorch and Keras give one output
 with weights and another one without.""",
     ALL,
@@ -96,8 +96,8 @@ with weights and another one without.""",
 
 PADDING = Table(
     "Padding and extreme values",
-    """[Padding never matters](hiding.md#padding-never-matters), whatever it holds and however large the scores are. NaN in
-a key or value that is seen stays in its sample, NaN in a query in its row.""",
+    """[Padding never matters](hiding.md#padding-never-matters), whatever it holds and however large the scores are. NaN
+in a key or value that is seen stays in its sample, NaN in a query in its row.""",
     ALL,
     (
         Probe("NaN in padding: no effect", padded(np.nan).but(cotangent=COTANGENT), SHORT),

@@ -178,4 +178,5 @@ def ask_peer(name: str, probe: Probe, expected: dict[str, tuple[Any, Any]], by_i
     used = {name for name, is_given in given.items() if is_given} | set(call.options)
     if name in probe.without or used & peer.lacks:
         return "—"
-    return verdict(outcome(peer.ask, call), probe, expected)
+    found = outcome(peer.ask, call)
+    return "error" if isinstance(found, Exception) else verdict(found, probe, expected)
