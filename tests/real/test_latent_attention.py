@@ -1,4 +1,6 @@
-"""The layer of docs/models.md for latent attention computes what `transformers` does, on random weights."""
+"""The layer of examples/latent.py computes what `transformers` does, on random weights."""
+
+import runpy
 
 import numpy as np
 import pages
@@ -15,10 +17,7 @@ SMALL |= {"intermediate_size": 32, "first_k_dense_replace": 2, "vocab_size": 37}
 YARN = {"rope_type": "yarn", "rope_theta": 99.0, "factor": 4.0, "original_max_position_embeddings": 32}
 YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
 ROTATIONS = {"plain": {"rope_type": "default", "rope_theta": 99.0}, "YaRN": YARN}
-PAGE = {"mha": mha}
-for block in pages.code("docs/models.md"):
-    if "def latent" in block:
-        exec(block, PAGE)
+LATENT = runpy.run_path(str(pages.ROOT / "examples" / "latent.py"))["latent"]
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)
@@ -42,7 +41,7 @@ def test_a_layer_of_latents_computes_the_same(backend, tmp_path, monkeypatch, ro
                           mscale_all_dim=1.0, interleaved=True)  # fmt: skip
         scale = (10 + TURNED) ** -0.5 * (0.1 * np.log(4.0) + 1) ** 2
     monkeypatch.setenv("MHA_BACKEND", backend)
-    layer, real = PAGE["latent"](weights, H, TURNED, rotary, scale), theirs.real(False)
+    layer, real = LATENT(weights, H, TURNED, rotary, scale), theirs.real(False)
     found = mha.to_numpy(layer(*inputs, theirs.LENGTHS, causal=True))
     exact = parity.in_dtype(layer.to("numpy"), "float64")(
         *(X.astype("float64") for X in inputs), theirs.LENGTHS, causal=True
