@@ -5,7 +5,9 @@ import numpy as np
 import mha
 
 
-def latent(weights, H, turned, rotary, scale=None):
+def latent(
+    weights: dict[str, np.ndarray], H: int, turned: int, rotary: mha.Rotary, scale: float | None = None
+) -> mha.MultiHeadAttention:
     """A layer for DeepSeek's weights by name, of queries (B, T, r), of keys [latents | what turns], and of latents.
 
     turned: how many components of a head turn: here they are the first, in the file the last ones.
@@ -17,14 +19,17 @@ def latent(weights, H, turned, rotary, scale=None):
     W_kv = W_kv.reshape(r, H, still + wide)  # (r, H, still + dv)
     W_k = np.zeros((r + turned, H, turned + still), W_o.dtype)
     W_k[r:, :, :turned], W_k[:r, :, turned:] = np.eye(turned)[:, None], W_kv[:, :, :still]
-    sizes = {
-        "query_size": len(W_q),
-        "key_size": len(W_k),
-        "value_size": r,
-        "key_dim": turned + still,
-        "value_dim": wide,
-    }
-    layer = mha.MultiHeadAttention(W_o.shape[1], H, **sizes, rotary=rotary, scale=scale)
+    layer = mha.MultiHeadAttention(
+        W_o.shape[1],
+        H,
+        query_size=len(W_q),
+        key_size=len(W_k),
+        value_size=r,
+        key_dim=turned + still,
+        value_dim=wide,
+        rotary=rotary,
+        scale=scale,
+    )
     kernels = np.roll(W_q, turned, 2), W_k, W_kv[:, :, still:], W_o
     layer.weights = {f"W_{name}.kernel": X.reshape(len(X), -1) for name, X in zip("qkvo", kernels, strict=True)}
     return layer
