@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -29,9 +30,8 @@ def test_every_promise_of_the_page_is_kept(backend, promise):
 
 
 def test_the_page_has_every_rule_once():
-    rows = [
-        line.split(" | ")[0].removeprefix("| ").split("<br>") for line in PAGE.splitlines() if line.startswith("| ")
-    ]
+    rows = [line.split(" | ")[0].removeprefix("| ").split("<br>") for line in PAGE.splitlines() if line[:2] == "| "]
+    rows += [line.split("; ") for line in re.findall(r"^\*\*.* everywhere\*\*.*?: (.*)\.$", PAGE, re.MULTILINE)]
     rules = [probe.rule for _, probe in PROBES]
     assert sorted(cell.replace("\\|", "|") for row in rows for cell in row if cell.strip()) == sorted(rules)
     assert PAGE.endswith("\n" + "".join(f"- {promise.__doc__}\n" for promise in promises.PROMISES))

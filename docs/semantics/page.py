@@ -41,7 +41,7 @@ In the cells:
 - **same; mxnet: `ValueError`**: MXNet lacks the dtype, so `mha` makes no such layer there.
 
 Gradients are those of sum(output * cotangent) by queries, keys and values, without dropout. Inputs with the same
-results share a row.
+results share a row; those for which all columns agree are below the table.
 """
 
 PROMISED = """## On every backend
@@ -65,8 +65,13 @@ def page() -> tuple[str, list[str]]:
                 broken.append(f"{table.title}: {probe.rule}: {ours}")
             cells = ours, *(ask_peer(name, probe, expected) for name in table.peers)
             rules.setdefault(cells, []).append(probe.rule)
-        lines += [row(["<br>".join(alike), *cells]) for cells, alike in rules.items()]
-        lines.append("")
+        agreed: dict[str, list[str]] = {}
+        for cells, alike in rules.items():
+            if said := everywhere(cells):
+                agreed.setdefault(said, []).extend(alike)
+            else:
+                lines.append(row(["<br>".join(alike), *cells]))
+        lines += ["", *(f"{said}: {'; '.join(alike)}.\n" for said, alike in agreed.items())]
     promises = []
     for promise in PROMISES:
         without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]
@@ -74,6 +79,15 @@ def page() -> tuple[str, list[str]]:
             broken.append(f"{promise.__doc__} not kept on {', '.join(without)}")
         promises.append(f"- {promise.__doc__}" + (f" **Not on {', '.join(without)}.**" if without else ""))
     return "\n".join(lines) + "\n" + PROMISED + "\n".join(promises) + "\n", broken
+
+
+def everywhere(cells: tuple[str, ...]) -> str:
+    """What all columns agree on, in words; "" if they do not agree."""
+    ours, *theirs = cells
+    if set(cells) == {"same"}:
+        return "**The same everywhere**"
+    refused = ours.startswith("`") and set(theirs) in ({"error"}, {"error", "—"})
+    return f"**An error everywhere** ({ours} in `mha`)" if refused else ""
 
 
 def row(cells: list[str]) -> str:
