@@ -63,16 +63,6 @@ def test_using_the_layer(backend, monkeypatch):
     assert all(np.array_equal(copied[name], X) for name, X in source.items())
 
 
-def test_token_by_token(backend, monkeypatch):
-    monkeypatch.setenv("MHA_BACKEND", backend)
-    _, block, *_ = pages.code("docs/layer.md")
-    names = {}
-    exec(block, names)
-    attention, X = names["attention"], names["X"]
-    np.testing.assert_allclose(names["output"], attention(X, X, X, causal=True)[:, 6:], rtol=0, atol=1e-5)
-    assert mha.to_numpy(names["cache"].lengths).tolist() == [7, 7]
-
-
 @pytest.mark.long(*adapters.COMPILED)
 def test_decoding(backend, monkeypatch):
     monkeypatch.setenv("MHA_BACKEND", backend)
