@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from mha.parity.whole.calls.own_layers import Arguments
+from mha.parity.whole.calls.own_layers import Arguments, kind_in
 from mha.parity.whole.calls.sinks import Sink, by_name
 
 from .linen_models import Shown, params_of
@@ -106,6 +107,8 @@ class Watcher:
         (path,) = paths
         self.told.add(path)
         self.sink.enter(path, module, args, kwargs)
+        if _inherits(module):
+            self.sink.inner(module, by_name(run, args, kwargs))
         output = None
         try:
             output = run(*args, **kwargs)
@@ -145,6 +148,12 @@ def _without_dropout(module: Any) -> Iterator[None]:
     finally:
         if isinstance(module, OWN):
             object.__setattr__(module, "dropout_rate", kept)
+
+
+def _inherits(module: Any) -> bool:
+    """Whether what a module is called with runs a framework's own layer at once, also as it is watched."""
+    runs, kind = inspect.unwrap(type(module).__call__), kind_in(module, CALLS)
+    return kind is not None and runs is inspect.unwrap(kind.__call__)
 
 
 def _unknown(tree: Any) -> bool:

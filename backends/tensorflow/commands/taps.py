@@ -99,12 +99,12 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         tf.config.run_functions_eagerly(True)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".*does not apply to tf.data functions")  # which take batches apart
+        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], sink))
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             dropping = isinstance(module, tuple(getattr(keras.layers, name) for name in DROPOUT))
             run = module.call
             instead = _through(run) if dropping else told(run, path, module, sink)
             stack.enter_context(replaced(module, "call", instead))
-        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], sink))
         for owner, name in FUNCTIONS:
             stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:

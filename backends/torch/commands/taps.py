@@ -119,8 +119,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             after = _after(path, sink)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
-        derived = bases(CALLS, "forward", [*model.modules()], sink)
-        with torch.compiler.set_stance("force_eager"), derived, _Mode(sink):
+        own = bases(CALLS, "forward", [*model.modules()], sink)
+        with torch.compiler.set_stance("force_eager"), own, _Mode(sink):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -184,7 +184,7 @@ class Recorder:
         self.record.events.append(["native", self.numbers[path], said])
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which a class that derives from a framework's own layer calls that."""
+        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
         self.own.inner(module, given)
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:

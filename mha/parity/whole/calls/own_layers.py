@@ -59,9 +59,14 @@ def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
 
 
+def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
+    """The framework's class that a module is of, or derives from; None if it is no such layer."""
+    return next((kind for kind in type(module).__mro__ if kind in calls), None)
+
+
 def declared(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
     """The arguments of the framework's class that a module is of, or derives from; None if it is no such layer."""
-    return next((calls[kind] for kind in type(module).__mro__ if kind in calls), None)
+    return calls.get(kind_in(module, calls))
 
 
 def require_read(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
@@ -97,17 +102,25 @@ class OwnLayers:
         self.based.pop(id(module), None)
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which a derived class calls the framework's own one."""
+        """Take the arguments with which the call of the framework's own class runs, be it that of a derived one."""
         self.based.setdefault(id(module), given)
 
-    def leave(self, path: str, output: Any) -> tuple[dict[str, Any], Any]:
+    def leave(self, path: str, output: Any, taught: bool = False) -> tuple[dict[str, Any], Any]:
         """Return a call by our names, as `attention` of `commands/taps.py` does.
 
-        Raises KeyError, TypeError or ValueError if that is not known.
+        taught: whether somebody says what the layer computes. Raises KeyError, TypeError or ValueError if a call is not
+        known, as where a class has replaced what the framework's own one computes.
         """
         module, given = self.begun.pop(path)
+        name, kind = type(module).__name__, kind_in(module, getattr(self.taps, "CALLS", {}))
         if (base := self.based.pop(id(module), None)) is not None:
-            given = joined(type(module).__name__, given, base)
+            given = with_added(name, given, base)
+        elif kind is not None and not taught:
+            ran = "another one" if type(module) is kind else f"that of {name}"
+            raise ValueError(
+                f"the call of {kind.__name__} did not run, but {ran}, which may compute something else; say what with "
+                "layers="
+            )
         return self.taps.attention(module, entered(given), output)
 
 
@@ -119,7 +132,7 @@ def copied(cache: Cache) -> Any:
         return error
 
 
-def joined(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of a derived class, of this name, and those that it adds where it calls its base.
 
     What its user gives counts, so that a mistake in the class is seen. Raises ValueError where both are arrays.

@@ -10,7 +10,7 @@ from mha import arrays
 from mha.parity.whole.calls.caches import kept_of
 from mha.parity.whole.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.parity.whole.calls.own_layers import OwnLayers, first_array
-from mha.parity.whole.layers.known import INPUT_OF, Known
+from mha.parity.whole.layers.known import INPUT_OF, TAUGHT, Known
 from mha.parity.whole.layers.truth import at
 
 
@@ -119,7 +119,7 @@ class Session:
         return instead
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which a class that derives from a framework's own layer calls that."""
+        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
         self.own.inner(module, given)
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
@@ -154,7 +154,7 @@ class Session:
         """Complete the call of a framework's own layer."""
         self.open.pop(path, None)
         try:
-            given, back = self.own.leave(path, output)
+            given, back = self.own.leave(path, output, tap.layer.kind == TAUGHT)
             tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
             if given.get("mask") is not None and not given.get("causal"):
                 given |= parted(given.pop("mask"))

@@ -30,7 +30,7 @@ class Sink(Protocol):
         """Take the output of that call, None if it failed; return None, or the output to go on with."""
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments, by name, with which a class that derives from a framework's own layer calls that."""
+        """Take the arguments, by name, with which the call of a framework's own layer runs, also in a derived class."""
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
         """Take note of a softmax or a fused kernel, and of the number of axes of what it takes.
@@ -87,10 +87,10 @@ def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], sink: Sink) -> Iterator[None]:
-    """Tell a sink what classes that derive from a framework's own layers call them with; name: of the method."""
+    """Tell a sink what the calls of a framework's own layers run with, also in a derived class; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
-            if any(isinstance(module, kind) and type(module) is not kind for module in modules):
+            if any(isinstance(module, kind) for module in modules):
                 stack.enter_context(of_class(kind, name, told_inside(getattr(kind, name), sink)))
         yield
 

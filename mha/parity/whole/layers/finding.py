@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.parity.whole.layers.known import Known, kind_of, norms_unread, taken
+from mha.parity.whole.layers.known import TAUGHT, Known, kind_of, norms_unread, taken
 from mha.parity.whole.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
 from mha.parity.whole.layers.remarks import guesses, without_biases
 from mha.parity.whole.layers.taught import called, lesson_of, of_like_alone, options_of, parts_of
@@ -175,7 +175,7 @@ class Finder:
 
     def taught(self, path: str, lesson: Any, partner: Callable[..., Partner | None]) -> Known:
         """Describe a layer as layers= teaches it; partner: finds its truth by its path and its own arrays."""
-        one = Known(path, "by layers=")
+        one = Known(path, TAUGHT)
         if lesson is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
         if not callable(lesson) and (reason := norms_unread(self.arrays, path, lesson)):

@@ -12,6 +12,7 @@ from mha.weights import models, native
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
+TAUGHT = "by layers="  # the kind of a layer that layers= describes
 INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
