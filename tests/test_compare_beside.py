@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import run
-from ported import H, made
+from ported import H, made, with_weights
 
 from mha import parity
 from mha.config import numpy_dtype
@@ -22,12 +22,13 @@ def numbers(*shape, dtype="float32"):
 
 @pytest.fixture
 def files(tmp_path):
-    """Compare two files of one layer: of a scheme, with further arrays in A and in B."""
+    """Compare two files of one layer: of a scheme, with further arrays in A and in B, and a change of B's layer."""
 
-    def compare(scheme, prefix, ours, theirs, other=None):
+    def compare(scheme, prefix, ours, theirs, other=None, change=lambda layer: layer):
         paths = []
         for name, chosen, more in (("a", scheme, ours), ("b", other or scheme, theirs)):
             layer = made(bias=chosen != "t5", **({"scale": 1.0} if chosen == "t5" else {}))
+            layer = change(layer) if name == "b" else layer
             arrays = from_canonical(layer.config, layer.weights, chosen)
             held = {prefix + after: np.ascontiguousarray(X) for after, X in arrays.items()}
             paths.append(str(tmp_path / f"{name}.safetensors"))
@@ -84,6 +85,45 @@ def test_a_table_in_one_file_alone_is_a_difference(files):
     assert report.verdict == f"the same layer, but for {TABLE}: not in B"
     report, _ = files("t5", T5, {}, table)
     assert report.verdict == f"the same layer, but for {TABLE}: not in A"
+
+
+ORDER = np.array([2, 0, 1])  # of the heads
+
+
+def moved(layer):
+    """The layer with its heads in another order, which computes the same."""
+    found = {}
+    for name, X in layer.weights.items():
+        rows = X.T if name == "W_o.kernel" else X  # columns belong to heads
+        rows = rows.reshape(len(rows), H, -1)[:, ORDER].reshape(rows.shape)  # (in, H*d)
+        found[name] = np.ascontiguousarray(rows.T if name == "W_o.kernel" else rows)
+    return with_weights(layer, **found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("change", "there", "right", "note"),
+    [
+        (moved, lambda X: X[:, ORDER], True, "heads in another order, that of the weights"),
+        (moved, lambda X: X, False, "the same, but the weights have heads in another order"),
+        (moved, lambda X: X[:, ORDER[ORDER]], False, ""),
+        (moved, lambda X: X[:, ORDER] + 2, False, ""),
+        (lambda layer: layer, lambda X: X[:, ORDER], False, ""),
+    ],
+    ids=["both", "kernels alone", "table another way", "table changed", "table alone"],
+)
+def test_a_table_with_the_heads_of_the_kernels_is_the_same(files, change, there, right, note, dtype):
+    table = numbers(7, H)
+    theirs = np.ascontiguousarray(there(table)).astype(numpy_dtype(dtype))
+    report, _ = files("t5", T5, {T5 + TABLE: table}, {T5 + TABLE: theirs}, change=change)
+    (layer,) = report.reports
+    assert layer.agree
+    assert bool(report) == right
+    (row,) = layer.beside
+    assert row.note.removesuffix(f", to {dtype}") == note
+    if right:
+        assert "stored in another way" in report.verdict
+        assert f"{TABLE}: {note}" in report.verdict
 
 
 def test_a_norm_has_an_old_name_and_a_new_one(files):

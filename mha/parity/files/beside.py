@@ -1,5 +1,7 @@
 """The arrays beside the weights of two layers, such as T5's table of biases: which belong together, and their rows."""
 
+import numpy as np
+
 from mha.parity.files.one_file import File, Layer
 from mha.parity.same.weight_rows import WeightRow, array_row
 from mha.weights.schemes.table import SCHEMES
@@ -7,13 +9,18 @@ from mha.weights.schemes.table import SCHEMES
 Names = tuple[str, str]  # of an array in A and in B; "" if it is missing
 
 
-def rows_beside(a: File, b: File, first: Layer, second: Layer) -> dict[Names, WeightRow]:
-    """Compare the arrays beside a layer of A and a layer of B, those that both should have; by their whole names."""
+def rows_beside(
+    a: File, b: File, first: Layer, second: Layer, order: np.ndarray | None = None
+) -> dict[Names, WeightRow]:
+    """Compare the arrays beside a layer of A and a layer of B, those that both should have; by their whole names.
+
+    order: that of the heads, as of `array_row`.
+    """
     ours, theirs = a.beside(first), b.beside(second)
     rows = {}
     for names in partners(list(ours), list(theirs), first, second):
         whole = first[1] + names[0] if names[0] else "", second[1] + names[1] if names[1] else ""
-        rows[whole] = array_row(names[0] or names[1], ours.get(names[0]), theirs.get(names[1]))
+        rows[whole] = array_row(names[0] or names[1], ours.get(names[0]), theirs.get(names[1]), order)
     return rows
 
 

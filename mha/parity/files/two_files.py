@@ -17,8 +17,8 @@ from mha.parity.files.files_report import FilesReport
 from mha.parity.files.lending import attempt, both, sayable
 from mha.parity.files.one_file import File, Layer, Name
 from mha.parity.files.pairing import Pair, exchanged, paired
-from mha.parity.same.relations import HEADS, Relation
-from mha.parity.same.weight_rows import WeightRow, same
+from mha.parity.same.relations import HEADS, order_of_heads
+from mha.parity.same.weight_rows import same
 from mha.parity.why.two_layers import LayersReport, compared, shown
 from mha.weights import said
 from mha.weights.projections import parts_said
@@ -79,9 +79,9 @@ def compare_files(
             unsaid |= {(file, name): value for name, value in lacking.items()}
         look = functools.partial(elsewhere, files[0], pair[0], first.config, second.weights)
         report = compared(first, second, look) if all(reports) else compared(first, second, explain=False)
-        rows = rows_beside(*files, *pair)
-        if any(HEADS in row.note for row in report.rows):
-            rows = {names: in_order_of_heads(row, first.config.num_heads) for names, row in rows.items()}
+        moved = any(HEADS in row.note for row in report.rows)
+        order = order_of_heads(first.weights, second.weights, first.config) if moved else None
+        rows = rows_beside(*files, *pair, order)
         reports.append(dataclasses.replace(report, beside=tuple(rows.values())))
         seen |= rows.keys()
         if not report:
@@ -118,13 +118,6 @@ def compare_files(
 
 
 # Pieces of the above
-
-
-def in_order_of_heads(row: WeightRow, heads: int) -> WeightRow:
-    """Say of an array beside weights whose heads are in another order if it has heads, and they are not."""
-    if row.same and any(heads in shape for shape in row.shapes if shape):
-        return dataclasses.replace(row, relation=Relation(f"the same, but the weights have {HEADS}"))
-    return row
 
 
 def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:

@@ -26,7 +26,7 @@ class Relation:
 
     how: the change that makes it out of A's weights, in words; "" = none, it is A's.
     rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
-    kept: whether it has everything that A's weight of this name has.
+    kept: whether it says to its layer everything that A's weight of this name says to A's.
     """
 
     how: str
@@ -185,6 +185,19 @@ def orders(
         whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
         others = "rows in another order" if role == "W_o" else "columns in another order"
         yield HEADS if whole and heads > 1 else others, order
+
+
+def order_of_heads(ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Array | None:
+    """The heads of A's queries as B's kernel has them one after the other, (H,); None if it has them as A's, or others.
+
+    ours, theirs: weights by name; config: A's.
+    """
+    name, H = "W_q.kernel", config.num_heads
+    X, Y = ours[name], theirs[name]
+    for how, change in changes(name, X, Y, config):
+        if HEADS in how and change.order is not None and related(X, Y, change):
+            return change.order.reshape(H, -1)[:, 0] // config.key_dim  # (H, d), then (H,)
+    return None
 
 
 def paired(config: Config, neighbours: bool) -> Array:

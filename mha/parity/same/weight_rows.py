@@ -7,7 +7,7 @@ import numpy as np
 
 from mha import checks
 from mha.config import Config
-from mha.parity.same.relations import Change, Relation, matrix, related, relation
+from mha.parity.same.relations import HEADS, Change, Relation, matrix, related, relation
 from mha.parity.same.rules import error, fraction, largest
 
 Shape = tuple[int, ...]
@@ -75,14 +75,21 @@ def weight_row(
     return WeightRow(name, shapes, dtypes, found, distance(found, ours[name], theirs[name]))
 
 
-def array_row(name: str, ours: np.ndarray | None, theirs: np.ndarray | None) -> WeightRow:
-    """Make the row of an array beside the weights, which may be missing in one of the files, None."""
+def array_row(
+    name: str, ours: np.ndarray | None, theirs: np.ndarray | None, order: np.ndarray | None = None
+) -> WeightRow:
+    """Make the row of an array beside the weights, which may be missing in one of the files, None.
+
+    order: that of A's heads in B's weights, in which an array of all heads has to have them, too; None = the same.
+    """
     given = [X for X in (ours, theirs) if X is not None]
     shapes = (None if ours is None else ours.shape, None if theirs is None else theirs.shape)
     dtypes = (checks.dtype_name(given[0].dtype), checks.dtype_name(given[-1].dtype))
     if ours is None or theirs is None:
         return WeightRow(name, shapes, dtypes, None, np.inf)
     found = array_relation(ours, theirs)
+    if order is not None and len(order) in ours.shape and ours.shape == theirs.shape:
+        found = of_heads(ours, theirs, order) or found
     return WeightRow(name, shapes, dtypes, found, distance(found, ours, theirs))
 
 
@@ -95,7 +102,19 @@ def array_relation(ours: np.ndarray, theirs: np.ndarray) -> Relation | None:
     X, Y = np.atleast_1d(ours), np.atleast_1d(theirs)
     for how, transposed in (("", False), ("transposed", True)):
         if (X.T if transposed else X).shape == Y.shape and (found := related(X, Y, Change(transposed))):
-            return dataclasses.replace(found, how=how)
+            return dataclasses.replace(found, how=how, kept=not how)
+    return None
+
+
+def of_heads(ours: np.ndarray, theirs: np.ndarray, order: np.ndarray) -> Relation | None:
+    """Say of an array of all heads, which the weights have in this order, if it has them so, or as if they were not."""
+    for axis in reversed([axis for axis, size in enumerate(ours.shape) if size == len(order)]):
+        found = array_relation(ours.take(order, axis), theirs)
+        if found is not None and found.kept:
+            return dataclasses.replace(found, how=f"{HEADS}, that of the weights")
+    found = array_relation(ours, theirs)
+    if found is not None and found.kept:
+        return Relation(f"the same, but the weights have {HEADS}", kept=False)
     return None
 
 

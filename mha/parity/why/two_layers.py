@@ -38,7 +38,8 @@ class LayersReport:
 
     Two layers are the same if their outputs are, and the gradients of their inputs, in several calls: their weights may
     be written another way, which `rows` say. In half precision, where a similar layer may have the same outputs, each
-    weight of B has to come from A's in a known way. Arrays beside them are the same as they are.
+    weight of B has to come from A's in a known way. Arrays beside them are the same as they
+    are, or with their heads in the order in which the weights have them.
     """
 
     options: tuple[tuple[str, Any, Any], ...]
@@ -48,8 +49,10 @@ class LayersReport:
 
     def __bool__(self) -> bool:
         exact = self.outputs is not None and "16" not in self.outputs.dtype  # else a similar layer may agree
-        kept = all(row.relation is not None and row.relation.kept for row in self.rows)
-        return self.agree and (exact or kept) and all(row.same for row in self.beside)
+        kept, beside = (
+            all(row.relation is not None and row.relation.kept for row in rows) for rows in (self.rows, self.beside)
+        )
+        return self.agree and (exact or kept) and beside
 
     @property
     def agree(self) -> bool:
