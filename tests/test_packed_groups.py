@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 import mha
+from mha import parity
 from mha.weights.schemes import packing
 
 H = 4
@@ -78,8 +79,37 @@ def test_rows_that_make_no_groups_are_refused(rows):
 
 def test_whether_positions_rotate_is_asked():
     arrays = {"query_key_value.weight": np.ones((96, 32), "float32"), "dense.weight": np.ones((32, 32), "float32")}
-    with pytest.raises(TypeError, match="rotary is not given"):
+    with pytest.raises(TypeError, match="rotary is not given") as error:
         mha.from_native(arrays, num_heads=H)
+    assert OTHERWISE in str(error.value)  # so is how they are packed
+
+
+OTHERWISE = "where it has all queries, then all keys, then all values, as in ChatGLM2"
+
+
+def test_a_packing_that_only_a_configuration_says_is_said_to_be_taken_and_the_other_one_is_read(tmp_path):
+    random = np.random.default_rng(4)
+    wide, d, D = (2 * H, 2), 8, 32  # heads of queries, and of keys
+    pieces = [random.normal(size=(count * d, D)).astype("float32") for count in (wide[0], wide[1], wide[1])]
+    W_o = random.normal(size=(D, wide[0] * d)).astype("float32")
+    names = [f"{PREFIX}{name}_proj.weight" for name in "qkvo"]
+    paths = {name: tmp_path / f"{name}.safetensors" for name in ("apart", "blocks", "renamed")}
+    blocks = np.concatenate(pieces)  # ((H + 2G) * d, D)
+    stored = {
+        "apart": dict(zip(names, [*pieces, W_o], strict=True)),
+        "blocks": {f"{PREFIX}query_key_value.weight": blocks, f"{PREFIX}dense.weight": W_o},
+        "renamed": {f"{PREFIX}qkv_proj.weight": blocks, f"{PREFIX}o_proj.weight": W_o},
+    }
+    for name, arrays in stored.items():
+        safetensors.numpy.save_file(arrays, paths[name])
+    given = {"num_heads": wide[0], "rotary": None}
+    report = parity.compare_files(paths["apart"], paths["blocks"], **given)
+    assert not report
+    assert "B has no config.json: query_key_value is taken to lie group by group" in " ".join(str(report).split())
+    for more in ({"scheme_b": "neox"}, {}):  # somebody says it, or the names are others
+        report = parity.compare_files(paths["apart"], paths["blocks" if more else "renamed"], **given, **more)
+        assert bool(report) == (not more)
+        assert "query_key_value is taken" not in " ".join(str(report).split())
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -66,11 +66,13 @@ class File:
         """A layer as a report calls it: no scheme has its names if somebody said them."""
         return cast(Layer, (OWN, layer[1])) if self.parts else layer
 
-    def remarks(self) -> list[str]:
-        """What a report should say of the names of a file."""
+    def remarks(self, layers: Iterable[Layer]) -> list[str]:
+        """What a report of these layers should say of the names of a file."""
         with self.opened() as source:
             if not isinstance(source, Renamed):
-                return []
+                kinds = dict.fromkeys(layer[0] for layer in layers if self.scheme == "auto" and self.silent(layer))
+                unsure = [one for one in map(schemes.SCHEMES.__getitem__, kinds) if one.unsure]
+                return [f"{self.side.upper()} has no {one.config}: {one.unsure}" for one in unsure]
             names = ", ".join(f"{role}={name}" for role, name in source.parts.names.items())
             found = [f"{self.side.upper()} has names of its own: {names}"]
             if source.guessed:

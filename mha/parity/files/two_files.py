@@ -105,7 +105,7 @@ def compare_files(
         for (file, name), value in unsaid.items()
         if file == "A" and ("B", name) in unsaid and name not in given
     ]
-    notes += [note for file in files for note in file.remarks()]
+    notes += [note for at, file in enumerate(files) for note in file.remarks(pair[at] for pair in pairing.pairs)]
     others = (
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
         files[1].others((second for _, second in pairing.pairs), (name for _, name in seen)),

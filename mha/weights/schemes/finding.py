@@ -150,7 +150,7 @@ def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
             "an mha.Rotary or None",
             f"names of scheme {scheme!r} do not show whether positions rotate queries and keys, and no "
             f"{description.config} is there to say it; pass {turned} as the model's configuration says, or "
-            f"{said.setting(rotary=None)} if it rotates none",
+            f"{said.setting(rotary=None)} if it rotates none" + (description.unsure and f"; {description.unsure}"),
         )
     rotary = options.get("rotary")
     if description.interleaved and isinstance(rotary, Rotary) and not rotary.interleaved:

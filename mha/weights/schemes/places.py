@@ -50,6 +50,7 @@ class Scheme:
     implied: options that its models have unless others are given; an option of norms only if there are norms.
     interleaved: True if the two components of a pair that rotates are neighbours.
     config: the name of the model's configuration file in the same folder; "" = none.
+    unsure: how arrays of these names lie here, and in which models otherwise, where only that file says it; "" = so.
     """
 
     about: str
@@ -68,6 +69,7 @@ class Scheme:
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: bool = False
     config: str = ""
+    unsure: str = ""
 
     @property
     def kernels(self) -> dict[str, None]:

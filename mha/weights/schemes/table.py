@@ -155,6 +155,9 @@ SCHEMES: dict[SchemeName, Scheme] = {
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,
+        unsure="query_key_value is taken to lie group by group, as in GPT-NeoX, BLOOM, Falcon and the first ChatGLM; "
+        "where it has all queries, then all keys, then all values, as in ChatGLM2 and GLM-4, rename it to qkv_proj and "
+        "dense to o_proj, for scheme='phi3'",
     ),
     "megatron": Scheme(
         "Megatron Core, NeMo",
