@@ -39,7 +39,8 @@ GROUPS = {
     }),
     "what own layers are called with": ("mha/parity/whole/calls/own_layers.py", "audit_own_layers", {
         "arguments that are not read are passed over": (r"if not is_default\(X, default\):", "if False:"),
-        "what a class adds is forgotten": (r"given = joined\(type\(module\)\.__name__, given, base\)", "pass"),
+        "what a class adds is forgotten": (r"given = with_added\(name, given, base\)", "pass"),
+        "a class is its base, whatever runs": (r"elif kind is not None and not taught:", "elif False:"),
         "another mask counts": (r"and arrays and X is not base\[key\]:", "and False:"),
         "a cache is read after the call": (r"return cache\.to\(\"numpy\"\)", "return cache"),
     }),
@@ -130,13 +131,17 @@ GROUPS = {
             r'prefix\.removeprefix\(f"\{self\.inside\}\."\) if self\.inside else prefix', "prefix"),
     }),
     "names of one's own": ("mha/weights/projections.py", "audit_like audit_taught", {
-        "kernels are taken as (in, out)": (r'X\.T if way == "io" else X', 'X if way == "io" else X.T'),
         "sizes do not show how kernels lie": (r"shown\[role\] or said_way or kernel\.way", "said_way or kernel.way"),
-        "a class of one's own lies as PyTorch's": (r'return "oi" if known else ""', 'return "oi"'),
         "what nothing shows is taken as (out, in)": (r"if unsure and whose:", "if False:"),
         "keys and values in one are keys": (r"return \(at, 3\) if self\.packed else \(at - 1, 2\)", "return (at, 3)"),
-        "sizes that differ pass": (r"if self\.X\.shape not in \(expected, expected\[::-1\]\):", "if False:"),
         "a bias that is missing is none": (r"elif any\(biases\.values\(\)\):", "elif False:"),
+    }),
+    "how kernels lie": ("mha/weights/kernels.py", "audit_like audit_taught", {
+        "kernels are taken as (in, out)": (r'X\.T if way == "io" else X', 'X if way == "io" else X.T'),
+        "a class of one's own lies as PyTorch's": (r'return "oi" if any\(.*\) else ""', 'return "oi"'),
+        "sizes that differ pass": (r"if self\.X\.shape not in \(expected, expected\[::-1\]\):", "if False:"),
+        "a convolution takes (B, tokens, features)": (r"(X\.shape\[:2\]\)), True", r"\1, False"),
+        "a convolution over several tokens is over one": (r"    if convolves:\n", "    if False:\n"),
     }),
     "which layer is which": ("mha/parity/whole/layers", "audit_like audit_taught", {
         "what has no order is paired by order": (r"if not \(is_sequence.*:", "if False:"),

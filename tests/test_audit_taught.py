@@ -211,6 +211,43 @@ def test_norms_in_a_layer_are_taught_or_named(kind):
         assert parity.audit(model, X, layers={"0": lesson})
 
 
+class Convolved(torch.nn.Module):
+    """Attention over (B, D, T), or (B, D, h, w), whose projections are convolutions; window: over so many tokens."""
+
+    def __init__(self, axes, packed, window=1, grown=1.0):
+        super().__init__()
+        made = torch.nn.Conv1d if axes == 1 else torch.nn.Conv2d
+        names = {"qkv": 36, "out": 12} if packed else {"q": 12, "k": 12, "v": 12, "out": 12}
+        for name, size in names.items():
+            self.add_module(name, made(12, size, window, padding=window // 2))
+        self.grown = grown
+
+    def forward(self, X):
+        found = [part(X) for name, part in self.named_children() if name != "out"]
+        q, k, v = found if len(found) == 3 else found[0].chunk(3, 1)
+        q, k, v = (Z.flatten(2).unflatten(1, (3, 4)).swapaxes(2, 3) for Z in (q, k, v))  # (B, H, T, d)
+        merged = torch.nn.functional.scaled_dot_product_attention(self.grown * q, k, v)
+        return self.out(merged.swapaxes(2, 3).reshape(X.shape))  # (B, D, T), or (B, D, h, w)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_projections_that_are_convolutions_over_one_token_are_taught(axes, packed):
+    torch.manual_seed(1)
+    X = torch.randn(2, 12, *(5, 3)[:axes])
+    names = dict.fromkeys(("W_q", "W_k", "W_v"), "qkv") if packed else {"W_q": "q", "W_k": "k", "W_v": "v"}
+    layers = {"0": {**names, "W_o": "out", "num_heads": 3}}
+    report = parity.audit(torch.nn.Sequential(Convolved(axes, packed)), X, layers=layers)
+    assert verdicts(report) == {"0": "same"}
+    assert report.layers[0].note == ""  # how the kernels lie is known
+    report = parity.audit(torch.nn.Sequential(Convolved(axes, packed, grown=2.0)), X, layers=layers)
+    assert verdicts(report) == {"0": "differs"}
+    assert "why: no scale" in str(report)
+    assert report.mended.wrong == ()  # what it should give goes on in its own axes
+    with pytest.raises(ValueError, match="it is of a convolution over several tokens"):
+        parity.audit(torch.nn.Sequential(Convolved(axes, packed, 3)), X, layers=layers)
+
+
 def test_a_function_of_the_module_teaches_a_layer():
     def layer(module):
         arrays = {f"{name}.weight": getattr(module, name).weight for name in NAMES.values()}

@@ -63,6 +63,23 @@ def test_names_of_both_files_and_how_kernels_lie(a, tmp_path):
     assert "all 2 layers are the same" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("weight", (0, 1, None)), ("weight", (0, 1, None, None)), ("weight", (0, None, 1)), ("kernel", (None, 0, 1))],
+    ids=["PyTorch", "of pictures", "MLX", "Keras"],
+)
+def test_kernels_of_convolutions_over_one_token_have_no_window(a, tmp_path, kind, shape):
+    layers = {}
+    for at in (0, 1):
+        layers[f"blocks.{at}.attn"] = own = outward(drawn(at)) if kind == "weight" else drawn(at)
+        for name, X in own.items():
+            own[name] = X.reshape([1 if axis is None else X.shape[axis] for axis in shape]) if X.ndim == 2 else X
+    b = file(tmp_path / "b", layers)
+    assert parity.compare_files(a, b, names=NAMES, num_heads=H)
+    own["to_v.bias"] += 1
+    assert not parity.compare_files(a, file(tmp_path / "c", layers), names=NAMES, num_heads=H)
+
+
 @pytest.mark.parametrize("change", ["transposed", "a bias less", "swapped"])
 def test_layers_that_differ(a, tmp_path, change):
     layers = {f"blocks.{at}.attn": outward(drawn(at)) for at in (0, 1)}

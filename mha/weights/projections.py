@@ -13,6 +13,7 @@ import numpy as np
 from mha import checks, dispatch
 from mha.names import SchemeName
 from mha.weights import said, schemes
+from mha.weights.kernels import Kernel, without_window
 from mha.weights.native.named import to_numpy
 
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
@@ -22,10 +23,6 @@ SAID = (*ROLES, *NORMS, "axes")  # what may be said of a layer: names, and how i
 KERNELS = ("weight", "kernel", "w", "vars.0", "")  # what frameworks call the kernel of a module; "" = the module itself
 BIASES = ("bias", "b", "vars.1")
 SCALES = ("weight", "scale", "gamma", "vars.0", "")
-INWARD = ("kernel", "w", "vars.0")  # kernels of this name are (in, out)
-TRANSPOSED = ("Conv1D",)  # modules of PyTorch whose weight is (in, out)
-LINEAR = ("Linear", "Dense")  # classes whose weight is (out, in), where they are of these packages:
-PACKAGES = ("torch", "mlx", "mxnet", "mha")  # mha: of a record, which has the names of classes alone
 OUTWARD = ("torch", "mlx", "mxnet")  # frameworks whose arrays called weight are (out, in), and what their files say
 OUTWARD_FORMATS = ("pt", "mlx")
 # The names of scheme "llama", and of "phi3" where queries, keys and values are packed, which take their place.
@@ -96,7 +93,8 @@ class Taken:
     """The arrays of a layer by the names of a scheme, kernels (out, in), biases that are missing 0.
 
     scheme: this one; biased: by role, whether a projection has a bias; unsure: those
-    whose class does not show how the kernel lies; guessed: the arrays of NumPy that lie as their name alone says.
+    whose class does not show how the kernel lies; guessed: the arrays of NumPy that lie as their name alone says;
+    convolved: the names of the projections that are convolutions over one token, and take (B, features, tokens).
     """
 
     scheme: SchemeName
@@ -104,6 +102,7 @@ class Taken:
     biased: Mapping[str, bool]
     unsure: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
+    convolved: tuple[str, ...] = ()
 
 
 def numbered(text: str, path: str) -> str:
@@ -125,12 +124,12 @@ def named(own: str, kinds: Sequence[str], arrays: Collection[str]) -> str | None
 def lacking(path: str, parts: Parts, arrays: Collection[str]) -> list[str]:
     """The names of the projections that have no kernel in a layer at this path."""
     every = dict.fromkeys(parts.names[role] for role in ROLES if role in parts.names)
-    return [name for name in every if named(joined(path, name), KERNELS, arrays) is None]
+    return [name for name in every if named(path_below(path, name), KERNELS, arrays) is None]
 
 
 def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
     """The paths at which there is a kernel of one of these names at least."""
-    ends = [joined(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
+    ends = [path_below(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
     found = {
         name.removesuffix(end).rstrip("."): None
         for end in ends for name in arrays if name == end or name.endswith(f".{end}")
@@ -143,65 +142,15 @@ def prefixes(parts: Parts, arrays: Collection[str]) -> list[str]:
     return [path for path in beginnings(parts, arrays) if not lacking(path, parts, arrays)]
 
 
-def joined(path: str, name: str) -> str:
+def path_below(path: str, name: str) -> str:
     """The path of what is below another path; either may be ""."""
     return f"{path}.{name}" if path and name else path or name
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """The kernel of a projection as it is stored: its name, its array, and the module that has it, None = none.
-
-    outward: whether it is of a framework whose arrays of the name weight are (out, in).
-    """
-
-    name: str
-    X: np.ndarray
-    module: Any
-    outward: bool
-
-    @property
-    def way(self) -> str:
-        """How it lies by its axes, its name or its class: "io", "oi", or "" if these do not show it."""
-        if self.X.ndim == 3 or self.name.endswith(INWARD):
-            return "io"  # (in, H, d), (H, d, out) or (in, out)
-        if self.module is not None:
-            kinds = type(self.module).__mro__
-            if any(one.__name__ in TRANSPOSED for one in kinds):
-                return "io"
-            known = any(one.__name__ in LINEAR and one.__module__.partition(".")[0] in PACKAGES for one in kinds)
-            return "oi" if known else ""
-        return "oi" if self.name.endswith("weight") else ""
-
-    @property
-    def guessed(self) -> bool:
-        """Whether a name alone says how it lies, though other frameworks use the name otherwise."""
-        return self.module is None and self.way == "oi" and not self.outward
-
-    def by_size(self, expected: tuple[int, int] | None, whose: str) -> str:
-        """How it lies by the sizes (out, in); "" if these are equal. Raises ValueError if it has others."""
-        if expected is None or self.X.ndim != 2:
-            return ""
-        if self.X.shape not in (expected, expected[::-1]):
-            turned = f" or {expected[::-1]}" if expected[0] != expected[1] else ""
-            raise ValueError(
-                f"{self.name} of {whose} has shape {self.X.shape}, expected {expected}{turned} for that of the model"
-            )
-        return "" if expected[0] == expected[1] else "oi" if self.X.shape == expected else "io"
-
-    def out_first(self, role: str, way: str) -> np.ndarray:
-        """The kernel as (out, in)."""
-        X = self.X
-        if X.ndim == 3:
-            X = X.reshape(-1, X.shape[2]) if role == "W_o" else X.reshape(len(X), -1)  # (in, out)
-            return X.T  # (out, in)
-        return X.T if way == "io" else X  # (out, in)
 
 
 def modules_of(path: str, parts: Parts) -> dict[str, str]:
     """The paths of the modules of a layer, by the first role of each."""
     names = PACKED if parts.packed else APART
-    own = {role: joined(path, parts.names[role]) for role in names if role in parts.names}
+    own = {role: path_below(path, parts.names[role]) for role in names if role in parts.names}
     own.pop("W_v" if parts.halved else "", None)  # both are in that of W_k
     return own
 
@@ -213,7 +162,7 @@ def biases_of(arrays: Collection[str], path: str, parts: Parts) -> dict[str, str
 
 def names_of(arrays: Collection[str], path: str, parts: Parts) -> list[str]:
     """The names of the arrays of a layer."""
-    own = {role: joined(path, name) for role, name in parts.names.items()}
+    own = {role: path_below(path, name) for role, name in parts.names.items()}
     kinds = {role: SCALES if role in NORMS else KERNELS for role in own}
     every = [named(own[role], kinds[role], arrays) for role in own]
     every += [named(module, BIASES, arrays) for role, module in own.items() if role in ROLES]
@@ -236,7 +185,8 @@ def take(
     whose sizes show how kernels lie; turned: whether kernels of which nothing shows it are (in, out); whose: whose
     arrays these are, in words, "" = the model's own; formats: as of `schemes.recognise`.
 
-    Raises ValueError if the sizes are others than those of `beside`, or if nothing shows how its kernels lie.
+    Raises ValueError if the sizes are others than those of `beside`, if nothing shows how its kernels lie, or if one is
+    of a convolution over several tokens.
     """
     names = PACKED if parts.packed else APART
     kernels = {}
@@ -244,7 +194,8 @@ def take(
         name = named(module, KERNELS, arrays) or module
         outward = dispatch.backend_of(arrays[name]) in OUTWARD
         outward |= formats(name) in OUTWARD_FORMATS
-        kernels[role] = Kernel(name, to_numpy(name, arrays[name]), modules.get(module), outward)
+        X, features_first = without_window(name, to_numpy(name, arrays[name]), modules.get(module))
+        kernels[role] = Kernel(name, X, modules.get(module), outward, features_first)
     sizes = {} if beside is None else sizes_of(beside, parts)
     shown = {role: kernel.by_size(sizes.get(role), whose) for role, kernel in kernels.items()}
     common = set(filter(None, shown.values()))
@@ -272,7 +223,7 @@ def take(
             found[f"k_proj.{kind}"], found[f"v_proj.{kind}"] = np.split(both, 2)  # (G*d, ...)
     for role in NORMS:
         if role in parts.names:
-            scale = named(joined(path, parts.names[role]), SCALES, arrays)
+            scale = named(path_below(path, parts.names[role]), SCALES, arrays)
             if scale is None:
                 raise ValueError(
                     f"{role}={parts.names[role]!r} has no weight at {path or 'the top'} of {whose or 'the model'}"
@@ -280,7 +231,8 @@ def take(
             found[f"{role}.weight"] = to_numpy(scale, arrays[scale])
     biased = {role: bias is not None for role, bias in biases.items()}
     guessed = tuple(one.name for role, one in kernels.items() if one.guessed and not (shown[role] or said_way))
-    return Taken("phi3" if parts.packed else "llama", found, biased, unsure, guessed)
+    convolved = tuple(parts.names[role] for role, one in kernels.items() if one.convolved)
+    return Taken("phi3" if parts.packed else "llama", found, biased, unsure, guessed, convolved)
 
 
 def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:

@@ -10,12 +10,13 @@ Names = tuple[str, str]  # of an array in A and in B; "" if it is missing
 
 
 def rows_beside(
-    a: File, b: File, first: Layer, second: Layer, order: np.ndarray | None = None
+    files: tuple[File, File], layers: tuple[Layer, Layer], order: np.ndarray | None
 ) -> dict[Names, WeightRow]:
     """Compare the arrays beside a layer of A and a layer of B, those that both should have; by their whole names.
 
     order: that of the heads, as of `array_row`.
     """
+    (a, b), (first, second) = files, layers
     ours, theirs = a.beside(first), b.beside(second)
     rows = {}
     for names in partners(list(ours), list(theirs), first, second):

@@ -74,7 +74,7 @@ def renamed(source: Source, parts: Parts) -> Source:
         for name in held[path]:
             entries.pop(name, None)
         for own, X in found.arrays.items():
-            name = projections.joined(path, own)
+            name = projections.path_below(path, own)
             entries[name], places[name] = Entry(str(X.dtype), X.shape), (path, own)
     # A configuration beside it says nothing of layers that no scheme has.
     nowhere = source.path.with_name(f"{source.path.name} with names of its own") / source.path.name

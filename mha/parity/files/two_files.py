@@ -81,7 +81,7 @@ def compare_files(
         report = compared(first, second, look) if all(reports) else compared(first, second, explain=False)
         moved = any(HEADS in row.note for row in report.rows)
         order = order_of_heads(first.weights, second.weights, first.config) if moved else None
-        rows = rows_beside(*files, *pair, order)
+        rows = rows_beside(files, pair, order)
         reports.append(dataclasses.replace(report, beside=tuple(rows.values())))
         seen |= rows.keys()
         if not report:

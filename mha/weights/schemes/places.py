@@ -18,7 +18,8 @@ class Place:
     """The array that holds a canonical weight.
 
     name: of the array, after the layer's prefix.
-    axes: "io", "oi", "iHd" or "Hdo" for a kernel; "o" or "Hd" for a bias; "d" for the weight of a norm; "H" for sinks.
+    axes: "io", "oi", "iHd" or "Hdo" for a kernel, "oi1" for that of a convolution over one token; "o" or "Hd" for a
+        bias; "d" for the weight of a norm; "H" for sinks.
     part: None, or (i, n): the weight is part i of n that are packed along the outputs.
     by: how they are packed: "all" = one after another; "group" = group by group: query heads of a group, its head of
         keys, its head of values; "head" = head by head: queries of a head, then its gate.

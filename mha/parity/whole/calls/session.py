@@ -88,7 +88,7 @@ class Session:
                 X = self.numpy(first_array((*args, *kwargs.values())))
                 for role in roles:
                     if role in INPUT_OF and X is not None:
-                        tap.inputs[INPUT_OF[role]] = X
+                        tap.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
 
     def leave(self, path: str, output: Any) -> Any:
         """Take what a projection made of it; at the last one, the call of the layer is complete."""
@@ -109,7 +109,7 @@ class Session:
                 instead = self.whole(tap, path, output)
                 continue
             for role in roles:
-                tap.outputs[role] = self.numpy(output)
+                tap.outputs[role] = layer.tokens_first(role, self.numpy(output))
             if "W_o" in roles:
                 instead = self.complete(self.open.pop(layer.path), output)
         if len(self.stack) <= self.began:
@@ -197,6 +197,8 @@ class Session:
             history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
         self.same = None
         instead = self.judged(tap)
+        if instead is not None and layer.places["W_o"].axes == "oi1":
+            instead = instead.swapaxes(1, 2)  # (B, D, T)
         return None if instead is None else self.taps.alike(instead, output)
 
     def judged(self, tap: Tap) -> np.ndarray | None:

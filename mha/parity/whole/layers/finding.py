@@ -13,7 +13,7 @@ from mha.parity.whole.layers.remarks import guesses, without_biases
 from mha.parity.whole.layers.taught import called, lesson_of, of_like_alone, options_of, parts_of
 from mha.parity.whole.layers.truth import Layer, Truth, fits, natural, paired
 from mha.weights import models, schemes
-from mha.weights.projections import ROLES, Parts, Taken, joined, lacking, take
+from mha.weights.projections import ROLES, Parts, Taken, lacking, path_below, take
 from mha.weights.schemes.table import Place
 
 PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
@@ -137,7 +137,7 @@ class Finder:
     def absent(self, path: str, parts: Parts) -> list[str]:
         """The names of the projections that are no modules with a kernel below a path."""
         lost = lacking(path, parts, self.arrays)
-        return [name for role, name in parts.names.items() if name in lost or joined(path, name) not in self.modules]
+        return [name for name in parts.names.values() if name in lost or path_below(path, name) not in self.modules]
 
     def recognised(self, path: str, layer: Layer, partner: Partner | None) -> Known:
         """Describe a layer that is known by the names of its modules."""
@@ -193,16 +193,20 @@ class Finder:
                 role = next(role for role, name in parts.names.items() if name == lost[0])
                 below = [name.removeprefix(f"{path}.") for name in self.modules if within(name, path)]
                 raise ValueError(
-                    f"layers says {role}={lost[0]!r}, but {joined(path, lost[0])} is no module with a weight or a "
+                    f"layers says {role}={lost[0]!r}, but {path_below(path, lost[0])} is no module with a weight or a "
                     f"kernel; below {path} are {some(below) or 'none'}"
                 )
             taking = functools.partial(take, self.arrays, path, parts, self.modules)
-            mine = taking()
+            try:
+                mine = taking()
+            except ValueError as error:
+                return dataclasses.replace(one, reason=str(error))
             layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True, mine)
             own = layer
             options = {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
-            places = {role: Place(f"{path}.{name}", "oi", parts.part(role)) for role, name in roles.items()}
+            axes = {name: "oi" + "1" * (name in mine.convolved) for name in roles.values()}
+            places = {role: Place(f"{path}.{name}", axes[name], parts.part(role)) for role, name in roles.items()}
         if not self.truth.own:
             found = partner(path, None if mine is None or mine.unsure else mine)
             truth, own = found if found is not None else (self.truth, None)
@@ -214,7 +218,7 @@ class Finder:
             return known
         other = NamedTruth(self.truth, functools.partial(taking, turned=True), True, mine)
         other.kept = {}  # of the same names
-        names = f"{', '.join(mine.unsure)} of {type(self.modules[joined(path, mine.unsure[0])]).__name__}"
+        names = f"{', '.join(mine.unsure)} of {type(self.modules[path_below(path, mine.unsure[0])]).__name__}"
         turned = self.completed(one, layer, other, own, options, attends, places)
         said = "are taken as {}, as they are used: whether that is right is not seen without like="
         known, turned = (

@@ -65,6 +65,12 @@ class Known:
             found.setdefault(place.name, []).append(role)
         return found
 
+    def tokens_first(self, role: str, X: np.ndarray) -> np.ndarray:
+        """What enters or leaves a projection as (B, T, any); a convolution has it as (B, any, T) or (B, any, h, w)."""
+        if self.places[role].axes != "oi1" or X.ndim < 3:
+            return X
+        return X.reshape(*X.shape[:2], -1).swapaxes(1, 2)  # (B, T, any)
+
     def part(self, role: str, output: np.ndarray, config: Config) -> np.ndarray:
         """Take what a projection computes, (B, T, any), from the output of its module."""
         place, (B, T) = self.places[role], output.shape[:2]
