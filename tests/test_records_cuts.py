@@ -169,9 +169,10 @@ def test_a_mistake_behind_other_cuts_is_named(cuts, mistake):
         assert (report.first.path, report.first.what) in PLACES[mistake], report
 
 
+@pytest.mark.parametrize("cuts", ["order", "order bias", "order bias scale"])
 @pytest.mark.parametrize("mistake", ["mask", "kernel"])
-def test_a_mistake_of_the_first_layer_is_named_behind_heads_in_another_order(mistake):
-    report = parity.compare_records(recorded(), recorded("order", mistake, 0))
+def test_a_mistake_of_the_first_layer_is_named_behind_heads_in_another_order(mistake, cuts):
+    report = parity.compare_records(recorded(), recorded(cuts, mistake, 0))
     path, what = next(iter(PLACES[mistake]))
     assert (report.first.path, report.first.what) == (path.replace("1", "0"), what), report
 

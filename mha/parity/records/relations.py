@@ -11,6 +11,8 @@ from mha.parity.records.pairs import Pair
 RelationName = Literal["", "order", "number", "column", "norm", "sum"]
 APART = 0.05  # arrays that differ by less, of their size, are in no relation: rounding would make one
 LEFT = 0.01  # of the difference, what a relation may leave
+WIDEST = 4096  # columns, of which as many pairs are looked at
+MOST = 64  # rows that show which column is which
 FEWEST = 8  # rows, and as many numbers for each, that show a relation
 TURNS = 4.0  # times its range, the values of a function may go up and down
 
@@ -18,9 +20,9 @@ TURNS = 4.0  # times its range, the values of a function may go up and down
 def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
     """The relation of B's numbers to A's, or of A's to B's; "" if none is found.
 
-    "order": the same numbers of a row in another order, as of heads; "number": one is a function of the other, number
-    by number, as by an activation or a factor; "column": likewise in each column, but linear, as by a bias; "norm": the
-    same of rows that are normed; "sum": one is the other and an earlier array, as by a residual.
+    "order": the same numbers of a row in another order, as of heads, also with a bias; "number": one is a function of
+    the other, number by number, as by an activation or a factor; "column": likewise in each column, but linear, as by a
+    bias; "norm": the same of rows that are normed; "sum": one is the other and an earlier array, as by a residual.
     """
     A, B = pair.a.astype(np.float64), pair.b.astype(np.float64)
     gap = rms(B - A)
@@ -33,6 +35,8 @@ def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
         return "number"
     if min(beside(A, B), beside(B, A)) <= left:
         return "column"
+    if (order := order_of(A, B)) is not None and beside(A[:, order], B) <= left:
+        return "order"
     if any(beside(of(X), Y) <= left for X, Y in ((A, B), (B, A)) for of in (centred, scaled)):
         return "norm"
     arrays = [X for one in sources for X in (one.a, one.b) if X.size == A.size]
@@ -56,6 +60,15 @@ def beside(X: np.ndarray, Y: np.ndarray) -> float:
     squares = (x * x).sum(0)
     factors = np.divide((x * y).sum(0), squares, out=np.zeros_like(squares), where=squares > 0)
     return rms(y - factors * x)
+
+
+def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
+    """The order of the columns of X in which each rises and falls as that of Y; None if there is none."""
+    if X.shape[1] > WIDEST:
+        return None
+    x, y = (centred(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)
+    order = np.abs(x @ y.T).argmax(0)  # (columns,)
+    return order if len(np.unique(order)) == len(order) else None
 
 
 def centred(X: np.ndarray) -> np.ndarray:
