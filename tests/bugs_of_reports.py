@@ -9,7 +9,7 @@ GROUPS = {
         "one call tells all": (r"\*\(further_calls\(.*\) if further else \(\)\)", ""),
         "no temperature grows": (r", \*floors\]", "]"),
         "heads are repeated one after the other": (r"np\.repeat\(heads, more, 0\)", "np.tile(heads, (more, 1))"),
-        "a table of biases needs no order of heads": (r"heads in shape", "False"),
+        "a table of biases needs no order of heads": (r"len\(order\) in ours\.shape", "False"),
         "a cache fits any way of writing": (r'CACHED = \("W_k".*\)', "CACHED = ()"),
     }),
     "steps that are written another way": ("mha/parity/described mha/parity/why", "rewritten_steps", {
