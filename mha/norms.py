@@ -8,6 +8,7 @@ from mha.names import NormName, OverName
 
 NORMS: tuple[NormName, ...] = get_args(NormName)
 OVER: tuple[OverName, ...] = get_args(OverName)
+SHIFTS = "add a shift, which no layer of mha does"  # of norms that have a bias
 
 
 @dataclasses.dataclass(frozen=True)

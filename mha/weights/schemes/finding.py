@@ -6,6 +6,7 @@ from typing import Any
 
 from mha import checks
 from mha.names import SchemeChoice, SchemeName
+from mha.norms import SHIFTS
 from mha.positions import Rotary
 from mha.weights import said
 from mha.weights.schemes import unread
@@ -117,7 +118,7 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
         norms = [place.name.removesuffix("weight") for weight, place in description.every if weight.endswith(".scale")]
         shifts = all(name in [f"{prefix}{norm}bias" for norm in norms] for name in foreign)
         why = (
-            "the norms add a shift, which no layer of mha does; leave these arrays out if they are 0"
+            f"the norms {SHIFTS}; leave these arrays out if they are 0"
             if shifts
             else "it computes something else, or the prefix is too short"
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha.config import Config
+from mha.norms import SHIFTS
 from mha.parity.whole.layers.truth import Found
 from mha.weights import models, native
 from mha.weights.schemes.axes import unpack
@@ -121,8 +122,8 @@ def norms_unread(arrays: Mapping[str, Any], path: str, lesson: Mapping[str, Any]
         own = f"{path}.{lesson.get(role, role)}"
         if f"{own}.bias" in arrays:
             return (
-                f"it has {own}.bias: its norms of queries and keys add a shift, which no layer of mha does; leave it "
-                f"out with layers={{{path!r}: None}}"
+                f"it has {own}.bias: its norms of queries and keys {SHIFTS}; leave it out with "
+                f"layers={{{path!r}: None}}"
             )
         if not {"scheme", role} & lesson.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
             return (
