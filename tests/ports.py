@@ -11,6 +11,8 @@ class Port:
         self.H, self.G = self.config.num_heads, self.config.num_key_value_heads
         self.d = self.config.key_dim
 
+    tempered = ("q",)  # roles
+
     def __call__(self, queries, keys, values, valid_lens=None, mask=None, causal=False, offset=0, score_bias=None,
                  head_gates=None, positions=None, key_positions=None, segments=None, key_segments=None):  # fmt: skip
         """The output (B, Q, D) and attention weights (B, H, Q, K)."""
@@ -62,7 +64,8 @@ class Port:
             X = self.norm(role, self.turn(role, X, places))
         else:
             X = self.turn(role, self.norm(role, X), places)
-        return X if role == "k" or self.config.temperature is None else self.temper(X, places)
+        tempered = role in self.tempered and self.config.temperature is not None
+        return self.temper(X, places) if tempered else X
 
     def temper(self, X, places):
         factors = [[self.factor(place) for place in row] for row in places.tolist()]

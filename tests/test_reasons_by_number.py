@@ -159,10 +159,13 @@ def test_a_bias_that_is_left_out_is_named(name):
     assert reasons(layer, CALLS["lengths"], without) == ((f"W_{name}.bias is dropped",),)
 
 
-def test_an_inverted_temperature_is_named():
+def test_a_temperature_that_is_inverted_or_of_keys_is_named():
     layer = made(temperature=mha.Temperature(0.5, 3))
     inverse = reasons(layer, CALLS["causal"], factor=lambda self, place: 1 / Port.factor(self, place))
     assert inverse == (("the temperature is inverted",),)
+    for roles in (("k",), ("q", "k")):
+        of_keys = reasons(layer, CALLS["causal"], tempered=roles)
+        assert of_keys == (("the temperature is that of keys",),)
 
 
 @pytest.mark.parametrize("blank", [False, True])

@@ -365,6 +365,8 @@ add("the temperature has the other shift", tempered, option(temperature=mha.Temp
 add("the temperature goes by rows", tempered,
     port(temper=lambda self, X, places: Port.temper(self, X, np.arange(places.shape[1])[None])))  # fmt: skip
 add("the temperature is inverted", tempered, port(factor=lambda self, place: 1 / Port.factor(self, place)))
+add("the temperature is that of keys", tempered, **{
+    "not of queries": port(tempered=("k",)), "of queries, too": port(tempered=("q", "k"))})  # fmt: skip
 add("the temperature grows at every position", tempered, option(temperature=mha.Temperature(0.4, 1)))
 shares = 1.0, 0.3 / 50 ** (-1 / 3), 0.02 / 50 ** (-2 / 3)
 swapped = [50 ** (-i / 3) * (max(shares) + min(shares) - share) for i, share in enumerate(shares)]

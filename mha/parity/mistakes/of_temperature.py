@@ -1,6 +1,7 @@
 """Known mistakes with the temperature: the factor of queries that grows with their positions."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 
@@ -39,6 +40,11 @@ def inverted(plan: Plan) -> Plan | None:
     return None if plan.temperature is None else replace(plan, factors=lambda X: 1 / X)
 
 
+def of_keys(roles: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Multiply keys by the factors of their positions, and queries or not."""
+    return None if plan.temperature is None else replace(plan, tempered=roles)
+
+
 OF_TEMPERATURE = (
     Mistake("the temperature is forgotten", "queries are not multiplied by the factor of their position", ("q",),
             one(forgotten)),
@@ -50,4 +56,6 @@ OF_TEMPERATURE = (
             one(undivided)),
     Mistake("the temperature is inverted", "queries are divided by the factor of their position", ("q",),
             one(inverted)),
+    Mistake("the temperature is that of keys", "keys are multiplied by the factor of their position", ("q", "k"),
+            {"not of queries": partial(of_keys, ("k",)), "of queries, too": partial(of_keys, ("q", "k"))}),
 )  # fmt: skip

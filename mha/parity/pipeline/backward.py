@@ -248,8 +248,8 @@ class Backward:
         """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
         plan, name = self.plan, ROLES[role]
         found: Steps = {}
-        if plan.temperature is not None and role == "q":
-            by_heads = tempered(plan, by_heads)
+        if plan.temperature is not None and role in plan.tempered:
+            by_heads = tempered(plan, role, by_heads)
         own = plan.norms.get(role)
         if own and own.after:
             by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)

@@ -103,14 +103,21 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
         changes[f"rotate_{role}"] = lambda X: plan.rounded(turned(plan, role, X))
     for name in reversed(changes) if own and own.after else changes:
         steps[name] = X = changes[name](X)
+    if plan.temperature is not None and role in plan.tempered:
+        X = plan.rounded(tempered(plan, role, X))
     if plan.temperature is not None and role == "q":
-        steps["tempered_q"] = X = plan.rounded(tempered(plan, X))
+        steps["tempered_q"] = X
     return steps, X
 
 
-def tempered(plan: Plan, X: Array) -> Array:
-    """Multiply queries, or gradients by them, by a factor that grows with their positions."""
-    numbers, scale, floor = plan.offsets + np.arange(X.shape[2]), plan.temperature.scale, plan.temperature.floor
+def places_of(plan: Plan, role: str, T: int) -> Array:
+    """The positions of queries, or of as many of the last keys, (B or 1, T)."""
+    return plan.offsets + np.arange(T) if role == "q" else plan.key_places[:, 0, 0, -T:]
+
+
+def tempered(plan: Plan, role: str, X: Array) -> Array:
+    """Multiply queries, or gradients by them, by a factor that grows with their positions; or keys, by mistake."""
+    numbers, scale, floor = places_of(plan, role, X.shape[2]), plan.temperature.scale, plan.temperature.floor
     if plan.tempered_places is not None:
         numbers = plan.tempered_places(plan, numbers)
     places = np.maximum(plan.of_samples(numbers), 0) + plan.temperature.shift  # (B or 1, Q)
@@ -120,9 +127,7 @@ def tempered(plan: Plan, X: Array) -> Array:
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
     """Turn queries or keys by their positions."""
-    places = (
-        plan.offsets + np.arange(X.shape[2]) if role == "q" else plan.key_places[:, 0, 0, -X.shape[2] :]
-    )  # (B or 1, T)
+    places = places_of(plan, role, X.shape[2])
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)
     if role not in plan.magnified:

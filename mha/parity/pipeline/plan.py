@@ -58,7 +58,7 @@ class Plan:
     the role and the right positions to those of the rotation; norms: by role, the norm of its heads, an `mha.Norm`;
     magnitude: of the rotation, and magnified: the roles that it is applied to; temperature: of the layer, and
     tempered_places: None, or a function from the plan and the right positions of queries to those that it goes by;
-    factors: applied to its factors;
+    factors: applied to its factors; tempered: the roles that these are applied to;
     opened: from projections of queries for the output gate, (B, H, T, dv or 1), to gates, None = there is none; closed:
     from (B, T, any) to gates of the output, None = there is none.
     split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
@@ -107,6 +107,7 @@ class Plan:
     hiding: dict[str, Callable[..., Array]]
     rotary_offsets: Any = None
     tempered_places: Any = None
+    tempered: tuple[str, ...] = ("q",)
     factors: Callable[[Array], Array] = as_it_is
     magnified: tuple[str, ...] = ("q", "k")
     root: Callable[[Array, float], Array] = root
