@@ -112,7 +112,7 @@ GROUPS = {
             r'"keys" if asked\.sizes\.slots is None else "slots"', '"keys"'),
         "slots of as many as heads are either way": (r'layout or \("\(B, H, T, d\)" if .* else None\)', "layout"),
         "the pipeline forgets the slots": (r"return X if kept is None else", "return X if True else"),
-        "the pipeline turns tokens by the positions of slots": (r"0, 0, -X\.shape\[2\] :\]", "0, 0, : X.shape[2]]"),
+        "the pipeline turns tokens by the positions of slots": (r"0, 0, -T:\]", "0, 0, :T]"),
         "the pipeline takes the slots of other samples": (r"self\.of_samples\(kept\)", "kept[: len(X)]"),
         "positions of slots have a dtype to note": (r"name == PLACED or checks", "checks"),
     }),
