@@ -277,7 +277,8 @@ def test_tokens_that_begin_late_are_all_there(rng):
 def test_a_cache_of_others_may_be_empty(rng):
     attention = random_layer(rng, HEADS, "float64", "numpy")
     k, v = rng.normal(size=(2, B, T, G, d))
-    for native, said in ((of_flax(k, v, 0), {}), (np.stack([k, v], 1), {"lengths": 0})):
+    pair = k[:, :0].swapaxes(1, 2), v[:, :0].swapaxes(1, 2)  # of no slots
+    for native, said in ((of_flax(k, v, 0), {}), (np.stack([k, v], 1), {"lengths": 0}), (pair, {"size": T})):
         cache = mha.Cache.from_native(native, attention, **said)
         assert numbers(cache) == [[[-1] * T] * B, [0] * B, [-1] * B]
         assert not cache.keys.any()

@@ -47,7 +47,7 @@ def taken(
     found = _found(native, config, layer, lengths)
     places = _places(found, lengths, positions)  # (B, T)
     (B, T), real, left = places.shape, places >= 0, left_of(config)
-    oldest = np.where(real.any(1), np.where(real, places, LOST).min(1), 0)  # (B,)
+    oldest = np.where(real.any(1), np.where(real, places, LOST).min(1, initial=LOST), 0)  # (B,)
     gone = np.zeros(B, int)  # how many tokens of a sample are no longer there
     if found.tokens is not None and found.tokens > T:
         gone = oldest
