@@ -109,3 +109,17 @@ def test_formulas_that_are_always_equal_are_one_reason():
         assert found.alternatives == (expected,)
         assert found.explanations[0].also == (() if options else names[1:])
         assert ("(the same here as the scale lacks its root): dot products" in str(found)) == (not options)
+
+
+def test_rows_without_keys_are_named_beside_a_merge_that_moves_them(given):
+    """Padding on the left leaves such rows; a lost permute puts their numbers into others."""
+    _, X = given
+    layer = mha.MultiHeadAttention(D, H, window=(3, 0), seed=4, backend="numpy")
+    mask = np.arange(T) >= np.array([0, 3, 5])[:, None, None]  # (B, 1, T)
+    Y = port(layer, X, (mask & EARLIER & ~np.tri(T, k=-4, dtype=bool))[:, None], placed(-1e9))
+    assert parity.compare(layer, Y, X, X, X, mask=mask, causal=True)
+    W_o = layer.weights["W_o.kernel"]
+    pooled = (Y @ np.linalg.inv(W_o)).reshape(B, T, H, -1).swapaxes(1, 2)  # (B, H, T, d)
+    report = parity.compare(layer, pooled.reshape(B, T, D) @ W_o, X, X, X, mask=mask, causal=True)
+    named = {name for names in report.diagnosis.alternatives for name in names}
+    assert {"the merge lacks the permute", "rows without keys are uniform"} <= named, str(report)

@@ -136,9 +136,9 @@ class Search:
 
     @functools.cached_property
     def classes(self) -> list[list[Form]]:
-        """The forms of mistakes that are not rare, grouped by the numbers that they give."""
+        """The forms of mistakes that are not rare and come with others, grouped by the numbers that they give."""
         found: dict[tuple[bytes | None, ...], list[Form]] = {}
-        for form in self.usual:
+        for form in self.together:
             made = [self.bench.steps((form,), name) for name in self.small]
             key = tuple(None if X is None else np.round(X.astype(np.float64), 4).tobytes() for X in made)
             found.setdefault(key, []).append(form)
@@ -148,6 +148,11 @@ class Search:
     def usual(self) -> list[Form]:
         """The forms of mistakes that are not rare."""
         return [form for form in self.forms if not form.mistake.rare]
+
+    @property
+    def together(self) -> list[Form]:
+        """Those of them that come with others."""
+        return [form for form in self.usual if not form.alone]
 
     def alike(self, state: State) -> list[State]:
         """List other pairs of mistakes that may give the same numbers as this pair."""
@@ -163,9 +168,8 @@ class Search:
         Two that give the same numbers alone may differ behind another change of the same window.
         """
         first = {forms[0] for forms in self.classes}
-        together = [form for form in self.usual if not form.alone]
-        pairs: list[State] = list(itertools.combinations([form for form in together if form in first], 2))
-        windows = [form for form in together if self.bench.changes_window(form)]
+        pairs: list[State] = list(itertools.combinations([form for form in self.together if form in first], 2))
+        windows = [form for form in self.together if self.bench.changes_window(form)]
         pairs += [pair for pair in itertools.combinations(windows, 2) if not first.issuperset(pair)]
         return sorted(pairs, key=self.bench.work)
 
