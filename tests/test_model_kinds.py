@@ -239,15 +239,25 @@ def test_positions_of_esm_rotate_if_it_says_so(said):
         models.described(model | {"position_embedding_type": "relative_key"}, "bert", BERT)
 
 
+@pytest.mark.parametrize("types", [("linear_attention", "full_attention"), ("mamba", "attention")])
 @pytest.mark.parametrize(("said", "turns"), [(None, False), ("nope", False), ("rope", True)])
-def test_positions_of_granite_4_rotate_if_it_says_so(said, turns):
+def test_positions_of_granite_4_rotate_if_it_says_so(said, turns, types):
     model = {"model_type": "granitemoehybrid", "num_attention_heads": 3, "hidden_size": 18, "attention_multiplier": 0.3}
-    model |= {"position_embedding_type": said, "layer_types": ["linear_attention", "full_attention"]}
+    model |= {"position_embedding_type": said, "layer_types": [*types]}
     found = models.described(model, "llama", PLACE)
     assert found == {
         "num_heads": 3, "key_dim": 6, "num_key_value_heads": 3, "rotary": mha.Rotary(6) if turns else None,
         "window": None, "scale": 0.3,
     }  # fmt: skip
+    with pytest.raises(ValueError, match=f"layer_types has '{types[0]}' for layer 0"):
+        models.described(model, "llama", PLACE.replace("1", "0"))
+
+
+@pytest.mark.parametrize(("kind", "width"), [("qwen3_vl_text", 128), ("qwen3_vl_moe_text", 6)])
+def test_heads_of_qwen3_vl_with_experts_share_the_width_of_the_model(kind, width):
+    model = {"model_type": kind, "num_attention_heads": 3, "hidden_size": 18}
+    for more, expected in (({}, width), ({"head_dim": 8}, 8)):
+        assert models.described(model | more, "llama", PLACE)["key_dim"] == expected
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "lfm2_moe"])

@@ -126,7 +126,7 @@ _LLAMA: dict[str, dict[str, Any]] = {
     "mllama_text_model": {"num_key_value_heads": 8, "rope_theta": 5e5, "cross_attention_layers": None},
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text"), _QWEN2_VL),
     "qwen3_vl_text": _QWEN3_VL | {"num_key_value_heads": 32},
-    "qwen3_vl_moe_text": _QWEN3_VL | {"num_key_value_heads": 16, "sliding_window": None},
+    "qwen3_vl_moe_text": _QWEN3_VL | {"num_key_value_heads": 16, "head_dim": None, "sliding_window": None},
     "phimoe": {"sliding_window": None, "num_key_value_heads": 8, "rope_theta": 1e6},
     "eurobert": {"num_key_value_heads": None},
     "gte": {"rope_theta": 160000.0},

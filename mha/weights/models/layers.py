@@ -43,6 +43,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
         pattern = checks.size(name, model.get(name, 2))
         return (at + 1) % pattern != 0
     recorded = types[at] if isinstance(types, list) and at < len(types) else None
+    if recorded == "attention":  # as older files of hybrid models say it
+        return False
     if recorded not in ("full_attention", "sliding_attention"):
         raise ValueError(
             f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or sliding_attention"
