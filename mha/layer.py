@@ -6,14 +6,14 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from mha import checks, dispatch, seeds, weights
+from mha import checks, dispatch, seeds
 from mha.cache import Cache, caching, slots
 from mha.call import Arguments, call_of, given, spelled
 from mha.config import MODERN, Config, shapes, special
 from mha.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.norms import Norm
 from mha.positions import Rotary, Temperature
-from mha.weights import native
+from mha.weights.canonical import initial
 
 
 class MultiHeadAttention:
@@ -118,7 +118,7 @@ class MultiHeadAttention:
         checks.choice(f"dtype on backend {self.backend!r}", config.dtype, self._module.DTYPES)
         shapes(config)  # too large ones are refused: a layer that cannot be made takes no seed from those that follow
         self.seed = seeds.next_seed() if seed is None else seed
-        arrays = weights.initial(config, self.seed) if arrays is None else arrays
+        arrays = initial(config, self.seed) if arrays is None else arrays
         with self._module.context(config.dtype):
             self.layer = self._module.build(config, arrays, self.seed, self._calls.MultiHeadAttention)
 
@@ -242,10 +242,10 @@ class MultiHeadAttention:
         if own:  # its layer checks
             with module.context(self.config.dtype):
                 return calls.attend(self.layer, queries, keys, values, own_call)
-        arrays, _, back = given.checked(self, "__call__", queries, keys, values, valid_lens, call, **switches)
+        arrays, _ = given.own_inputs(self, queries, keys, values)
         with module.context(self.config.dtype, tracked=False):
             result = calls.attend(self.layer, *arrays, own_call)
-            return tuple(map(back, result)) if return_weights else back(result)
+            return tuple(map(module.to_numpy, result)) if return_weights else module.to_numpy(result)
 
     def cache(self, batch_size: int, size: int | None = None) -> Cache:
         """An empty cache for calls of this layer, at its device.
@@ -417,6 +417,8 @@ class MultiHeadAttention:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.
             ModuleNotFoundError: if its framework is not installed; the message says how to install it.
         """
+        from mha.weights import native
+
         return native.make(kind, self.config, self.weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -425,6 +427,8 @@ class MultiHeadAttention:
         Raises ValueError if a weight holds NaN or infinity, mha.weights.FileError (an OSError and a ValueError) if
         the path is there but no regular file, and OSError if the file cannot be written; the old file then stays.
         """
+        from mha import weights
+
         weights.save(path, self.config, self.weights)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 import jax
 from flax import linen as nn
 
-from mha.call import GIVEN, check, keep, takes_call, whole_heads
+from mha.call import check, keep, takes_call, whole_heads
 from mha.config import Config
 
 from . import arrays
@@ -155,4 +155,4 @@ def attend(layer, queries, keys, values, call):
     """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
     rngs = {"dropout": layer.make_rng("dropout")} if call.training and layer.config.dropout else {}
     module, variables = layer.unbind()  # a bound module makes its parts when first called: no two threads may at once
-    return module.apply(variables, queries, keys, values, *call[GIVEN], rngs=rngs)
+    return module.apply(variables, queries, keys, values, call, rngs=rngs)

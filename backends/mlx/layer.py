@@ -13,7 +13,7 @@ Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 import mlx.core as mx
 from mlx import nn
 
-from mha.call import GIVEN, check, keep, takes_call, whole_heads
+from mha.call import check, keep, takes_call, whole_heads
 
 from . import arrays
 from .cache import place, recall, remember
@@ -149,4 +149,4 @@ class MultiHeadAttention(nn.Module):
 
 def attend(layer, queries, keys, values, call):
     """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
-    return layer(queries, keys, values, *call[GIVEN])
+    return layer(queries, keys, values, call)

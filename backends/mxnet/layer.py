@@ -13,7 +13,7 @@ Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 
 from mxnet.gluon import nn
 
-from mha.call import GIVEN, check, keep, takes_call, whole_heads
+from mha.call import check, keep, takes_call, whole_heads
 
 from . import arrays
 from .cache import place, recall, remember
@@ -150,4 +150,4 @@ class MultiHeadAttention(nn.Block):
 
 def attend(layer, queries, keys, values, call):
     """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
-    return layer(queries, keys, values, *call[GIVEN])  # Gluon takes no names
+    return layer(queries, keys, values, call)

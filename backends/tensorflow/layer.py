@@ -14,7 +14,7 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from mha.call import GIVEN, check, keep, takes_call, whole_heads
+from mha.call import check, keep, takes_call, whole_heads
 from mha.config import Config, of_recorded
 
 from . import arrays
@@ -173,7 +173,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
 def attend(layer, queries, keys, values, call):
     """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
-    return layer(queries, keys, values, *call[GIVEN])
+    return layer(queries, keys, values, call)
 
 
 def _config(options):

@@ -67,21 +67,27 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
 
 
 def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, plan: Call) -> Call:
-    """Check the values of a call of a kind that was checked before; its arrays are the backend's own."""
+    """Check the values of a call of a kind that was checked before, and make its arrays the backend's own."""
     lengths, known, bounds = call.valid_lens, None, None
     if lengths is not None:
-        values_known = arrays.known(lengths)
+        values_known = lengths if isinstance(lengths, np.ndarray) else arrays.known(lengths)
         if values_known is not None:  # else a compiler will know them
             limit, bounds = limited(values_known, keys.shape[1])
             if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
                 return check(arrays, layer, queries, keys, values, call._replace(valid_lens=None))
             known = {"valid_lens": limit}
-            lengths = lengths if limit is values_known else native(arrays, arrays.place(layer, queries), limit)
+            if limit is not values_known:
+                lengths = limit
     given = {}
     if not (call.mask is call.score_bias is call.head_gates is None and call.offset == 0):
         given = call.given() | {"offset": column(call.offset)}
     if lengths is not None:
-        given |= {"valid_lens": lengths, "known": known, "extremes": bounds}
+        given["valid_lens"] = lengths
+    for name, X in given.items():
+        if isinstance(X, np.ndarray) and not arrays.is_own(X):
+            given[name] = native(arrays, arrays.place(layer, queries), X)
+    if lengths is not None:
+        given |= {"known": known, "extremes": bounds}
     if call.cache is not None:
         check_owner(call.cache, layer)
         by_value = given | (known or {})

@@ -209,7 +209,9 @@ class Call(_Fields):
 
     def by_tokens(self) -> bool:
         """Whether positions or segments of queries or of keys are given, or there are chunks."""
-        return any(getattr(self, name) is not None for name in (*PLACES, *PACKED, "chunk"))
+        return not (
+            self.positions is self.key_positions is self.segments is self.key_segments is None and self.chunk is None
+        )
 
     def packed(self) -> dict[str, Any]:
         """The segments of its queries and of its keys by name, None where there are none."""

@@ -8,6 +8,7 @@ from mha.cache import Cache, check_owner
 from mha.call import inputs
 from mha.call.check import check, native, of_output
 from mha.call.declaration import Call
+from mha.call.fitting import fit_inputs
 from mha.call.taking import call_of
 from mha.names import BackendName
 
@@ -26,26 +27,36 @@ def checked(
     call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
     backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
     module = dispatch.load(backend)
-    if call.cache is not None:
+    if call.cache is None:
+        arrays, given = own_inputs(attention, queries, keys, values)
+    else:
         arrays, given = beside_cache(attention, queries, keys, values, call.cache)
-        queries, keys, values = arrays
-        with module.context(dtype):
-            own = check(module, layer, queries, keys, values, call)
-        return arrays, own, _same if given == backend else module.to_numpy
-    queries, keys, values, given = inputs.of_one_framework(backend, dtype, queries, keys, values)
-    arrays = [queries, keys, values]
-    if given != backend and getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
+    queries, keys, values = arrays
+    with module.context(dtype):
+        own = check(module, layer, queries, keys, values, call)
+    return arrays, own, _same if given == backend else module.to_numpy
+
+
+def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[list[Any], BackendName]:
+    """Queries, keys and values as arrays that the layer takes, and whose they were, its backend's or NumPy's.
+
+    Those of NumPy are checked before they are turned, which may change their dtype. Raises TypeError or ValueError if
+    one does not fit.
+    """
+    backend, config, layer = attention.backend, attention.config, attention.layer
+    module = dispatch.load(backend)
+    *arrays, given = inputs.of_one_framework(backend, config.dtype, queries, keys, values)
+    if given == backend:
+        return arrays, given
+    if getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
         raise TypeError(
             "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
         )
-    with module.context(dtype):
-        own = check(dispatch.load(given), layer, queries, keys, values, call)
-        if given == backend:
-            return arrays, own, _same
+    fit_inputs(dispatch.load(given), config, None, *arrays)
+    with module.context(config.dtype):
         place = module.place(layer)
         taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
-        own = own.mapped(lambda X: inputs.taken(module, place, X))
-        return [taken[id(X)] for X in arrays], own, module.to_numpy
+    return [taken[id(X)] for X in arrays], given
 
 
 def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:

@@ -3,6 +3,8 @@
 import operator
 from typing import Any
 
+import numpy as np
+
 from mha.cache import Cache
 from mha.call.declaration import ARRAYS, Call
 
@@ -47,10 +49,17 @@ def kind_of(
         if type(call.cache) is not Cache or call.cache.frozen or id(call.cache.config) != state[0]:
             return None
         slots = call.cache.arrays()[:1]
-    for X in (keys, values, *slots, *_arrays(call)):
+    for X in (keys, values, *slots):
         if X is None or X is queries:
             kind.append(X is None)
         elif type(X) in types:
+            kind += X.shape, X.dtype, getattr(X, "device", None)
+        else:
+            return None
+    for X in _arrays(call):
+        if X is None:
+            kind.append(X)
+        elif type(X) in types or type(X) is np.ndarray:
             kind += X.shape, X.dtype, getattr(X, "device", None)
         else:
             return None

@@ -52,7 +52,7 @@ def given_call(given: Sequence[Any], named: Mapping[str, Any]) -> Call:
 
 
 def takes_call(function: _Function) -> _Function:
-    """Let a method (self, queries, keys, values, call) take what a call has instead, by position or by name.
+    """Let a method (self, queries, keys, values, call) take what a call has, too, by position or by name.
 
     Its signature and its docstring name every argument; TypeError, in Python's own words, where one does not fit.
     """
@@ -61,7 +61,8 @@ def takes_call(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def called(self: Any, queries: Any, keys: Any, values: Any, *given: Any, **named: Any) -> Any:
-        return function(self, queries, keys, values, given_call(given, named))
+        as_one = len(given) == 1 and type(given[0]) is Call and not named
+        return function(self, queries, keys, values, given[0] if as_one else given_call(given, named))
 
     rows = "\n".join(f"        {name}: {row.meaning}." for name, row in ROWS.items())
     called.__doc__ = f"{function.__doc__}\n{rows}"
