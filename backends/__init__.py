@@ -5,13 +5,17 @@ The package can be called too, `mha.backends()`: a dict of what exists, what is 
 
 import sys
 import types
+from typing import TYPE_CHECKING
 
-from mha import dispatch
-from mha.names import BackendName
+if TYPE_CHECKING:
+    from mha import dispatch
+    from mha.names import BackendName
 
 
 class _CallablePackage(types.ModuleType):
-    def __call__(self) -> dict[BackendName, dispatch.Backend]:
+    def __call__(self) -> "dict[BackendName, dispatch.Backend]":
+        from mha import dispatch
+
         return dispatch.backends()
 
 

@@ -6,34 +6,14 @@ The backend is chosen by the argument `backend`, else by the environment variabl
 PYTEST_DONT_REWRITE: without this word, pytest warns if `mha`, which brings a plugin, was imported before pytest.
 """
 
-import importlib
 import os.path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # In a source distribution, and in a checkout on Windows without symbolic links, `backends` is beside `mha`.
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "backends")):
     __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
-from mha import import_mxnet
-from mha.arrays import (
-    check_shape,
-    masked_softmax,
-    normal,
-    ones,
-    tensor,
-    to_numpy,
-    transpose_output,
-    transpose_qkv,
-    zeros,
-)
-from mha.cache import Cache
-from mha.layer import MultiHeadAttention
-from mha.norms import Norm
-from mha.positions import Rotary, Temperature, alibi, t5_buckets
-from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-from mha.seeds import manual_seed
-from mha.sources import from_native, load, sync
-from mha.written import write
+from mha import import_mxnet, lazy
 
 # `mha.backends` is a package that can be called; a type checker can know it only as one of the two.
 if TYPE_CHECKING:
@@ -45,9 +25,30 @@ if TYPE_CHECKING:
     from mha import plot as plot
     from mha import testing as testing
     from mha import weights as weights
+    from mha.arrays import (
+        check_shape,
+        masked_softmax,
+        normal,
+        ones,
+        tensor,
+        to_numpy,
+        transpose_output,
+        transpose_qkv,
+        zeros,
+    )
+    from mha.cache import Cache
     from mha.dispatch import backends
+    from mha.layer import MultiHeadAttention
+    from mha.norms import Norm
+    from mha.positions import Rotary, Temperature, alibi, t5_buckets
+    from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
+    from mha.seeds import manual_seed
+    from mha.sources import from_native, load, sync
+    from mha.written import write
 else:
     from mha import backends
+
+    __getattr__, __dir__ = lazy.attach(__name__)  # for a type checker, every name would be there
 
 import_mxnet.enable()
 
@@ -82,12 +83,3 @@ __all__ = [
     "zeros",
 ]
 __version__ = "0.1.0"
-
-
-if not TYPE_CHECKING:  # for a type checker, every name would be there
-
-    def __getattr__(name: str) -> Any:
-        """Import a package when it is first used, so that `import mha` stays quick."""
-        if name in ("explain", "heads", "parallel", "parity", "plot", "testing"):
-            return importlib.import_module(f"mha.{name}")
-        raise AttributeError(f"module 'mha' has no attribute {name!r}")

@@ -15,27 +15,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy
-
-# Removed names that have a successor; and names without one, which MXNet imports but attention never calls.
-_SUCCESSORS: dict[str, Any] = {
-    "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
-    "NAN": numpy.nan, "NaN": numpy.nan,
-    "alltrue": numpy.all, "sometrue": numpy.any, "product": numpy.prod, "round_": numpy.round, "in1d": numpy.isin,
-    "trapz": getattr(numpy, "trapezoid", None),
-    "bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str,
-}  # fmt: skip
+# Names that NumPy has removed without a successor, which MXNet imports but attention never calls.
 _GONE = ("msort", "mirr", "npv", "pmt", "ppmt", "pv", "rate")
 
 
 def enable() -> None:
-    """Make `import mxnet` work in this process; nothing to do on a NumPy that MXNet knows."""
-    if is_needed() and not any(isinstance(finder, _MXNetFinder) for finder in sys.meta_path):
+    """Make `import mxnet` work in this process. It does not import NumPy, which MXNet will do."""
+    if not any(isinstance(finder, _MXNetFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _MXNetFinder())
 
 
 def is_needed() -> bool:
     """True if this NumPy lacks names that MXNet uses."""
+    import numpy
+
     return numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0"
 
 
@@ -43,21 +36,32 @@ class _NumPyForMXNet(types.ModuleType):
     """NumPy with the names that it has removed."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
+        import numpy
+
+        if hasattr(numpy, name):
             found = getattr(numpy, name)
             setattr(self, name, found)  # MXNet looks up the same few names in every operation
             return found
-        except AttributeError:
-            if name in _SUCCESSORS:
-                return _SUCCESSORS[name]
-            if name in _GONE:
-                return _gone(name)
-            raise
+        if name in _GONE:
+            return _gone(name, numpy.__version__)
+        successors = _successors(numpy)
+        return successors[name] if name in successors else getattr(numpy, name)
 
 
-def _gone(name: str) -> Callable[..., Any]:
+def _successors(numpy: Any) -> dict[str, Any]:
+    """What stands for names that NumPy has removed."""
+    return {
+        "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
+        "NAN": numpy.nan, "NaN": numpy.nan,
+        "alltrue": numpy.all, "sometrue": numpy.any, "product": numpy.prod, "round_": numpy.round, "in1d": numpy.isin,
+        "trapz": getattr(numpy, "trapezoid", None),
+        "bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str,
+    }  # fmt: skip
+
+
+def _gone(name: str, version: str) -> Callable[..., Any]:
     def function(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"numpy.{name} was removed from NumPy; this NumPy is {numpy.__version__}")
+        raise NotImplementedError(f"numpy.{name} was removed from NumPy; this NumPy is {version}")
 
     return function
 
@@ -66,7 +70,7 @@ class _MXNetFinder(importlib.abc.MetaPathFinder):
     """Finds MXNet's own modules, and no others, and gives each of them the `import` statement below."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] != "mxnet":
+        if fullname.partition(".")[0] != "mxnet" or not is_needed():
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
@@ -89,7 +93,7 @@ class _MXNetLoader(importlib.machinery.SourceFileLoader):
 
 def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:
     module = builtins.__import__(name, *arguments, **options)
-    return _STAND_IN if module is numpy else module
+    return _STAND_IN if module is sys.modules.get("numpy") else module
 
 
 _STAND_IN = _NumPyForMXNet("numpy")

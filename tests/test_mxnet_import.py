@@ -156,6 +156,7 @@ def test_packages_with_similar_names_do_not(tmp_path, python):
 
 BROKEN = """
 import sys, warnings
+import numpy  # which adds filters of its own
 import mha
 before = list(sys.meta_path), list(warnings.filters)
 try:

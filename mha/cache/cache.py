@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from mha import checks, dispatch
-from mha.cache import files, natives
 from mha.cache.book import Book
 from mha.cache.slots import ARRAYS, integers, kept_by, left_of
 from mha.config import Config
@@ -204,6 +203,8 @@ class Cache:
         """Write the cache and its layer's configuration to a safetensors file, which `mha.Cache.load` reads."""
         self._refuse_parts("save")
         arrays = dict(zip(ARRAYS, map(self._module.to_numpy, self.arrays()), strict=True))
+        from mha.cache import files
+
         files.save(path, self.config, arrays, self.frozen)
 
     @staticmethod
@@ -212,6 +213,8 @@ class Cache:
 
         Raises ValueError if the file holds no cache, or is damaged, and OSError if it cannot be read.
         """
+        from mha.cache import files
+
         return Cache(*files.load(path)).to(dispatch.backend_name(backend))
 
     @staticmethod
@@ -249,6 +252,8 @@ class Cache:
         config = getattr(attention, "config", None)
         if not isinstance(config, Config) or not hasattr(attention, "backend"):
             raise TypeError(f"attention is {checks.brief(attention)}, expected an mha.MultiHeadAttention")
+        from mha.cache import natives
+
         return Cache.of_layer(attention, natives.taken(native, config, layer, lengths, positions, size))
 
     def to_native(self, kind: CacheKind) -> Any:
@@ -266,6 +271,8 @@ class Cache:
             ModuleNotFoundError: if its library is not installed; the message says how to install it.
         """
         self._refuse_parts("to_native")
+        from mha.cache import natives
+
         return natives.made(kind, self)
 
     def facts(self) -> tuple[Config, bool]:

@@ -4,10 +4,17 @@ A layer's weights are a flat dict of canonical arrays: kernels (in, out), applie
 W_q, W_k and W_v and rows of W_o are head-major: head 0 first. `mha.config.shapes` has their names and shapes.
 """
 
-from mha.weights.canonical import initial
-from mha.weights.checkpoints import choose, load, sayable, take, unread
-from mha.weights.files import FileError
-from mha.weights.own_format import is_own, save
-from mha.weights.schemes import SCHEMES
+from typing import TYPE_CHECKING
+
+from mha import lazy
+
+if TYPE_CHECKING:
+    from mha.weights.canonical import initial
+    from mha.weights.checkpoints import choose, load, sayable, take, unread
+    from mha.weights.files import FileError
+    from mha.weights.own_format import is_own, save
+    from mha.weights.schemes import SCHEMES
+else:
+    __getattr__, __dir__ = lazy.attach(__name__)
 
 __all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "sayable", "take", "unread"]

@@ -7,13 +7,15 @@ In half precision, where the largest error may be large, the mean square of each
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mha.call import OF_PAIRS
 from mha.config import numpy_dtype
-from mha.layer import MultiHeadAttention, restore
 from mha.names import FloatName
+
+if TYPE_CHECKING:  # the rule alone needs no layer
+    from mha.layer import MultiHeadAttention
 
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -93,8 +95,10 @@ def ratio_of(result: np.ndarray, oracle: np.ndarray, limit: float, rows: np.ndar
     return far if rows is None or not far < math.inf else max(far, fraction(*worst_row(result, oracle, rows)))
 
 
-def in_dtype(attention: MultiHeadAttention, dtype: FloatName) -> MultiHeadAttention:
+def in_dtype(attention: "MultiHeadAttention", dtype: FloatName) -> "MultiHeadAttention":
     """The same layer on the same backend, its weights cast to another dtype."""
+    from mha.layer import restore
+
     arrays = {name: X.astype(numpy_dtype(dtype), copy=False) for name, X in attention.weights.items()}
     config = dataclasses.replace(attention.config, dtype=dtype)
     return restore(config, arrays, attention.backend, attention.seed)
@@ -107,6 +111,8 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
     but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys. It
     is so beside sinks, too, where large scores leave them no share.
     """
+    from mha.call import OF_PAIRS
+
     shifts = name == "W_k.bias" or (name in OF_PAIRS and gradients[name].shape[-1] == 1)
     return max(map(largest, gradients.values())) if shifts else 0.0
 
