@@ -22,7 +22,7 @@ from mha.cli.bert import Encoder, tokenizer
 SENTENCE = "The cat sat down because it was tired"
 PADDING = 3  # tokens behind the sentence, which the lengths hide
 HEADS = (2, 4, 5)  # of twelve
-LABELS = {name: known.title for name, known in dispatch.FRAMEWORKS.items()}
+LABELS = dispatch.facts("TITLE")
 
 
 def draw(weights: dict[str, np.ndarray], words: list[str]) -> Figure:

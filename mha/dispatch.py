@@ -12,48 +12,28 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mha import checks
-from mha.names import BackendName, CacheKind, FloatName, KindName
+from mha.names import BackendName, FloatName
 
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """A backend's facts, which `facts.py` of its folder says as data; read before any framework is imported.
+    """The facts of a backend that the core asks for; `facts.py` of its folder says them and others as data.
 
     needs: the modules that the backend imports, the framework first, the module of its layers last.
-    title: its name for readers; aliases: other names that people write.
+    aliases: other names that people write.
     arrays: the packages in which the types of its arrays and layers are defined; () = none: it takes NumPy's arrays.
-    dtypes: those of its layers; layers: its own attention layers that `mha.from_native` and `to_native` know, by the
-    names that import them; caches: those that `Cache.to_native` makes of its arrays; formats: of files, as their
-    metadata say them, whose quantised arrays it unpacks.
-    method: the method in which its layers compute, "" = it has no layers.
+    dtypes: those of its layers.
     packages: the packages for `pip install`, as in pyproject.toml; last: the command to run after it, or "".
-    seconds: roughly how long `mha parity` takes with it: the slowest starts first.
-    compiles: whether each kind of call is compiled, which takes seconds.
-    parallel: the functions of `mha.parallel` that its layers have.
-    ranks: whether each of several devices takes a process of its own; devices: else the environment variable that
-    gives a process several, and the option in it before their number.
     lacks: what it cannot do, of `LACKING`, and why.
-    alone: what its folder has and others do not, and why: files, or names in them, "hiding.py: softmax".
     """
 
     needs: tuple[str, ...]
-    title: str = ""
     aliases: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
     dtypes: tuple[FloatName, ...] = checks.FLOATS
-    layers: tuple[KindName, ...] = ()
-    caches: tuple[CacheKind, ...] = ()
-    formats: tuple[str, ...] = ()
-    method: str = ""
     packages: tuple[str, ...] = ()
     last: str = ""
-    seconds: int = 0
-    compiles: bool = False
-    parallel: tuple[str, ...] = ()
-    ranks: bool = False
-    devices: tuple[str, ...] = ()
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 # The chapters of every lesson, in the order of the book.
@@ -73,17 +53,21 @@ NOTEBOOKS = ("nbformat>=5",)  # reads notebooks that are handed in
 WRITE = ("libcst>=1.5", "ruff>=0.12")  # read the lesson and form a file of its own
 
 
-def _read(name: BackendName) -> Framework:
+def _read(name: BackendName) -> dict[str, Any]:
     """The facts of a backend; by the file's path, since to import the folder is to import its framework."""
     spec: Any = importlib.util.spec_from_file_location(f"mha.backends.{name}.facts", FOLDER / name / "facts.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return Framework(**{fact.lower(): value for fact, value in vars(module).items() if fact.isupper()})
+    return {fact: value for fact, value in vars(module).items() if fact.isupper()}
 
 
 # A new backend is a folder in `backends/` and its name in `BackendName`; one whose folder is gone counts for nothing.
-FRAMEWORKS: dict[BackendName, Framework] = {
+FACTS: dict[BackendName, dict[str, Any]] = {
     name: _read(name) for name in get_args(BackendName) if (FOLDER / name / "facts.py").is_file()
+}
+FRAMEWORKS: dict[BackendName, Framework] = {
+    name: Framework(**{key: facts[key.upper()] for key in Framework.__match_args__ if key.upper() in facts})
+    for name, facts in FACTS.items()
 }
 ARRAY_PACKAGES = {package: name for name, known in FRAMEWORKS.items() for package in known.arrays}
 ALIASES = {alias: name for name, known in FRAMEWORKS.items() for alias in known.aliases}
@@ -127,6 +111,14 @@ def named(argument: str, value: object, known: Collection[BackendName] = tuple(F
     Raises TypeError or ValueError, listing these, if it is none of them.
     """
     return checks.choice(argument, value, tuple(known), ALIASES)
+
+
+def facts(fact: str, default: Any = None) -> dict[BackendName, Any]:
+    """What the `facts.py` of each backend says under a name, else the default; the module that asks says what it means.
+
+    No framework is imported.
+    """
+    return {name: known.get(fact, default) for name, known in FACTS.items()}
 
 
 def load(name: BackendName) -> Any:

@@ -6,7 +6,7 @@ backend; "all" = the same in each. Every file of the backend is searched, and `m
 from mha import dispatch
 
 # The backends whose arrays a call with a cache writes to, and whose calls are not compiled as a whole.
-IN_PLACE = tuple(name for name, known in dispatch.FRAMEWORKS.items() if "engine/decoding.py" not in known.alone)
+IN_PLACE = tuple(name for name, alone in dispatch.facts("ALONE").items() if "engine/decoding.py" not in alone)
 
 # fmt: off
 GROUPS = {

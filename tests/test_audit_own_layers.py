@@ -55,14 +55,14 @@ def verdicts(report):
 
 @pytest.mark.backends(*OWN)
 def test_each_argument_that_a_layer_takes_is_declared(backend):
-    calls, method = taps_of(backend).CALLS, dispatch.FRAMEWORKS[backend].method
+    calls, method = taps_of(backend).CALLS, dispatch.facts("METHOD")[backend]
     for kind, known in calls.items():
         taken = [name for name in inspect.signature(getattr(kind, method)).parameters if name != "self"]
         assert not set(taken) - {*known.read, *known.idle}, kind
         assert not set(known.read) & set(known.idle), kind
         made = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
         assert not set(made) - set(MADE[backend].split()), kind
-    for name in dispatch.FRAMEWORKS[backend].layers:
+    for name in dispatch.facts("LAYERS")[backend]:
         place, _, last = name.rpartition(".")
         assert issubclass(getattr(importlib.import_module(place), last), tuple(calls)), name
 

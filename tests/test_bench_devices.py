@@ -442,5 +442,5 @@ def test_where_no_installed_backend_splits_layers(asked, monkeypatch):
 
 
 def test_the_backends_that_split_layers_are_measured():
-    able = [name for name, known in dispatch.FRAMEWORKS.items() if {"parallelize", "attend"} & {*known.parallel}]
+    able = [name for name, known in dispatch.facts("PARALLEL", ()).items() if {"parallelize", "attend"} & {*known}]
     assert list(devices.BACKENDS) == able

@@ -291,6 +291,6 @@ def test_integers_of_others_are_no_floats(rng, tmp_path, form):
 
 
 def test_the_frameworks_say_which_formats_they_unpack():
-    assert {name: dispatch.FRAMEWORKS[name].formats for name in quantised.FORMATS.values()} == {
+    assert {name: dispatch.facts("FORMATS")[name] for name in quantised.FORMATS.values()} == {
         name: (form,) for form, name in quantised.FORMATS.items()
     }

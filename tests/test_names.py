@@ -4,6 +4,7 @@ import configparser
 import re
 from typing import get_args
 
+import imported
 import numpy as np
 import pages
 import pytest
@@ -39,10 +40,18 @@ def test_facts_say_what_is_known_to_be_said(name):
     for file in ("commands/book.py", "commands/next_book.py"):
         assert (file in known.lacks) != (name in dispatch.having(file))
     parallel = dispatch.FOLDER / name / "parallel" / "__init__.py"
-    imported = re.findall(r"\w+", parallel.read_text(encoding="utf-8").rpartition('"""')[2]) if known.parallel else ()
-    assert set(known.parallel) <= {*imported} & {*mha.parallel.__all__}
-    assert known.title
-    assert known.seconds
+    functions = dispatch.facts("PARALLEL", ())[name]
+    handed_on = re.findall(r"\w+", parallel.read_text(encoding="utf-8").rpartition('"""')[2]) if functions else ()
+    assert set(functions) <= {*handed_on} & {*mha.parallel.__all__}
+    assert dispatch.facts("TITLE")[name]
+    assert dispatch.facts("SECONDS")[name]
+
+
+def test_every_fact_is_asked_for():
+    """What the core asks is in `Framework`; the rest is asked by its name. ALONE and COMPILES are for tests."""
+    text = "".join(path.read_text(encoding="utf-8") for path in imported.sources().values())
+    asked = {*re.findall(r'dispatch\.facts\("(\w+)"', text), *map(str.upper, dispatch.Framework.__match_args__)}
+    assert {fact for facts in dispatch.FACTS.values() for fact in facts} <= asked
 
 
 @pytest.mark.parametrize("name", [name for name, known in dispatch.FRAMEWORKS.items() if known.needs != ("numpy",)])

@@ -23,9 +23,9 @@ ENGINE = ("engine/layer.py", "engine/pooling.py", "engine/operations.py")
 COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "taps", "bench", "decoding", "measures"))
 
 # How a framework names the methods that every layer has.
-SAME_METHOD = {"setup": "__init__"} | {known.method: "__call__" for known in dispatch.FRAMEWORKS.values()}
+SAME_METHOD = {"setup": "__init__"} | dict.fromkeys(dispatch.facts("METHOD").values(), "__call__")
 # What a folder has alone, as its facts say: whole files, and names of those that others have, such as "Layer.method".
-ALONE = {name: tuple(known.alone) for name, known in dispatch.FRAMEWORKS.items()}
+ALONE = {name: tuple(alone) for name, alone in dispatch.facts("ALONE").items()}
 # In how many lines the chapters of two folders differ, as `diff` counts them, at most.
 DIFFERENCES = {
     ("numpy", "torch"): 510,

@@ -1,4 +1,4 @@
-"""JAX with Flax as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+"""JAX with Flax as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
 
 TITLE = "JAX"
 ALIASES = ("flax",)

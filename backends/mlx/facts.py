@@ -1,4 +1,4 @@
-"""MLX as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+"""MLX as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
 
 TITLE = "MLX"
 NEEDS = ("mlx",)

@@ -1,4 +1,4 @@
-"""MXNet with Gluon as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+"""MXNet with Gluon as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
 
 TITLE = "MXNet"
 ALIASES = ("gluon",)

@@ -1,4 +1,4 @@
-"""NumPy as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+"""NumPy as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
 
 TITLE = "NumPy"
 ALIASES = ("np",)

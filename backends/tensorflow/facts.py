@@ -1,4 +1,4 @@
-"""TensorFlow with Keras as a backend, in data: imports nothing. `mha.dispatch.Framework` says what each line means."""
+"""TensorFlow with Keras as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
 
 TITLE = "TensorFlow"
 ALIASES = ("tf", "keras")

@@ -15,7 +15,7 @@ from typing import Any
 from mha import dispatch
 from mha.bench.cases import Shape
 from mha.names import BackendName
-from mha.parity.run.groups import LOOPBACK
+from mha.parity.run.groups import DEVICES, LOOPBACK, RANKS
 from mha.parity.run.processes import why_it_ended
 
 BACKENDS = dispatch.having("parallel/bench.py")
@@ -83,14 +83,13 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
 
     arguments: those of `ranks.measure` that are the same for all ranks.
     """
-    known = dispatch.FRAMEWORKS[backend]
-    count = devices if known.ranks else 1
+    count = devices if RANKS[backend] else 1
     # All frameworks use the processor alone, since only its memory can be measured.
     environment = os.environ | LOOPBACK | {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    if known.ranks:
+    if RANKS[backend]:
         environment["OMP_NUM_THREADS"] = "1"
-    if known.devices:
-        variable, option = known.devices
+    if DEVICES[backend]:
+        variable, option = DEVICES[backend]
         environment[variable] = f"{environment.get(variable, '')} {option}{devices}".strip()
     results: list[tuple[int, dict]] = []  # by rank, in the order in which they ended
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(count) as pool:
@@ -114,7 +113,7 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
                 _end(process)
     for rank, result in results:
         if "error" in result:
-            return {"error": f"rank {rank}: {result['error']}" if known.ranks else result["error"]}
+            return {"error": f"rank {rank}: {result['error']}" if RANKS[backend] else result["error"]}
     return dict(results)[0]
 
 

@@ -19,7 +19,7 @@ from mha.cache.slots import ARRAYS, LOST, empty, integers, left_of
 from mha.config import Config
 
 # The kinds that are made, and the backend whose arrays each has.
-KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.caches}
+KINDS = {kind: name for name, kinds in dispatch.facts("CACHES", ()).items() for kind in kinds}
 FLAX = "cached_key", "cached_value", "cache_index"
 EXPECTED = (
     "expected Flax's cached_key, cached_value and cache_index, a cache of transformers or mlx-lm, keras-hub's array "

@@ -62,7 +62,7 @@ class Lesson:
         layer = next(one for one in self.trees["layer"].body if getattr(one, "name", "") == "MultiHeadAttention")
         assert isinstance(layer, ast.ClassDef)
         self.base = ast.unparse(layer.bases[0]) if layer.bases else ""
-        self.method = dispatch.FRAMEWORKS[backend].method or "__call__"
+        self.method = dispatch.facts("METHOD", "__call__")[backend]
         self.fields = self.backend == "jax"  # Flax's modules are dataclasses, and have a setup
 
     def imports(self) -> str:

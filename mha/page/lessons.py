@@ -17,7 +17,7 @@ from mha.names import BackendName
 
 # The frameworks' own names of methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | {
-    known.method: "__call__" for known in dispatch.FRAMEWORKS.values() if known.method not in ("", "__call__")
+    method: "__call__" for method in dispatch.facts("METHOD", "__call__").values() if method != "__call__"
 }
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 IMPORTS = "imports"

@@ -34,7 +34,7 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
     script = "\n".join((files / "scripts" / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data: dict[str, Any] = {
         "version": mha.__version__,
-        "frameworks": [{"name": name, "title": known.title} for name, known in dispatch.FRAMEWORKS.items()],
+        "frameworks": [{"name": name, "title": title} for name, title in dispatch.facts("TITLE").items()],
         "lessons": code(),
         "measured": dict(measured),
         "facts": NAMES,

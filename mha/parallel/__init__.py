@@ -136,7 +136,7 @@ def _engine(what: str, layer: Any) -> Any:
     if isinstance(layer, MultiHeadAttention):
         raise TypeError("layer is an mha.MultiHeadAttention, expected the framework's own layer: write attention.layer")
     backend = dispatch.backend_of(layer)
-    backends = [name for name, known in dispatch.FRAMEWORKS.items() if what in known.parallel]
+    backends = [name for name, functions in dispatch.facts("PARALLEL", ()).items() if what in functions]
     if backend not in backends:
         came = type(layer).__name__ if backend is None else f"{type(layer).__name__} of {backend}"
         names = " or ".join(backends)

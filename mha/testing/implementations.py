@@ -87,9 +87,8 @@ def is_layer(given: Any) -> bool:
     """True for a layer of a framework, False for a function, compiled or not."""
     roots = {base.__module__.partition(".")[0] for base in type(given).__mro__}
     return any(
-        known.needs[-1] in roots and hasattr(given, known.method)
-        for known in dispatch.FRAMEWORKS.values()
-        if known.method
+        method and dispatch.FRAMEWORKS[name].needs[-1] in roots and hasattr(given, method)
+        for name, method in dispatch.facts("METHOD").items()
     )
 
 

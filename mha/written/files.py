@@ -117,7 +117,7 @@ def header(recipe: Recipe) -> str:
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
     said = "\n".join(folded(f"mha {version}: {recipe.said}", "    ", " \\"))
     return (
-        f'"""Multi-head attention in {dispatch.FRAMEWORKS[recipe.backend].title}: B batch, Q queries, K key-value '
+        f'"""Multi-head attention in {dispatch.facts("TITLE")[recipe.backend]}: B batch, Q queries, K key-value '
         "pairs, T either, H heads. It checks no arguments.\n\n"
         f"{said}\nSPDX-License-Identifier: Apache-2.0\n"
         '"""\n'

@@ -36,7 +36,7 @@ class Recipe:
             checks.choice("call", name, tuple(name for name in ARGUMENTS if name != "training"))
         kinds = KINDS.get(self.backend, ())
         if self.kind is not None and not kinds:
-            title = dispatch.FRAMEWORKS[self.backend].title
+            title = dispatch.facts("TITLE")[self.backend]
             raise ValueError(
                 f"kind is {self.kind!r}, expected none for {title}, whose modules are all of one; leave it out"
             )

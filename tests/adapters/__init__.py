@@ -9,7 +9,7 @@ import mha
 from mha import dispatch
 
 # Backends that compile each kind of call, which takes seconds, and the others.
-COMPILED = tuple(name for name, known in dispatch.FRAMEWORKS.items() if known.compiles)
+COMPILED = tuple(name for name, compiles in dispatch.facts("COMPILES", False).items() if compiles)
 EAGER = tuple(name for name in dispatch.FRAMEWORKS if name not in COMPILED)
 FRAMEWORKS = tuple(name for name in dispatch.FRAMEWORKS if name != "numpy")
 NAMES = ", ".join(dispatch.FRAMEWORKS)  # as errors list them

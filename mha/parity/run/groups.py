@@ -18,6 +18,9 @@ from mha.parity.cases.devices import BACKENDS, Group
 from mha.parity.cases.suite import Result
 from mha.parity.run.workers import Outcome, end, run_worker
 
+# Whether each of several devices takes a process of its own; else the environment variable that gives several to one
+# process, and the option in it before their number.
+RANKS, DEVICES = dispatch.facts("RANKS", False), dispatch.facts("DEVICES", ())
 MOST = 64  # ranks on one machine
 GRACE = 2.0  # seconds
 # Ranks meet on this machine alone.
@@ -54,12 +57,11 @@ class GroupRunner:
         return [self._run_group(one) for one in groups]
 
     def _run_group(self, group: Group) -> Outcome:
-        known = dispatch.FRAMEWORKS[group.backend]
-        ranks = group.count if known.ranks else 1
+        ranks = group.count if RANKS[group.backend] else 1
         # Otherwise each rank would have a thread for every processor, and all would wait for one another.
         environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} | os.environ | LOOPBACK
-        if known.devices:
-            variable, option = known.devices
+        if DEVICES[group.backend]:
+            variable, option = DEVICES[group.backend]
             environment[variable] = f"{environment.get(variable, '')} {option}{group.count}".strip()
         running: list[subprocess.Popen] = []
         outcomes: list[Outcome] = []

@@ -25,6 +25,7 @@ from mha.names import BackendName, FloatName, SuiteName
 from mha.parity.cases.suite import Result
 from mha.parity.run.processes import available, why_it_ended
 
+SECONDS = dispatch.facts("SECONDS", 0)  # roughly how long each backend takes
 NEEDED = 2048.0  # MiB that one process may take
 
 
@@ -68,7 +69,7 @@ class Runner:
         running: list[subprocess.Popen] = []
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             # The slowest first, so that none is left to run alone in the end.
-            ordered = sorted(backends, key=lambda name: -dispatch.FRAMEWORKS[name].seconds)
+            ordered = sorted(backends, key=lambda name: -SECONDS[name])
             waiting = {name: pool.submit(self._run_one, name, running, threads | os.environ) for name in ordered}
             try:
                 for name, future in waiting.items():

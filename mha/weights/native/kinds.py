@@ -10,7 +10,7 @@ from mha.weights import schemes
 
 # The kinds of layers, by the names that import them, and the backend of each.
 BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.having("commands/book.py")}
-KINDS = {kind: name for name, framework in dispatch.FRAMEWORKS.items() for kind in framework.layers} | BOOK
+KINDS = {kind: name for name, kinds in dispatch.facts("LAYERS", ()).items() for kind in kinds} | BOOK
 OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name
     for name in dispatch.FRAMEWORKS

@@ -103,7 +103,7 @@ def _book(backend: BackendName, layer: Any) -> Layer:
     module, native = dispatch.load(backend), module_of(backend)
     config = getattr(layer, "config", None)
     if not isinstance(config, Config) and backend not in BOOK.values():
-        title = dispatch.FRAMEWORKS[backend].title
+        title = dispatch.facts("TITLE")[backend]
         raise TypeError(f"source is a layer of {title}, of which the book prints none; pass its arrays by name instead")
     dtype = config.dtype if isinstance(config, Config) else "float32"
     with module.context(dtype):

@@ -19,7 +19,8 @@ from mha import checks, dispatch
 from mha.weights import models
 from mha.weights.readers.source import ALL, FLOATS, Entry, Source
 
-FORMATS = {form: name for name, framework in dispatch.FRAMEWORKS.items() for form in framework.formats}
+# Formats of files, as their metadata say them, and the backend that unpacks their quantised arrays.
+FORMATS = {form: name for name, forms in dispatch.facts("FORMATS", ()).items() for form in forms}
 BESIDE = "scales", "biases", "global_scale"
 PACKED = "uint32"
 # Of each mode: the numbers that share a scale, and their bits, unless something else is said.
@@ -52,7 +53,7 @@ class Quantised(Source):
             dispatch.load(backend)
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"has {name} quantised to {how.bits} bits, which {dispatch.FRAMEWORKS[backend].title} unpacks: "
+                f"has {name} quantised to {how.bits} bits, which {dispatch.facts('TITLE')[backend]} unpacks: "
                 f"{dispatch.install(backend)}"
             ) from error
         module = importlib.import_module(f"mha.backends.{backend}.commands.quantised")

@@ -41,7 +41,7 @@ def _read(backend: BackendName, kind: str | None) -> Program:
             elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
                 imports |= _imports(nodes.small(line))
     definitions["FURTHEST"] = nodes.statement(f"FURTHEST = {checks.FURTHEST}\n")
-    entry = dispatch.FRAMEWORKS[backend].method or "__call__"
+    entry = dispatch.facts("METHOD", "__call__")[backend]
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
     lesson = Program(definitions, imports, entry, setup, ASKED.get(backend, ()))
     layering.layered(lesson)

@@ -190,7 +190,7 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 def formats_of(backend: BackendName | None) -> Callable[[str], str]:
     """The format of the arrays of a backend, by their names: that of the files that its framework writes."""
-    forms = dispatch.FRAMEWORKS[backend].formats if backend else ()
+    forms = dispatch.facts("FORMATS", ())[backend] if backend else ()
     return lambda name: forms[0] if forms else ""
 
 
@@ -212,7 +212,7 @@ def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
 def backend_of(model: Any) -> BackendName:
     """The backend whose framework a model is of; TypeError if it is of none."""
     if (backend := dispatch.backend_of(model)) is None:
-        *names, last = (dispatch.FRAMEWORKS[name].title for name in dispatch.having("commands/taps.py"))
+        *names, last = (dispatch.facts("TITLE")[name] for name in dispatch.having("commands/taps.py"))
         raise TypeError(f"model is a {type(model).__name__}, expected a model of {', '.join(names)} or {last}")
     return backend
 

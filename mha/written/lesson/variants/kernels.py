@@ -72,7 +72,7 @@ def refuse(recipe: Recipe) -> None:
     """Raise ValueError if a framework has no kernel that computes the same as the lesson with these options."""
     config, backend = recipe.config, recipe.backend
     if backend not in KERNELS:
-        title = dispatch.FRAMEWORKS[backend].title
+        title = dispatch.facts("TITLE")[backend]
         raise ValueError(f"fused is True, expected False for {title}, of which no kernel is taken; leave it out")
     options = {"pooling": config.pooling == "additive", "softcap": config.softcap is not None, "sinks": config.sinks}
     options["dropout"] = backend in BY_HEADS and config.dropout > 0
