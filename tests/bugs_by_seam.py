@@ -13,7 +13,7 @@ import numpy as np
 import seams
 
 from mha import dispatch
-from mha.call import ARGUMENTS, keep
+from mha.call import ARGUMENTS, Plan, keep
 from mha.engine.reach import reach
 
 
@@ -81,11 +81,14 @@ def where(condition, X, Y):
 
 
 def of_call(**changes):
-    """Of `visible_keys`: fields of the call are changed, by functions of their values, where they are given."""
+    """Of `visible_keys`: fields of the call or its plan are changed, by functions of their values, where given."""
 
     def wrong(right, queries, keys, call):
-        given = {name: getattr(call, name) for name in changes}
-        return right(queries, keys, call._replace(**{n: X if X is None else changes[n](X) for n, X in given.items()}))
+        for name, change in changes.items():
+            X = getattr(call.plan if name in Plan._fields else call, name)
+            if X is not None:
+                call = (call.planned if name in Plan._fields else call._replace)(**{name: change(X)})
+        return right(queries, keys, call)
 
     return wrong
 
@@ -350,7 +353,7 @@ PLACED = {
     "the order of rows hides, too": ("by_mask",
         lambda right, of, q, k, call: right(of, q, k, call)._replace(causal=call.causal)),
     "the window of rows hides, too": ("by_mask",
-        lambda right, of, q, k, call: right(of, q, k, call)._replace(window=call.window)),
+        lambda right, of, q, k, call: right(of, q, k, call).planned(window=call.plan.window)),
     "positions may be anywhere": ("near", lambda right, name, X: X),
 }  # fmt: skip
 

@@ -294,7 +294,7 @@ def seen_by_slots(framework, call):
     """The call, where a query sees the slots up to the one that goes with its position, and no other."""
     S = framework.numpy(call.key_positions).shape[1]
     queries, slots = framework.numpy(call.positions) % S, np.arange(S, dtype="int32")[None]  # (B, Q), (1, S)
-    return call._replace(window=None, positions=framework.own(queries), key_positions=framework.own(slots))
+    return call._replace(positions=framework.own(queries), key_positions=framework.own(slots)).planned(window=None)
 
 
 def seen_empty(framework, call):
@@ -312,8 +312,8 @@ def windowed(by):
     """A window that goes further back by so many."""
 
     def visible_keys(framework, right, queries, keys, call):
-        left, ahead = call.window
-        return right(queries, keys, call._replace(window=(left + by, ahead)))
+        left, ahead = call.plan.window
+        return right(queries, keys, call.planned(window=(left + by, ahead)))
 
     return {"visible_keys": visible_keys}
 

@@ -45,7 +45,7 @@ def test_one_of_many_lengths_is_the_longest(place):
     X = np.random.default_rng(0).normal(size=(MANY, 6, 4))
     lengths = np.full(MANY, 2)
     lengths[place] = 5
-    call = Call(lengths, known={"valid_lens": lengths})
+    call = Call(lengths).planned(known={"valid_lens": lengths})
     assert longest(call, 6) == 5
     assert lengths_hide(call, 5)
     output = attention(X, X, X, lengths)

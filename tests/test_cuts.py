@@ -2,9 +2,15 @@
 
 import numpy as np
 
-from mha.call import Call
+from mha.call import Call, Plan
 from mha.engine import cutting
 from mha.engine.reach import all_used, lengths_hide, longest, span
+
+
+def made(*given, **named):
+    """A call of these arguments, with what is of its plan."""
+    planned = {name: named.pop(name) for name in named.keys() & {*Plan._fields}}
+    return Call(*given, **named).planned(**planned)
 
 
 def test_blocks_of_queries(monkeypatch):
@@ -21,7 +27,7 @@ def test_blocks_of_queries(monkeypatch):
 
 def test_keys_that_order_and_window_let_be_seen():
     def seen(*sizes, **call):
-        keys = span(Call(**call), *sizes)
+        keys = span(made(**call), *sizes)
         return keys.start, keys.stop
 
     assert seen(3, 5) == (0, 5)
@@ -45,7 +51,7 @@ def test_groups_of_samples(monkeypatch):
     def groups(sizes, valid_lens=None, offset=None, **call):
         """Slices of the samples, with the keys that each needs, and whether lengths hide some of these."""
         known = {name: X for name, X in (("valid_lens", valid_lens), ("offset", offset)) if X is not None}
-        call, found = Call(valid_lens, offset=0 if offset is None else offset, **call, known=known), []
+        call, found = made(valid_lens, offset=0 if offset is None else offset, **call).planned(known=known), []
         for samples in cutting.samples(call, sizes):
             own = call.part(samples)
             keys = span(own, *sizes[2:])
@@ -65,7 +71,7 @@ def test_groups_of_samples(monkeypatch):
 
 def test_where_every_query_sees_a_key():
     def used(num_queries, num_keys, hides=False, **call):
-        return all_used(Call(np.array([1, 2]) if hides else None, **call), num_queries, num_keys)
+        return all_used(made(np.array([1, 2]) if hides else None, **call), num_queries, num_keys)
 
     assert used(3, 5)
     assert not used(3, 5, True)
@@ -85,7 +91,7 @@ def test_blocks_of_a_window(monkeypatch):
     def pieces(num_queries, num_keys, scores, **call):
         return [
             (queries.start, queries.stop, keys.start, keys.stop)
-            for queries, keys in cutting.pieces(Call(**call), num_queries, num_keys, scores)
+            for queries, keys in cutting.pieces(made(**call), num_queries, num_keys, scores)
         ]
 
     assert pieces(4, 7, 2) == [(0, 4, 0, 7)]
@@ -96,7 +102,7 @@ def test_blocks_of_a_window(monkeypatch):
     monkeypatch.setattr(cutting, "SCORES", 2**30)
     assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // cutting.LEAST
     assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
-    assert cutting.block(Call(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
+    assert cutting.block(made(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
 
 
 def test_of_some_samples_queries_and_keys():
@@ -113,7 +119,7 @@ def test_of_some_samples_queries_and_keys():
                 bias = np.where(random.random(shape) < 0.3, -np.inf, 0)
                 mask = random.random((Q, K)) < 0.8
                 valid_lens = random.integers(0, K + 1, lengths)
-                call = Call(valid_lens, mask, bias, True, offset, window=(4, 1))
+                call = made(valid_lens, mask, bias, True, offset, window=(4, 1))
                 whole = np.broadcast_to(visible_keys(queries, keys, call), (B, H, Q, K))
                 cut = call.part(samples, queries=rows, keys=columns)
                 found = visible_keys(queries[samples, rows], keys[samples, columns], cut)

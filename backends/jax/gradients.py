@@ -40,7 +40,8 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
+    asked = call._replace(training=False).planned(traced=True)
     module, variables = layer.unbind()
     with keeping() as steps:
-        module.apply(variables, queries, keys, values, call._replace(training=False, traced=True), method="attend")
+        module.apply(variables, queries, keys, values, asked, method="attend")
     return steps if call.cache is None else by_slots(steps, call.cache)

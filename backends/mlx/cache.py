@@ -61,7 +61,7 @@ def remember(k, v, call):
         heads = [mx.stop_gradient(X).reshape(B, G, *X.shape[1:]) for X in (k, v)]  # (B, G, T, d)
         cache = cache.after(*evaluated([*(taken(X, columns[:, None, :, None], 2) for X in heads), *state]))
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
-    return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
+    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns), cache
 
 
 def recall(output, weights, call, cache):
@@ -71,9 +71,9 @@ def recall(output, weights, call, cache):
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
     output = where(kept, output, math.nan)  # (B, Q, D)
-    if not call.traced:
+    if not call.plan.traced:
         call.cache.use_up()
     if not call.return_weights:
         return output, cache
-    weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
+    weights = taken(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, where(kept[:, None], weights, math.nan), cache

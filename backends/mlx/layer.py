@@ -73,8 +73,8 @@ class MultiHeadAttention(nn.Module):
         pooled = keep("pooled", pooled)
         if call.head_gates is not None:
             pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
-        if call.gates is not None:
-            pooled = keep("gated", self.gate_by(pooled, call.gates))  # (B*H, Q, dv)
+        if call.plan.gates is not None:
+            pooled = keep("gated", self.gate_by(pooled, call.plan.gates))  # (B*H, Q, dv)
         merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
         output = keep("output", self.W_o(merged))  # (B, Q, D)
         if call.cache is not None:
@@ -93,13 +93,13 @@ class MultiHeadAttention(nn.Module):
     def beside_gates(self, queries, call):
         """The call with projections of queries (B, Q, query_size) for the output gate, if the layer has one."""
         gates = transpose_qkv(self.W_g(queries), self.config.num_heads) if self.config.output_gate else None
-        return call._replace(gates=gates)  # (B*H, Q, dv or 1)
+        return call.planned(gates=gates)  # (B*H, Q, dv or 1)
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""
         if call.cache is not None:
             return place(queries, keys, values, call)
-        if call.traced:  # whose steps show what padding is projected to
+        if call.plan.traced:  # whose steps show what padding is projected to
             return queries, keys, values, call
         visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
         in_any_head = None if visible is None else visible.any(1)  # (B or 1, Q or 1, K)
@@ -128,7 +128,7 @@ class MultiHeadAttention(nn.Module):
         """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
         if not self.config.sinks:
             return call
-        return call._replace(sinks=self.sinks.reshape(1, -1, 1, 1))  # (1, H, 1, 1)
+        return call.planned(sinks=self.sinks.reshape(1, -1, 1, 1))  # (1, H, 1, 1)
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
@@ -137,7 +137,7 @@ class MultiHeadAttention(nn.Module):
         B, Q, K = q.shape[0] // H, q.shape[1], k.shape[1]
         visible = repeat_heads(visible_keys(q, k, call), B, H)  # (B*H, Q or 1, K)
         score_bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, H)  # (B*H, Q, K)
-        sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, H)}  # (B*H, 1, 1)
+        sinks = {} if call.plan.sinks is None else {"sinks": repeat_heads(call.plan.sinks, B, H)}  # (B*H, 1, 1)
         inputs = q, repeat_groups(k, times), repeat_groups(v, times)  # (B*H, T, d)
         pooled, weights = self.attention(*inputs, visible, score_bias, training=call.training, **sinks)
         return pooled, weights.reshape(B, H, Q, K)  # (B*H, Q, dv), (B, H, Q, K)

@@ -30,7 +30,7 @@ def slots_after(positions, lengths, lost, call):
     before = mx.concatenate([positions, mx.where(real, new, -1)], 1)  # (B, T)
     pushed = mx.where(pushed_out, before, -1).max(1)  # (B,)
     first, newest = mx.where(real, new, LOST).min(1), before.max(1)  # (B,)
-    left = left_of(call, LOST)
+    left = left_of(call.plan, LOST)
     found = mx.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= positions.max(1))  # (B,)

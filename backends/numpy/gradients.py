@@ -66,8 +66,9 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
+    asked = call._replace(training=False).planned(traced=True)
     with keeping() as steps:
-        layer.attend(queries, keys, values, call._replace(training=False, traced=True))
+        layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)
 
 
@@ -95,7 +96,7 @@ def through_steps(layer, attention, steps, by_output):
         by_pooled = by_pooled * np.broadcast_to(call.head_gates, (B, H)).reshape(B * H, 1, 1)  # (B*H, Q, dv)
     q, k, v = (next(X for name, X in reversed(steps.items()) if name.endswith(one)) for one in ("_q", "_k", "_v"))
     through = getattr(attention, "pool_backward", None)
-    through = through_pooling if call.lesson or through is None else type(attention).pool_backward
+    through = through_pooling if call.plan.lesson or through is None else type(attention).pool_backward
     inputs = q, k, v, H, layer.beside_sinks(call)
     by_q, by_k, by_v, by_bias, by_pooling = through(attention, *inputs, by_pooled)
     if by_bias is not None:
@@ -130,12 +131,12 @@ def through_pooling(attention, q, k, v, num_heads, call, by_pooled):
     visible = repeat_heads(visible_keys(q, k, call), B, num_heads)  # (B*H, Q, K)
     bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K or 1)
     k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
-    rows = visible, *(repeat_heads(X, B, num_heads) for X in (bias, call.sinks))  # (B*H, Q or 1, K or 1)
+    rows = visible, *(repeat_heads(X, B, num_heads) for X in (bias, call.plan.sinks))  # (B*H, Q or 1, K or 1)
     found = through_weights(attention, q, k, v, *rows, call.training, by_pooled)
     by_q, by_k, by_v, by_biased, by_sinks, by_parameters = found
     by_k, by_v = (X.reshape(BG, times, K, X.shape[2]).sum(1) for X in (by_k, by_v))  # (B*G, K, d)
     by_biased = by_biased.reshape(B, num_heads, Q, K)  # (B, H, Q, K)
-    if call.sinks is not None:
+    if call.plan.sinks is not None:
         by_parameters["sinks"] = by_sinks.reshape(B, num_heads, Q).sum((0, 2))  # (H,)
     return by_q, by_k, by_v, None if bias is None else summed(by_biased, bias.shape), by_parameters
 

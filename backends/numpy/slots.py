@@ -29,7 +29,7 @@ def slots_after(positions, lengths, lost, call):
     before = np.concatenate([positions, np.where(real, new, -1)], 1)  # (B, T)
     pushed = np.where(pushed_out, before, -1).max(1)  # (B,)
     first, newest = np.where(real, new, LOST).min(1), before.max(1)  # (B,)
-    left = left_of(call, LOST)
+    left = left_of(call.plan, LOST)
     found = np.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= positions.max(1))  # (B,)

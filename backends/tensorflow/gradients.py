@@ -37,6 +37,7 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
+    asked = call._replace(training=False).planned(traced=True)
     with keeping() as steps:
-        layer.attend(queries, keys, values, call._replace(training=False, traced=True))
+        layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)

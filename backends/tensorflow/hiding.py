@@ -31,7 +31,7 @@ def visible_keys(queries, keys, call):
 
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
-    left, right = call.window or (None, None)
+    left, right = call.plan.window or (None, None)
     causal = call.causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
     conditions = []
     if call.valid_lens is not None:
@@ -42,7 +42,7 @@ def visible_keys(queries, keys, call):
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    if causal or call.by_positions() or not left is right is call.chunk is None:
+    if causal or call.by_positions() or not left is right is call.plan.chunk is None:
         each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
         each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
     if call.positions is not None:
@@ -60,8 +60,10 @@ def visible_keys(queries, keys, call):
         conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
         conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
-    if call.chunk is not None:
-        conditions.append(each_query - each_query % call.chunk == each_key - each_key % call.chunk)  # (B or 1, 1, Q, K)
+    if call.plan.chunk is not None:
+        conditions.append(
+            each_query - each_query % call.plan.chunk == each_key - each_key % call.plan.chunk
+        )  # (B or 1, 1, Q, K)
     return functools.reduce(tf.logical_and, conditions) if conditions else None
 
 

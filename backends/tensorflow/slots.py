@@ -30,7 +30,7 @@ def slots_after(positions, lengths, lost, call):
     before = tf.concat([positions, tf.where(real, new, -1)], 1)  # (B, T)
     pushed = tf.reduce_max(tf.where(pushed_out, before, -1), 1)  # (B,)
     first, newest = tf.reduce_min(tf.where(real, new, LOST), 1), tf.reduce_max(before, 1)  # (B,)
-    left = left_of(call, LOST)
+    left = left_of(call.plan, LOST)
     found = tf.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= tf.reduce_max(positions, 1))  # (B,)

@@ -58,7 +58,7 @@ def remember(k, v, call):
         heads = [X.detach().reshape(-1, G, *X.shape[1:]) for X in (k, v)]  # (B, G, T, d)
         cache = cache.after(*(taken(X, columns[:, None, :, None], 2) for X in heads), *state)
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
-    return k, v, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs), cache
+    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns), cache
 
 
 def recall(output, weights, call, cache):
@@ -68,9 +68,9 @@ def recall(output, weights, call, cache):
     """
     kept = (cache.lost < LOST)[:, None, None]  # (B, 1, 1)
     output = torch.where(kept, output, torch.nan)  # (B, Q, D)
-    if not call.traced:
+    if not call.plan.traced:
         call.cache.use_up()
     if not call.return_weights:
         return output, cache
-    weights = taken(weights, call.columns[:, None, None], 3)  # (B, H, Q, S)
+    weights = taken(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, torch.where(kept[:, None], weights, torch.nan), cache

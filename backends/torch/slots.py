@@ -29,7 +29,7 @@ def slots_after(positions, lengths, lost, call):
     before = torch.cat([positions, torch.where(real, new, -1)], 1)  # (B, T)
     pushed = torch.where(pushed_out, before, -1).amax(1)  # (B,)
     first, newest = torch.where(real, new, LOST).amin(1), before.amax(1)  # (B,)
-    left = left_of(call, LOST)
+    left = left_of(call.plan, LOST)
     found = torch.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= newest - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= positions.amax(1))  # (B,)

@@ -39,9 +39,10 @@ def dtypes(config: Config) -> dict[str, str]:
 
 
 def left_of(limits: Any, anywhere: int | None = None) -> int | None:
-    """How far before itself a query sees at most; limits: a configuration or a call, whose window and chunk count.
+    """How far before itself a query sees at most.
 
-    anywhere: what is returned where neither says it.
+    limits: a configuration or the plan of a call, whose window and chunk count; anywhere: what is returned where
+    neither says it.
     """
     left = anywhere if limits.window is None or limits.window[0] is None else limits.window[0]
     if limits.chunk is None:

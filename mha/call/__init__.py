@@ -14,6 +14,7 @@ from mha.call.declaration import (
     ROWS,
     Arguments,
     Call,
+    Plan,
     axes_of,
 )
 from mha.call.keeping import keep, keeping
@@ -32,6 +33,7 @@ __all__ = [
     "ROWS",
     "Arguments",
     "Call",
+    "Plan",
     "Plans",
     "axes_of",
     "call_of",

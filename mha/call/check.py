@@ -58,7 +58,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     call = fit_segments(call, (queries.shape[1], num_keys))
     call = call.of_layer(config)._replace(causal=bool(call.causal))
     if call.cache is not None:
-        call = call._replace(step=fit_values(call.cache, queries, call))
+        call = call.planned(step=fit_values(call.cache, queries, call))
     call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)
     if kind is not None:
         call = layer.planned(queries, keys, call)
@@ -66,17 +66,17 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     return call
 
 
-def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, plan: Call) -> Call:
-    """Check the values of a call of a kind that was checked before, and make its arrays the backend's own."""
-    lengths, known, bounds = call.valid_lens, None, None
+def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, seen: Call) -> Call:
+    """Check the values of a call of a kind that was seen before, and make its arrays the backend's own."""
+    lengths, plan = call.valid_lens, seen.plan
     if lengths is not None:
-        values_known = lengths if isinstance(lengths, np.ndarray) else arrays.known(lengths)
-        if values_known is not None:  # else a compiler will know them
-            limit, bounds = limited(values_known, keys.shape[1])
+        known = lengths if isinstance(lengths, np.ndarray) else arrays.known(lengths)
+        if known is not None:  # else a compiler will know them
+            limit, bounds = limited(known, keys.shape[1])
             if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
                 return check(arrays, layer, queries, keys, values, call._replace(valid_lens=None))
-            known = {"valid_lens": limit}
-            if limit is not values_known:
+            plan = plan._replace(known={"valid_lens": limit}, extremes=bounds)
+            if limit is not known:
                 lengths = limit
     given = {}
     if not (call.mask is call.score_bias is call.head_gates is None and call.offset == 0):
@@ -86,14 +86,12 @@ def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call
     for name, X in given.items():
         if isinstance(X, np.ndarray) and not arrays.is_own(X):
             given[name] = native(arrays, arrays.place(layer, queries), X)
-    if lengths is not None:
-        given |= {"known": known, "extremes": bounds}
     if call.cache is not None:
         check_owner(call.cache, layer)
-        by_value = given | (known or {})
-        given["step"] = fit_values(call.cache, queries, plan._replace(**by_value) if by_value else plan)
+        by_value = seen._replace(**(given | (plan.known or {}))) if given or plan.known else seen
+        plan = plan._replace(step=fit_values(call.cache, queries, by_value))
         given["cache"] = call.cache
-    return plan._replace(**given) if given else plan
+    return seen._replace(**given, plan=plan)
 
 
 def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:
@@ -117,7 +115,7 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
     known |= {name: X for name, X in (placed | packed).items() if isinstance(X, np.ndarray)}
     own = call._replace(valid_lens=lengths, offset=offset, **placed, **packed)
     own = own.mapped(lambda X: native(arrays, place, X))
-    return own._replace(known=known, extremes=bounds)
+    return own.planned(known=known, extremes=bounds)
 
 
 def _taken(arrays: Any, config: Any, name: str, X: Any) -> Any:

@@ -6,7 +6,7 @@ Letters: B batch, H heads, Q queries, K key-value pairs.
 import collections
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -134,48 +134,63 @@ OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
 PLACES = "positions", "key_positions"
 PACKED = "segments", "key_segments"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
-# An `mha.Cache`, and two switches that not every call takes; and what is known of a checked call beside arguments: the
-# layer's window, its chunk and, where they count, its sinks (1, H, 1, 1), the projections for its output gate (B*H, Q,
-# dv or 1), whether its steps are traced, the values of its integers as NumPy arrays, the smallest and the largest of
-# its lengths, whether the lesson computes it, what an engine has decided otherwise, what it does to its cache, and
-# where the slots of that are among its keys.
+# What its user gives with a call: also an `mha.Cache`, and two switches that not every call takes.
 ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "cache": None,
     "training": None,
     "return_weights": False,
 }
-GIVEN = slice(len(ARGUMENTS))  # of a call's fields, those that its user gives
-_DEFAULTS = ARGUMENTS | {
-    "window": None,
-    "chunk": None,
-    "sinks": None,
-    "gates": None,
-    "traced": False,
-    "known": None,
-    "extremes": None,
-    "lesson": False,
-    "plan": None,
-    "step": None,
-    "columns": None,
-}
+GIVEN = slice(len(ARGUMENTS))
 
 
+class Plan(typing.NamedTuple):
+    """The facts of a checked call beside what its user gave, and what an engine decides.
+
+    window, chunk: of the layer.
+    sinks: of the layer, (1, H, 1, 1), where they count.
+    gates: the projections for the layer's output gate, (B*H, Q, dv or 1).
+    traced: whether the steps of the call are traced.
+    known: the values of its integers, by name, as NumPy arrays; None or without a name = not known yet.
+    extremes: the smallest and the largest of its lengths, if known.
+    lesson: whether the lesson computes it.
+    engine: other decisions of the backend's engine, of a class of its own; None = none yet.
+    step: what it does to the slots of its cache; columns: where these are among the keys.
+    """
+
+    window: Any = None
+    chunk: Any = None
+    sinks: Any = None
+    gates: Any = None
+    traced: bool = False
+    known: Any = None
+    extremes: Any = None
+    lesson: bool = False
+    engine: Any = None
+    step: Any = None
+    columns: Any = None
+
+
+_DEFAULTS = ARGUMENTS | {"plan": Plan()}
 _namedtuple: Any = collections.namedtuple  # type checkers know no fields that are declared elsewhere
 _Fields: Any = _namedtuple("_Fields", _DEFAULTS, defaults=_DEFAULTS.values())
 
 
 class Call(_Fields):
-    """A call: what its user gives beside queries, keys and values, which goes through all steps as one thing.
+    """A call: what its user gives beside queries, keys and values, with the plan for it, which goes through all steps.
 
-    Once it is checked, its arrays are those of the backend, an offset is an int or a column (B or 1, 1), and `known`
+    Once it is checked, its arrays are those of the backend, an offset is an int or a column (B or 1, 1), and the plan
     has the values of lengths and offsets that are known.
     """
 
     __slots__ = ()
 
+    def planned(self, **changes: Any) -> "Call":
+        """The same call with changes of its plan."""
+        return self._replace(plan=self.plan._replace(**changes))
+
     def of_layer(self, config: Any) -> "Call":
         """The call to a layer with this configuration, whose window and chunk hide keys, too."""
-        return self._replace(window=config.window, chunk=config.chunk)
+        return self.planned(window=config.window, chunk=config.chunk)
 
     def arguments(self) -> dict[str, Any]:
         """Its arguments by name, as the frameworks' own layers take them: of a checked offset, a row or a number."""
@@ -197,7 +212,7 @@ class Call(_Fields):
         """The value of an integer argument: an int or NumPy integers; None if it is not given, or not known yet."""
         given = getattr(self, name)
         is_value = given is None or isinstance(given, (int, np.ndarray))
-        return given if is_value else (self.known or {}).get(name)
+        return given if is_value else (self.plan.known or {}).get(name)
 
     def placed(self) -> dict[str, Any]:
         """The positions of its queries and of its keys by name, None where they are not given."""
@@ -210,7 +225,8 @@ class Call(_Fields):
     def by_tokens(self) -> bool:
         """Whether positions or segments of queries or of keys are given, or there are chunks."""
         return not (
-            self.positions is self.key_positions is self.segments is self.key_segments is None and self.chunk is None
+            self.positions is self.key_positions is self.segments is self.key_segments is None
+            and self.plan.chunk is None
         )
 
     def packed(self) -> dict[str, Any]:
@@ -230,7 +246,14 @@ class Call(_Fields):
 
     def of_scores(self) -> dict[str, Any]:
         """Its arrays that hide keys from queries or count in their scores, by name: those of pairs, and sinks."""
-        return self.pairs() | ({} if self.sinks is None else {"sinks": self.sinks})
+        return self.pairs() | ({} if self.plan.sinks is None else {"sinks": self.plan.sinks})
+
+    def with_arrays(self, named: Mapping[str, Any]) -> "Call":
+        """The same call with these arrays by name, of its own and of `of_scores`, or None for them."""
+        if "sinks" not in named:
+            return self._replace(**named)
+        own = {name: X for name, X in named.items() if name != "sinks"}
+        return self._replace(**own).planned(sinks=named["sinks"])
 
     def mapped(self, function: Callable[[Any], Any]) -> "Call":
         """The same call, with a function of its arrays in their places."""
@@ -243,8 +266,8 @@ class Call(_Fields):
     def hides(self) -> bool:
         """Whether something may hide a key from a query."""
         return (
-            self.window is not None
-            or self.chunk is not None
+            self.plan.window is not None
+            or self.plan.chunk is not None
             or any(row.hides and getattr(self, name) is not row.default for name, row in ROWS.items())
         )
 
@@ -258,17 +281,17 @@ class Call(_Fields):
         cuts = {"B": samples, "H": heads, "Q": queries, "K": keys}
         firsts = [0 if cut.start is None else cut.start for cut in (queries, keys)]
         changed = {name: of_part(name, X, cuts, firsts) for name, X in self._numbers()}
-        if self.known:
-            changed["known"] = {name: of_part(name, X, cuts, firsts) for name, X in self.known.items()}
-            changed["extremes"] = extremes_of(changed["known"].get("valid_lens"))
+        if self.plan.known:
+            known = {name: of_part(name, X, cuts, firsts) for name, X in self.plan.known.items()}
+            changed["plan"] = self.plan._replace(known=known, extremes=extremes_of(known.get("valid_lens")))
         return self._replace(**changed)
 
     def _with_all_segments(self) -> "Call":
         """The call with segments of its keys, too, where they are those of its queries."""
-        known = self.known
+        known = self.plan.known
         if known and "segments" in known:
             known = known | {"key_segments": known["segments"]}
-        return self._replace(known=known, **self.packed())
+        return self._replace(**self.packed()).planned(known=known)
 
     def _numbers(self) -> Iterator[tuple[str, Any]]:
         """Its arrays by name, and the offset, which may be an int."""

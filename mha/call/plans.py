@@ -20,7 +20,7 @@ class Plans(dict[Any, Call]):
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
         if len(self) >= MOST:
             self.clear()
-        self[kind] = call.mapped(lambda X: None)._replace(known=None, cache=None, step=None)
+        self[kind] = call.mapped(lambda X: None)._replace(cache=None).planned(known=None, extremes=None, step=None)
 
     def __deepcopy__(self, memo: Any) -> "Plans":
         return self

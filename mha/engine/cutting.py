@@ -74,7 +74,8 @@ def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterato
     if fits(scores * num_queries * num_keys):
         yield slice(0, num_queries), slice(0, num_keys)
         return
-    order = Call(causal=call.causal, window=call.window, offset=call.offset, known=call.known, **call.placed())
+    order = Call(causal=call.causal, offset=call.offset, **call.placed())
+    order = order.planned(window=call.plan.window, known=call.plan.known)
     for rows, keys in packing.blocks(call, LEAST):
         size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
         for first in range(rows.start, rows.stop, size):

@@ -22,7 +22,7 @@ def reach(call: Call) -> tuple[int | None, int | None]:
     """
     if call.by_positions():
         return None, None
-    left, right = call.window or (None, None)
+    left, right = call.plan.window or (None, None)
     return left, 0 if call.causal else right
 
 
@@ -66,7 +66,7 @@ def _offsets(call: Call) -> tuple[int, int] | None:
 
 def longest(call: Call, num_keys: int) -> int:
     """How many of the keys any query sees by lengths, at least one, as far as they are known."""
-    bounds = None if call.valid_lens is None else call.extremes or extremes_of(call.value_of("valid_lens"))
+    bounds = None if call.valid_lens is None else call.plan.extremes or extremes_of(call.value_of("valid_lens"))
     return num_keys if bounds is None else max(1, min(num_keys, bounds[1]))
 
 
@@ -74,7 +74,7 @@ def lengths_hide(call: Call, num_keys: int) -> bool:
     """Whether lengths may hide one of the keys."""
     if call.valid_lens is None:
         return False
-    bounds = call.extremes or extremes_of(call.value_of("valid_lens"))
+    bounds = call.plan.extremes or extremes_of(call.value_of("valid_lens"))
     return bounds is None or bounds[0] < num_keys
 
 
@@ -197,27 +197,28 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """
     if not call.by_tokens() or packing.is_known(call):
         return call
-    hiding, done = Call(mask=call.mask, **call.packed()), dict.fromkeys(PACKED)
-    if call.by_positions() or call.chunk:
-        placed = call.placed() | {"window": call.window, "chunk": call.chunk}
-        hiding = hiding._replace(causal=call.causal, offset=call.offset, **placed)
-        done |= {"causal": False, "window": None, "chunk": None}
-    return call._replace(mask=of.visible_keys(queries, keys, hiding), **done)
+    hiding = Call(mask=call.mask, **call.packed())
+    call = call._replace(**dict.fromkeys(PACKED))
+    if call.by_positions() or call.plan.chunk:
+        hiding = hiding._replace(causal=call.causal, offset=call.offset, **call.placed())
+        hiding = hiding.planned(window=call.plan.window, chunk=call.plan.chunk)
+        call = call._replace(causal=False).planned(window=None, chunk=None)
+    return call._replace(mask=of.visible_keys(queries, keys, hiding))
 
 
 def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     """The call with chunks as segments, whose blocks are short, where nothing else says segments; else `by_mask`."""
-    if not call.chunk or call.by_positions() or call.segments is not None:
+    if not call.plan.chunk or call.by_positions() or call.segments is not None:
         return by_mask(of, queries, keys, call)
 
     def firsts(places: Any) -> Any:  # of the chunks of these (B or 1, T); those before position 0 see nothing
-        return places - places % call.chunk
+        return places - places % call.plan.chunk
 
-    (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.known or {})
+    (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.plan.known or {})
     own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
     if all(isinstance(number, int) for number in (call.offset, Q, K)):
         known |= {"segments": firsts(np.arange(Q)[None] + call.offset), "key_segments": firsts(np.arange(K)[None])}
-    return call._replace(chunk=None, segments=own, key_segments=others, known=known)
+    return call._replace(segments=own, key_segments=others).planned(chunk=None, known=known)
 
 
 def turned(call: Call) -> Call:
@@ -236,7 +237,7 @@ def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call
     B = BH // num_heads
     G = BG // of.larger(B, 1)
     score_bias = None if call.score_bias is None else of.four_axes(call.score_bias)
-    each = of.visible_keys(queries, keys, call), score_bias, call.sinks
+    each = of.visible_keys(queries, keys, call), score_bias, call.plan.sinks
     rows = (pairs if num_heads == G else in_rows(of, pairs, (B, num_heads, G, Q)) for pairs in each)
     visible, score_bias, sinks = (of.repeat_heads(pairs, B, G) for pairs in rows)  # (B*G, H/G*Q or 1, K or 1)
     return visible, score_bias, sinks

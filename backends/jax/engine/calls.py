@@ -50,17 +50,19 @@ def attend(layer, queries, keys, values, call):
 def decoded(layer, queries, keys, values, call):
     """A checked call with a cache, whose slots are given away where it is known, to be written in place."""
     (given, fixed), cache = parted(call), call.cache
-    if call.step is None or cache.frozen:
+    if call.plan.step is None or cache.frozen:
         run = program(_attend, module_of(layer), fixed)
         return run(*_apart(layer, call), queries, keys, values, given)
     slots = cache.keys, cache.values
     given["cache"] = cache.after(None, None, *cache.arrays()[2:])
-    first = queries.shape[1] > 1 and call.step.first == 0 and call.step.in_order  # one token is compiled once for all
-    fixed = fixed._replace(plan=first)
+    first = (
+        queries.shape[1] > 1 and call.plan.step.first == 0 and call.plan.step.in_order
+    )  # one token is compiled once for all
+    fixed = fixed.planned(engine=first)
     run = program(_decode, module_of(layer), fixed, giving=(6,))
     *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
     cache.use_up()
-    return *results, after.booked(call.step.book)
+    return *results, after.booked(call.plan.step.book)
 
 
 def vjp(layer, queries, keys, values, call):
@@ -146,7 +148,7 @@ def _attend(module, fixed, variables, rngs, queries, keys, values, given):
 
 def _decode(module, fixed, variables, rngs, queries, keys, values, given, slots):
     given["cache"] = given["cache"].after(*slots, *given["cache"].arrays()[2:])
-    tracing.first = fixed.plan
+    tracing.first = fixed.plan.engine
     try:
         return _attend(module, fixed, variables, rngs, queries, keys, values, given)
     finally:
@@ -184,7 +186,7 @@ def _run(function, layer, queries, keys, values, call, *more):
 def parted(call):
     """The arrays of a checked call by name, and the call without them, which a program is compiled for."""
     given = numbers(call) | ({} if call.cache is None else {"cache": call.cache})
-    return given, call._replace(known=None, extremes=None, step=None, **dict.fromkeys(given))
+    return given, call._replace(**dict.fromkeys(given)).planned(known=None, extremes=None, step=None)
 
 
 def numbers(call):

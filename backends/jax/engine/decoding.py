@@ -55,7 +55,7 @@ def booked(call, num_tokens):
     there = jnp.where(last, slots[:, S:], S)  # (B, Q)
     pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
     key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
-    return there, state, call._replace(key_positions=key_positions, offset=0, columns=columns, **pairs)
+    return there, state, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns)
 
 
 def written(cache, k, v, there, state, output):
@@ -87,7 +87,7 @@ def pooled(pooling, q, k, v, num_heads, call):
 
     if call.pairs() or call.training or Q > T - Q:
         return of_all()
-    own = by_mask(OPERATIONS, q, k[1], turned(call)._replace(valid_lens=None, columns=None))
+    own = by_mask(OPERATIONS, q, k[1], turned(call)._replace(valid_lens=None).planned(columns=None))
     if tracing.first:  # a branch would not use all processors
         return pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q))
     fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()

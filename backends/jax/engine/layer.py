@@ -40,24 +40,24 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call._replace(lesson=True))
+            return super().attend(queries, keys, values, call.planned(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
-        if call.segments is None or call.chunk is not None:
+        if call.segments is None or call.plan.chunk is not None:
             call = by_segments(OPERATIONS, queries, keys, call)
         return super().attend(queries, keys, values, call)
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
         # To initialise is to make every parameter, which a branch or a loop would not.
-        if call.return_weights or call.traced or self.is_initializing():
+        if call.return_weights or call.plan.traced or self.is_initializing():
             return True
         empty = 0 in (*queries.shape[:2], keys.shape[1] if call.cache is None else call.cache.sizes[1])
         return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
         """Heads of queries, and of keys and values in reach, blank where they are not used; and the call of these."""
-        if call.lesson or call.cache is not None:
+        if call.plan.lesson or call.cache is not None:
             return super().project(queries, keys, values, call)
         H, G = self.config.num_heads, self.config.num_key_value_heads
         keys, values, call = in_reach(queries, keys, values, prepared(call, keys.shape[1]))
@@ -74,15 +74,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: as soon as there is an output, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remembered(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache, whose slots are written now."""
-        return super().recall(output, weights, call, cache if call.lesson else cache(output))
+        return super().recall(output, weights, call, cache if call.plan.lesson else cache(output))
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(call)
         if call.cache is not None:

@@ -31,7 +31,7 @@ def prepared(call, num_keys):
     pairs = {name: four_axes(X) for name, X in call.pairs().items()}
     given = {} if call.segments is None else {name: getattr(call, name) for name in (*PACKED, *PLACES)}
     tokens = {name: places(None, X) for name, X in given.items() if X is not None}  # (B or 1, T)
-    return call._replace(valid_lens=lens, offset=offset, known=None, extremes=None, **pairs, **tokens)
+    return call._replace(valid_lens=lens, offset=offset, **pairs, **tokens).planned(known=None, extremes=None)
 
 
 def in_reach(queries, keys, values, call):
@@ -112,7 +112,7 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
         keys, values = (X.reshape(-1, *X.shape[3:]) for X in (keys, values))  # (heads of keys, d, K)
         lens = None if lens is None else lens[:, 0, :, 0]  # (samples, size or 1)
         offset = offset[:, 0, 0] + piece % counts[2] * size  # (samples or 1, 1)
-        block = call._replace(valid_lens=lens, offset=offset, **dict(zip(names, pairs, strict=True)))
+        block = call._replace(valid_lens=lens, offset=offset).with_arrays(dict(zip(names, pairs, strict=True)))
         if packed:
             block = _of_block(block, of_queries[:, 0], of_keys[:, 0, 0])
         rngs = {"dropout": jax.random.fold_in(key, piece)}

@@ -38,7 +38,7 @@ class OfRows:
 
     def attend(self, queries, keys, values, call):
         """Take the steps of the lesson: all devices meet as often."""
-        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call._replace(lesson=True))
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query anywhere sees."""
@@ -121,10 +121,10 @@ class Ulysses(OfRows):
     def beside_sinks(self, call):
         """The call with the sinks of the heads here."""
         call, size = super().beside_sinks(call), self.config.num_heads // jax.lax.axis_size(self.axis)
-        if call.sinks is None:
+        if call.plan.sinks is None:
             return call
         first = jax.lax.axis_index(self.axis) * size
-        return call._replace(sinks=jax.lax.dynamic_slice_in_dim(call.sinks, first, size, 1))  # (1, H/N, 1, 1)
+        return call.planned(sinks=jax.lax.dynamic_slice_in_dim(call.plan.sinks, first, size, 1))  # (1, H/N, 1, 1)
 
     def exchanged(self, X, B, split, joined):
         """Some heads of all rows for all heads of some rows, or the other way: (B*heads, rows, d)."""
@@ -156,7 +156,7 @@ def _pooled(attention, q, k, v, num_heads, call):
     k, v = repeat_groups(k, times), repeat_groups(v, times)  # (B*H, K, d)
     visible = repeat_heads(visible_keys(q, k, call), B, num_heads)  # (B*H, Q, K)
     bias = None if call.score_bias is None else repeat_heads(four_axes(call.score_bias), B, num_heads)
-    sinks = {} if call.sinks is None else {"sinks": repeat_heads(call.sinks, B, num_heads)}  # (B*H, 1, 1)
+    sinks = {} if call.plan.sinks is None else {"sinks": repeat_heads(call.plan.sinks, B, num_heads)}  # (B*H, 1, 1)
     return attention(q, k, v, visible, bias, training=call.training, **sinks)[0]  # (B*H, Q, dv)
 
 

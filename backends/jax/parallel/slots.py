@@ -38,7 +38,7 @@ class OfSlots:
 
     def attend(self, queries, keys, values, call):
         """Take the steps of the lesson: all devices meet as often."""
-        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call._replace(lesson=True))
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
 
     def remember(self, k, v, call):
         """The slots here and the share of new tokens, apart, the call of these, and what writes the slots here."""
@@ -100,7 +100,7 @@ class OfSlots:
 
         found = jax.lax.map(jax.checkpoint(block), jnp.arange(count)) if count > 1 else [X[None] for X in block(0)]
         found = (X.swapaxes(0, 1).reshape(BH, count * size, -1)[:, :Q] for X in found)  # (B*H, Q, any)
-        sinks = repeat_heads(call.sinks, BH // H, H)  # (B*H, 1, 1)
+        sinks = repeat_heads(call.plan.sinks, BH // H, H)  # (B*H, 1, 1)
         return _merged(self.axis, *found, sinks).astype(v[1].dtype), None
 
 

@@ -67,7 +67,7 @@ def attend(
     if own is not None and heads is not None:
         keeper = module.clone(config=kept_by_devices(module.config, mesh.shape[heads]))
         given = given._replace(cache=with_copies(own, module.config, mesh.shape[heads]))
-    call = check(arrays, keeper, queries, keys, values, given)._replace(known=None)
+    call = check(arrays, keeper, queries, keys, values, given).planned(known=None)
     if call.cache is not None:
         _fit_slots(call.cache, mesh.shape.get(sequence, 1), zigzag)
         how = "ring"  # which takes any heads: slots are split in one way alone
@@ -104,7 +104,7 @@ def _decoded(module, part, axes, call, mesh, variables, named):
     Each device keeps the heads that it has, and of their slots those that it has.
     """
     (data, heads, sequence), cache = (axes.get(name) for name in ("data", "heads", "sequence")), call.cache
-    plain = call.mapped(lambda X: None)._replace(cache=None, step=None)
+    plain = call.mapped(lambda X: None)._replace(cache=None).planned(step=None)
     of_all = heads and over_all(part.config)
     layer = slots_over(part, sequence) if sequence else part
     layer = norms.over(layer, heads, heads) if of_all else layer
@@ -133,7 +133,7 @@ def _decoded(module, part, axes, call, mesh, variables, named):
         return output, cache
     left = cache.after(*slots)
     cache.use_up()
-    return output, left if call.step is None else left.booked(call.step.book)
+    return output, left if call.plan.step is None else left.booked(call.plan.step.book)
 
 
 def _spread(module, part, axes, way, plain, mesh, variables, arrays):

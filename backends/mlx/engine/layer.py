@@ -20,7 +20,7 @@ from .pooling import AttentionPooling, DotProductAttention, pooling
 from .recomputing import behind
 
 
-class Plan(NamedTuple):
+class Decisions(NamedTuple):
     """The decisions of a call that are made once.
 
     whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
@@ -54,13 +54,18 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.cache is not None:
             return call
         (B, Q, _), K = queries.shape, keys.shape[1]
-        if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
-            return call._replace(lesson=True, plan=Plan())
+        if (
+            call.return_weights
+            or call.plan.traced
+            or 0 in (B, Q, K)
+            or not isinstance(self.attention, AttentionPooling)
+        ):
+            return call.planned(lesson=True, engine=Decisions())
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
-            return call._replace(plan=Plan())
+            return call.planned(engine=Decisions())
         parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
-        return call._replace(plan=Plan(whole_used(call, Q, K), parts, self.may_view(queries, keys, call)))
+        return call.planned(engine=Decisions(whole_used(call, Q, K), parts, self.may_view(queries, keys, call)))
 
     def may_view(self, queries, keys, call):
         """Whether the framework's kernel pools views of the heads, at once and as they are projected."""
@@ -74,16 +79,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
             if not in_place(queries, call):
-                return super().attend(queries, keys, values, call._replace(lesson=True))
+                return super().attend(queries, keys, values, call.planned(lesson=True))
             if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
                 return left_of(*attend_token(OPERATIONS, self, queries, keys, values, call))
-            return super().attend(queries, keys, values, call._replace(plan=Plan()))
-        if call.plan is None or call.traced:
+            return super().attend(queries, keys, values, call.planned(engine=Decisions()))
+        if call.plan.engine is None or call.plan.traced:
             call = self.planned(queries, keys, call)
-        if call.lesson:
+        if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
-        parts = call.plan.parts or cutting.samples(call, sizes)
+        parts = call.plan.engine.parts or cutting.samples(call, sizes)
         if len(parts) == 1:
             return super().attend(queries, keys, values, call)
         each = zip(parts, *([X[some] for some in parts] for X in (queries, keys, values)), strict=True)
@@ -95,7 +100,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def project(self, queries, keys, values, call):
         """Heads as the lesson has them; or views (B, H, T, d): to copy heads costs a small call much of its time."""
-        if call.plan is None or not call.plan.views:
+        if call.plan.engine is None or not call.plan.engine.views:
             return super().project(queries, keys, values, call)
         config = self.config
         queries, keys, values, call = self.blanked(queries, keys, values, call)
@@ -105,28 +110,28 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
-        if call.plan.whole:
+        if call.plan.engine.whole:
             return queries, keys, values, call
         return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().recall(output, weights, call, cache)
         call.cache.use_up()
         return left_of(output, cache)
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(turned(call))
         if q.ndim == 4:
@@ -135,12 +140,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
-        k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
+        k, v = k[:, :, call.plan.step.used], v[:, :, call.plan.step.used]  # (B, G, used, any)
         pooling = self.attention
-        if call.sinks is None and isinstance(pooling, DotProductAttention) and pooling.is_plain(call):
+        if call.plan.sinks is None and isinstance(pooling, DotProductAttention) and pooling.is_plain(call):
             return pooling.pool_token(q, k, v)  # (B, G, H/G, dv)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
-        return pooling.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+        return pooling.weigh(q, k, v, training=call.training, sinks=call.plan.sinks)[0]  # (B*G, H/G, dv)
 
     def merge(self, pooled):
         """The heads side by side, (B, Q, H*dv), of either layout."""

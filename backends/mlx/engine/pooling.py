@@ -78,7 +78,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         visible: broadcasts against (B, H, Q, K), None = all; what is not used is blank already.
         """
         scale = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
-        sinks = None if call.sinks is None else call.sinks.reshape(-1)  # (H,)
+        sinks = None if call.plan.sinks is None else call.plan.sinks.reshape(-1)  # (H,)
         mask = visible
         if visible is not None:  # of a row without keys the kernel makes the mean of all values, or no number
             sees = visible.any(3, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)

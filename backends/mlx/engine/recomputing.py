@@ -23,7 +23,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
     """
     floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
     others = {name: X for name, X in call.arrays().items() if name not in floats}
-    rest, last = call._replace(**dict.fromkeys((*floats, *others))), 3 + len(floats) + len(weights)
+    rest, last = call.with_arrays(dict.fromkeys((*floats, *others))), 3 + len(floats) + len(weights)
     keys = mx.random.split(drawn_key(), len(pieces)) if draws else [None] * len(pieces)
     pieces = [(*piece, key) for piece, key in zip(pieces, keys, strict=True)]
 
@@ -32,7 +32,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
         # Of the call's arrays those of pairs are cut with it, and floats were before, where gradients see it.
         cut = cutting.of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
         with drawing(key):
-            cut = cut._replace(**dict(zip(floats, own_floats, strict=True)))
+            cut = cut.with_arrays(dict(zip(floats, own_floats, strict=True)))
             return pool_block(*own[:3], cut, own_weights)  # (B*H, block, dv)
 
     def cuts(block, seen):

@@ -18,7 +18,7 @@ from .operations import OPERATIONS
 from .pooling import AttentionPooling, pooling
 
 
-class Plan(NamedTuple):
+class Decisions(NamedTuple):
     """The decisions of a call that are made once.
 
     whole: whether every query sees a key, and every key is seen; parts: slices of the samples to compute together, None
@@ -51,28 +51,33 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.cache is not None:
             return call
         (B, Q, _), K = queries.shape, keys.shape[1]
-        if call.return_weights or call.traced or 0 in (B, Q, K) or not isinstance(self.attention, AttentionPooling):
-            return call._replace(lesson=True, plan=Plan())
+        if (
+            call.return_weights
+            or call.plan.traced
+            or 0 in (B, Q, K)
+            or not isinstance(self.attention, AttentionPooling)
+        ):
+            return call.planned(lesson=True, engine=Decisions())
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
-            return call._replace(plan=Plan())
+            return call.planned(engine=Decisions())
         whole = whole_used(call, Q, K)
-        return call._replace(plan=Plan(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
+        return call.planned(engine=Decisions(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
             if autograd.is_recording() or not in_place(queries, call):
-                return super().attend(queries, keys, values, call._replace(lesson=True))
+                return super().attend(queries, keys, values, call.planned(lesson=True))
             if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
-            return super().attend(queries, keys, values, call._replace(plan=Plan()))
-        if call.plan is None or call.traced:
+            return super().attend(queries, keys, values, call.planned(engine=Decisions()))
+        if call.plan.engine is None or call.plan.traced:
             call = self.planned(queries, keys, call)
-        if call.lesson:
+        if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
-        parts = call.plan.parts or cutting.samples(call, sizes)
+        parts = call.plan.engine.parts or cutting.samples(call, sizes)
         if len(parts) == 1:
             return super().attend(queries, keys, values, call)
         score_bias = None if call.score_bias is None else four_axes(call.score_bias)
@@ -85,42 +90,42 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
-        if call.plan.whole:
+        if call.plan.engine.whole:
             return queries, keys, values, call
         return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().recall(output, weights, call, cache)
         call.cache.use_up()
         return output, cache
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(turned(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
-        used, S = call.step.used, k.shape[2]
+        used, S = call.plan.step.used, k.shape[2]
         first = used.start == 0 and used.stop < S < 2 * used.stop and self.config.pooling == "dot"
         if not first and used != slice(0, S):
             k, v = k[:, :, used], v[:, :, used]  # (B, G, used, any)
         q, k, v = (OPERATIONS.merged(X) for X in (q, k, v))  # (B*G, any, d)
         if first:  # to slice is to copy here
             return self.attention.pool_first(q, k, v, used, call)  # (B*G, H/G, dv)
-        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+        return self.attention.weigh(q, k, v, training=call.training, sinks=call.plan.sinks)[0]  # (B*G, H/G, dv)
 
 
 def split(X, parts):

@@ -33,10 +33,10 @@ class AttentionPooling(lesson.AttentionPooling):
         training = autograd.is_training() if call.training is None else call.training
         # The graph counts for floats alone; that of the call is gone when a block is computed again.
         floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
-        rest = call._replace(training=training, **dict.fromkeys(floats)).mapped(lambda X: X.detach())
+        rest = call._replace(training=training).with_arrays(dict.fromkeys(floats)).mapped(lambda X: X.detach())
 
         def pool_block(block, seen, queries, keys, values, *own):
-            part = cutting.of_block(rest, block, seen)._replace(**dict(zip(floats, own, strict=True)))
+            part = cutting.of_block(rest, block, seen).with_arrays(dict(zip(floats, own, strict=True)))
             return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
 
         pieces = list(cutting.pieces(call, *sizes))
@@ -70,7 +70,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         scores = self.scores(queries, keys)[:, :, used]  # (B, Q, used)
         if self.softcap is not None:
             scores = cap(scores, self.softcap)
-        weights = self.drop(visible_softmax(scores, None, call.sinks), call.training)  # (B, Q, used)
+        weights = self.drop(visible_softmax(scores, None, call.plan.sinks), call.training)  # (B, Q, used)
         rest = np.zeros((*weights.shape[:2], keys.shape[1] - used.stop), dtype=weights.dtype)
         return npx.batch_dot(np.concatenate([weights, rest], 2), widen(values)).astype(values.dtype)  # (B, Q, dv)
 

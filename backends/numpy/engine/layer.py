@@ -36,7 +36,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call._replace(lesson=True))
+            return super().attend(queries, keys, values, call.planned(lesson=True))
         if call.cache is not None:
             if is_token(queries, call):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
@@ -48,7 +48,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
-        if call.return_weights or call.traced or (call.cache is not None and not in_place(queries, call)):
+        if call.return_weights or call.plan.traced or (call.cache is not None and not in_place(queries, call)):
             return True
         empty = call.cache is None and 0 in (*queries.shape[:2], keys.shape[1])
         return empty or not isinstance(self.attention, AttentionPooling)
@@ -61,7 +61,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
@@ -74,26 +74,28 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().recall(output, weights, call, cache)
         call.cache.use_up()
         return output, cache
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(turned(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B*G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
-        q, k, v = (OPERATIONS.merged(X) for X in (q, k[:, :, call.step.used], v[:, :, call.step.used]))  # (B*G, any, d)
-        return self.attention.weigh(q, k, v, training=call.training, sinks=call.sinks)[0]  # (B*G, H/G, dv)
+        q, k, v = (
+            OPERATIONS.merged(X) for X in (q, k[:, :, call.plan.step.used], v[:, :, call.plan.step.used])
+        )  # (B*G, any, d)
+        return self.attention.weigh(q, k, v, training=call.training, sinks=call.plan.sinks)[0]  # (B*G, H/G, dv)
 
 
 def cut(parts, queries, keys, values, call):

@@ -62,7 +62,7 @@ class AttentionPooling(lesson.AttentionPooling):
             folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
             inputs = folded, inputs[1], values[:, seen], *pairs, call.training
             by_folded, by_k, by_v, by_biased, by_sinks, by_weights = through_weights(self, *inputs, by_block)
-            if call.sinks is not None:
+            if call.plan.sinks is not None:
                 rows = by_sinks.reshape(-1, num_heads, block.stop - block.start)  # (B, H, block)
                 by_weights["sinks"] = rows.sum((0, 2))  # (H,)
             by_queries.append(by_folded.reshape(len(queries), -1, queries.shape[2]))  # (B*H, block, d)

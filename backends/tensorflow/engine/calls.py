@@ -40,7 +40,7 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call, as of the chapter."""
-    own, call = variables_of(layer, queries, keys, values, call), call._replace(training=False, lesson=True)
+    own, call = variables_of(layer, queries, keys, values, call), call._replace(training=False).planned(lesson=True)
     if own is None:
         return chapter.trace(layer, queries, keys, values, call)
     return run(chapter.trace, layer, own, queries, keys, values, call)

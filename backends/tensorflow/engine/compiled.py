@@ -103,7 +103,7 @@ def variables(layer):
     return found, weights
 
 
-class Plan(dict):
+class Programs(dict):
     """The compiled functions of calls of one kind, by what their values decide; they may have been dropped.
 
     fits: whether the scores of such a call are one piece; None = each call decides.
@@ -118,7 +118,7 @@ def run(function, layer, own, queries, keys, values, call, seed=None, facts=(), 
     own: the layer's variables and their values, as `variables` gives them; seed: for the dropout of a call in training;
     facts: names and what decides how it is compiled; exact: whether it is compiled for these sizes alone.
     """
-    (variables, weights), plan = own, Plan() if call.plan is None else call.plan
+    (variables, weights), plan = own, Programs() if call.plan.engine is None else call.plan.engine
     given = [queries, None if keys is queries else keys, None if values is keys else values]
     given += [getattr(call, name) for name in ARRAYS]
     arrays = {}
@@ -126,7 +126,7 @@ def run(function, layer, own, queries, keys, values, call, seed=None, facts=(), 
         if X is not None and not (type(X) is int and X == 0):  # an offset
             arrays[name] = _tensor(name, X) if name in INTEGERS or not isinstance(X, tf.Tensor) else X
     known = {}
-    if not (call.lesson or call.return_weights):
+    if not (call.plan.lesson or call.return_weights):
         one = fits(layer.config, queries, keys, call) if plan.fits is None else plan.fits
         known = {"fits": one, "lengths": _lengths(call)}
     kind = function.__name__, *arrays, facts, *known.values(), *map(type, weights)
@@ -151,7 +151,7 @@ def _function(function, layer, variables, weights, arrays, call, facts, exact, k
     with _lock:
         if kind not in _functions:
             fixed = Call(causal=call.causal, training=call.training, return_weights=call.return_weights)
-            fixed = fixed.of_layer(layer.config)._replace(known={})
+            fixed = fixed.of_layer(layer.config).planned(known={})
             _functions[kind] = _compile(function, layer, variables, weights, specs, fixed, facts, known)
         _functions.move_to_end(kind)
         compiled = _functions[kind]
@@ -209,7 +209,7 @@ def fits(config, queries, keys, call):
 
 def _lengths(call):
     """The known facts of a call's lengths, for `Tracing`."""
-    bounds = call.extremes or (call.known and extremes_of(call.value_of("valid_lens")))
+    bounds = call.plan.extremes or (call.plan.known and extremes_of(call.value_of("valid_lens")))
     if not bounds or bounds[0] == 0:
         return "any"
     return "one" if bounds[0] == bounds[1] else "some"

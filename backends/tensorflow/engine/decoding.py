@@ -17,7 +17,7 @@ from .. import cache as chapter
 from ..arrays import shape_of
 from ..hiding import four_axes
 from ..slots import slots_after, taken
-from .compiled import Plan, drawn_seed, fits, run
+from .compiled import Programs, drawn_seed, fits, run
 from .operations import OPERATIONS
 from .pieces import whole
 
@@ -46,7 +46,7 @@ def runs_compiled(queries, call):
 
 def decoded(layer, own, queries, keys, values, call):
     """The results of a layer for a checked call whose step is known, compiled; own: its variables."""
-    cache, step, (B, Q), S = call.cache, call.step, queries.shape[:2], call.cache.sizes[1]
+    cache, step, (B, Q), S = call.cache, call.plan.step, queries.shape[:2], call.cache.sizes[1]
     arrays, state = {"slot_keys": cache.keys, "slot_values": cache.values}, ()
     if not cache.frozen and cache.owner() is not layer:  # others may have its arrays, as a function its constants
         arrays = {name: tf.raw_ops.DeepCopy(x=X) for name, X in arrays.items()}
@@ -64,7 +64,7 @@ def decoded(layer, own, queries, keys, values, call):
     in_order = step.in_order and Q > 1
     facts = (
         ("real", step.first is not None or bool((positions >= 0).all())),
-        ("hidden", step.first is None or bool(call.window or call.chunk or call.pairs())),
+        ("hidden", step.first is None or bool(call.plan.window or call.plan.chunk or call.pairs())),
         ("in_order", in_order),
     )
     call = call._replace(
@@ -72,10 +72,9 @@ def decoded(layer, own, queries, keys, values, call):
         key_positions=None,
         valid_lens=call.valid_lens if cache.frozen else None,
         offset=step.first - step.used.start if in_order else 0,
-        plan=Plan() if call.plan is None else call.plan,
         training=bool(call.training and layer.config.dropout),
-    )
-    call.plan.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
+    ).planned(engine=Programs() if call.plan.engine is None else call.plan.engine)
+    call.plan.engine.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
     seed = drawn_seed(layer) if call.training else None
     output, *found = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
     if cache.frozen:
@@ -96,7 +95,7 @@ def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_po
         slot_positions = tf.where(slot < end, end - 1 - (end - 1 - slot) % S, -1)[None]  # (1, S)
         state = [tf.tile(slot_positions, (B, 1)), tf.fill((B,), end), tf.fill((B,), tf.maximum(end - S, 0) - 1)]
     slots = Slots(slot_positions, there, **known)
-    call = call._replace(cache=Cache(layer.config, (slot_keys, slot_values), frozen), step=slots)
+    call = call._replace(cache=Cache(layer.config, (slot_keys, slot_values), frozen)).planned(step=slots)
     output, after = layer.attend(queries, keys, values, call)
     return output, *after.arrays(), *state
 
@@ -108,13 +107,13 @@ def _integers(X):
 
 def placed(queries, keys, values, call):
     """The inputs with zeros for padding, and no keys beside a frozen cache; and the call with their positions."""
-    if not isinstance(call.step, Slots):
+    if not isinstance(call.plan.step, Slots):
         return chapter.place(queries, keys, values, call)
     key_positions = call.positions
     if call.cache.frozen:
         keys, values = (tf.zeros((shape_of(queries)[0], 0, width), queries.dtype) for width in call.cache.widths)
         key_positions = key_positions[:, :0]  # (B, 0)
-    if not call.step.real:
+    if not call.plan.step.real:
         real = call.positions[:, :, None] >= 0, key_positions[:, :, None] >= 0  # (B, Q, 1), (B, Q or 0, 1)
         queries = tf.where(real[0], queries, tf.zeros((), queries.dtype))  # (B, Q, any)
         keys, values = (tf.where(real[1], X, tf.zeros((), X.dtype)) for X in (keys, values))  # (B, Q or 0, any)
@@ -127,12 +126,12 @@ def remembered(k, v, call):
     k is (B*G, Q, d) or (B, G, Q, d), v (B*G, Q, dv) or (B, G, Q, dv). Returns keys and values in the same layout, the
     call of these, whose positions stay, and the cache that is left.
     """
-    known = isinstance(call.step, Slots)
+    known = isinstance(call.plan.step, Slots)
     heads, key_positions, call, cache = (_known if known else _learnt)(k, v, call)
     (B, _, K, _), Q, H = shape_of(heads[0]), shape_of(call.positions)[1], cache.config.num_heads
     rows, columns = call.positions[:, :, None], key_positions[:, :, None]  # (B or 1, Q, 1), (B, K, 1)
     hiding = call._replace(key_positions=key_positions, offset=0)
-    if known and call.step.in_order:
+    if known and call.plan.step.in_order:
         hiding = call._replace(positions=None, key_positions=None)
     hiding = whole(by_mask(OPERATIONS, rows, columns, hiding), (B, H, Q, K))
     if call.positions.shape[1] != 1 and not all_used(hiding, Q, K):
@@ -145,7 +144,7 @@ def remembered(k, v, call):
 
 def _known(k, v, call):
     """Heads (B, G, K, any) of slots with the new tokens, their positions (B or 1, K), the call of these, the cache."""
-    cache, slots = call.cache, call.step
+    cache, slots = call.cache, call.plan.step
     heads, key_positions, after = [cache.keys, cache.values], slots.positions, cache
     if not cache.frozen:
         heads = _written(_in_place, heads, (k, v), slots.there, slots.real)
@@ -204,7 +203,7 @@ def _in_place(X, rows, new):
 def pooled(pooling, q, k, v, num_heads, call):
     """The pooled heads (B, H, Q, dv) of a call of which `remembered` gave keys and values, (B, G, K, any)."""
     found = pooling.pool(q, k, v, num_heads, call)
-    if q.shape[2] != 1 or (call.step is not None and not call.step.hidden):
+    if q.shape[2] != 1 or (call.plan.step is not None and not call.plan.step.hidden):
         return found
     seen = used(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
 

@@ -18,7 +18,7 @@ from .. import arrays
 from .. import layer as lesson
 from ..arrays import refuse_masks, shape_of
 from ..hiding import blank
-from .compiled import INTEGERS, Plan, drawn_seed, is_untouched, run, tracing, variables
+from .compiled import INTEGERS, Programs, drawn_seed, is_untouched, run, tracing, variables
 from .compiled import fits as scores_fit
 from .decoding import decoded, placed, pooled, remembered, runs_compiled
 from .operations import OPERATIONS
@@ -60,36 +60,36 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def planned(self, queries, keys, call):
         """A checked call with its plan; none if an array is empty."""
         if call.cache is not None:
-            return call._replace(plan=Plan())
+            return call.planned(engine=Programs())
         if 0 in (*queries.shape[:2], keys.shape[1]):
             return call
-        plan = Plan()
+        plan = Programs()
         if reach(call) == (None, None) or call.offset == 0:
             plan.fits = scores_fit(self.config, queries, keys, call)
-        return call._replace(plan=plan, lesson=self.in_lesson(queries, keys, call))
+        return call.planned(engine=plan, lesson=self.in_lesson(queries, keys, call))
 
     def attend(self, queries, keys, values, call):
         """Take the steps compiled, if they are not yet inside a compiled function; else as the lesson, or in pieces."""
         if tf.executing_eagerly():  # Keras gave arguments, whose values are not known yet
             known = {name: arrays.known(X) for name, X in call.arrays().items() if name in INTEGERS}
             step = None if call.cache is None else fit_values(call.cache, queries, call._replace(**known))
-            call = call._replace(known=known, step=step)
+            call = call.planned(known=known, step=step)
             own = variables_of(self, queries, keys, values, call)
             if own is not None:
                 return compiled(self, own, queries, keys, values, call)
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call._replace(lesson=True))
+            return super().attend(queries, keys, values, call.planned(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
-        if call.segments is None or call.chunk is not None:
+        if call.segments is None or call.plan.chunk is not None:
             call = by_segments(OPERATIONS, queries, keys, call)
         call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
 
     def in_lesson(self, queries, keys, call):
         """Whether the lesson computes a call: it keeps the weights, an array is empty, the pooling was replaced."""
-        if call.return_weights or call.traced or (call.cache is not None and tf.executing_eagerly()):
+        if call.return_weights or call.plan.traced or (call.cache is not None and tf.executing_eagerly()):
             return True
         # A size is None where it is learnt only in a call.
         empty = 0 in (*queries.shape[:2], keys.shape[1] if call.cache is None else call.cache.sizes[1])
@@ -97,7 +97,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def project(self, queries, keys, values, call):
         """Heads of queries, and of the keys and values in reach, (B, H, T, d); as in the lesson if they are turned."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().project(queries, keys, values, call)
         queries, keys, values, call = self.blanked(queries, keys, values, call)
         (B, Q, _), K, config, seen = shape_of(queries), shape_of(keys)[1], self.config, None
@@ -113,32 +113,32 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(queries, keys, values, call)
         keys, values, call = narrowed(queries, keys, values, call, self.config.temperature is None)
         if all_used(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
-        call = call._replace(plan=None if call.valid_lens is None else plan_of(self, call))
+        call = call.planned(engine=None if call.valid_lens is None else plan_of(self, call))
         blank_queries, *rest = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
-        return queries if call.plan is not None and call.plan.see else blank_queries, *rest, call
+        return queries if call.plan.engine is not None and call.plan.engine.see else blank_queries, *rest, call
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""
-        return super().remember(k, v, call) if call.lesson else remembered(k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remembered(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; where its step is known, it has not lost what it needs."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().recall(output, weights, call, cache)
         B, Q = shape_of(cache.keys)[0], shape_of(call.positions)[1]
         output = tf.reshape(output, (B, Q, self.config.num_hiddens))  # (B, Q, D)
-        return (output, cache) if call.step is not None else super().recall(output, weights, call, cache)
+        return (output, cache) if call.plan.step is not None else super().recall(output, weights, call, cache)
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         pool = self.attention.pool if call.cache is None else functools.partial(pooled, self.attention)
         call = self.beside_sinks(turned(call))
@@ -168,7 +168,7 @@ def variables_of(layer, queries, keys, values, call):
         return None
     if type(layer) is not MultiHeadAttention or type(layer.attention) is not POOLINGS[layer.config.pooling]:
         return None
-    if call.plan is None:  # which has arrays that run compiled
+    if call.plan.engine is None:  # which has arrays that run compiled
         inputs = queries, *(() if keys is None else (keys, values))
         for X in (*inputs, *call.arrays().values()):
             if not isinstance(X, (tf.Tensor, np.ndarray)) or 0 in X.shape:

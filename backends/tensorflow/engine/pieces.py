@@ -74,9 +74,9 @@ def pool_pieces(pooling, queries, keys, values, call):
     chunks = [chunked(padded(X, more), groups, heads, chunk) for X in flat]
     of_one = isinstance(call.offset, int) or tuple(call.offset.shape) in ((), (1, 1))  # () where keys were cut off
     numbers = call._replace(
-        **dict.fromkeys(OF_PAIRS), known=None, valid_lens=padded(call.valid_lens, more // G, late),
+        **dict.fromkeys(OF_PAIRS), valid_lens=padded(call.valid_lens, more // G, late),
         offset=call.offset if of_one else padded(call.offset, more // G), **tokens_of(call, more // G, late),
-    )  # fmt: skip
+    ).planned(known=None)  # fmt: skip
     ends = extents(*call.packed().values()) if packed else []
     ends = [padded(X, 0 if X.shape[0] == 1 else more // G, late) for X in ends]
     sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
@@ -102,7 +102,7 @@ def pool_pieces(pooling, queries, keys, values, call):
         sees, seen = longest > seen.start, slice(seen.start, larger(seen.start + 1, smaller(longest, seen.stop)))
         if one_length:  # which the cut of the keys keeps, all by itself
             cut = cut._replace(valid_lens=None)
-        cut = cut._replace(**dict(zip(pairs, others, strict=False))).part(keys=seen)
+        cut = cut.with_arrays(dict(zip(pairs, others, strict=False))).part(keys=seen)
         seed_of_piece = tf.random.experimental.stateless_fold_in(tf.cast(seed, tf.int32), piece)
         weights = zip(pooling.weights, others[len(pairs) :], strict=True)
         m, own = sizes[0], smaller(heads, G)

@@ -42,8 +42,8 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pool_block(self, queries, keys, values, times, call):
         """The pooled values of the queries of one block; times: H/G; other arguments as of `pool`."""
-        (B, H, Q, d), (_, G, K, _), sees, sinks = shape_of(queries), shape_of(keys), None, call.sinks
-        if call.valid_lens is not None and call.plan is not None:
+        (B, H, Q, d), (_, G, K, _), sees, sinks = shape_of(queries), shape_of(keys), None, call.plan.sinks
+        if call.valid_lens is not None and call.plan.engine is not None:
             sees, visible, score_bias = call.valid_lens > 0, None, outside(call, K, queries.dtype)  # (B, 1, 1, K)
         else:
             visible = visible_keys(queries[:, 0], keys[:, 0], call)  # (B or 1, H or 1, Q or 1, K)
@@ -52,7 +52,7 @@ class AttentionPooling(lesson.AttentionPooling):
             queries = tf.reshape(queries, (B, G, times * Q, d))  # (B, G, H/G*Q, d)
             visible, score_bias, sinks = (in_rows(OPERATIONS, X, (B, H, G, Q)) for X in (visible, score_bias, sinks))
         pooled = self.weigh_heads(queries, keys, values, (visible, score_bias, sinks), call.training)
-        if sees is not None and not call.plan.see:
+        if sees is not None and not call.plan.engine.see:
             pooled = tf.where(sees[:, None, None, None], pooled, tf.zeros((), pooled.dtype))
         return pooled if times == 1 else tf.reshape(pooled, (B, H, Q, values.shape[3]))  # (B, H, Q, dv)
 
@@ -94,7 +94,7 @@ POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}
 pooling = functools.partial(lesson.pooling, **POOLINGS)
 
 
-class Plan(NamedTuple):
+class Decisions(NamedTuple):
     """The decisions for a call in which lengths of samples alone hide keys, and scores of these are finite.
 
     see: whether every query sees a key.
@@ -109,12 +109,12 @@ def plan_of(layer, call):
         not call.pairs() and not call.by_tokens() and reach(call) == (None, None) and len(call.valid_lens.shape) == 1
     )
     finite = type(layer.attention) in POOLINGS.values() and is_untouched(layer.attention) and not layer.config.qk_norm
-    return Plan(tracing.lengths == "some") if alone and finite else None
+    return Decisions(tracing.lengths == "some") if alone and finite else None
 
 
 def outside(call, num_keys, dtype):
     """The bias for the scores of a call with a plan: -inf where lengths hide, (B, 1, 1, K)."""
     seen = tf.range(num_keys)[None] < call.valid_lens[:, None]  # (B, K)
-    if not call.plan.see:  # a row without keys stays finite
+    if not call.plan.engine.see:  # a row without keys stays finite
         seen |= call.valid_lens[:, None] == 0
     return tf.where(seen, tf.zeros((), dtype), tf.constant(-math.inf, dtype))[:, None, None]  # (B, 1, 1, K)

@@ -43,7 +43,7 @@ from .pooling import (
 TYPES = torch.Tensor, nn.Parameter
 
 
-class Plan(NamedTuple):
+class Decisions(NamedTuple):
     """The decisions of a call that are made once.
 
     views: whether the kernel takes views of the heads; ordered: by its own causal order; whole: whether every query
@@ -83,38 +83,40 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def planned(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
         if call.cache is not None:
-            return call._replace(plan=Plan(plain=self.is_plain(call)))
+            return call.planned(engine=Decisions(plain=self.is_plain(call)))
         Q, K = queries.shape[1], keys.shape[1]
-        if call.return_weights or call.traced or 0 in (queries.shape[0], Q, K):
-            return call._replace(lesson=True, plan=Plan())
+        if call.return_weights or call.plan.traced or 0 in (queries.shape[0], Q, K):
+            return call.planned(lesson=True, engine=Decisions())
         if not isinstance(self.attention, AttentionPooling):
-            return call._replace(lesson=True, plan=Plan())
+            return call.planned(lesson=True, engine=Decisions())
         if torch.compiler.is_compiling():  # which would stop at NumPy's values
-            call = call._replace(known=None, extremes=None)
+            call = call.planned(known=None, extremes=None)
         call = by_segments(OPERATIONS, queries, keys, call)
         views = self.takes_views(call)
         if type(call.offset) is not int or call.offset != 0:
-            return call._replace(plan=Plan(views))
+            return call.planned(engine=Decisions(views))
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
-            return call._replace(plan=Plan(views, only_ordered(call)))
+            return call.planned(engine=Decisions(views, only_ordered(call)))
         whole = whole_used(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
         parts = cutting.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
-        return call._replace(plan=Plan(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts))
+        return call.planned(
+            engine=Decisions(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts)
+        )
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
-        if call.plan is None or call.traced:
+        if call.plan.engine is None or call.plan.traced:
             call = self.planned(queries, keys, call)
         if call.cache is not None:
             if not self.in_place(queries, keys, values, call):
-                return super().attend(queries, keys, values, call._replace(lesson=True))
-            if call.plan.plain and is_token(queries, call):
+                return super().attend(queries, keys, values, call.planned(lesson=True))
+            if call.plan.engine.plain and is_token(queries, call):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
             return super().attend(queries, keys, values, call)
-        if call.lesson or call.plan.whole:
+        if call.plan.lesson or call.plan.engine.whole:
             return super().attend(queries, keys, values, call)
-        parts = call.plan.parts
+        parts = call.plan.engine.parts
         if parts is None or len(parts) > 1:
             parts = self.parts(queries, keys, call)
         if len(parts) == 1:
@@ -126,17 +128,17 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def parts(self, queries, keys, call):
         """Slices of the samples to compute together: those of all, unless some need fewer keys than others."""
         B, Q, K = queries.shape[0], queries.shape[1], keys.shape[1]
-        if not call.known:
+        if not call.plan.known:
             return [slice(0, B)]
         parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
-        if len(parts) > 1 and call.plan.views:
+        if len(parts) > 1 and call.plan.engine.views:
             needs = {(longest(own, K), lengths_hide(own, K)) for own in map(call.part, parts)}
             return parts if len(needs) > 1 else [slice(0, B)]
         return parts
 
     def project(self, queries, keys, values, call):
         """Heads as the lesson has them; or views (B, H, T, d): to copy heads costs a small call much of its time."""
-        if not call.plan.views:
+        if not call.plan.engine.views:
             return super().project(queries, keys, values, call)
         queries, keys, values, call = self.blanked(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
@@ -147,13 +149,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
-        if call.lesson or (call.cache is not None and call.step is None):
+        if call.plan.lesson or (call.cache is not None and call.plan.step is None):
             return super().blanked(queries, keys, values, call)
         if call.cache is not None:
             return placed(OPERATIONS, queries, keys, values, call)
-        if call.plan.whole:
+        if call.plan.engine.whole:
             return queries, keys, values, call
-        if call.plan.alone and call.extremes is not None:
+        if call.plan.engine.alone and call.plan.extremes is not None:
             return self.cut_short(queries, keys, values, call)
         seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
         same = keys is values
@@ -168,7 +170,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def cut_short(self, queries, keys, values, call):
         """Blank as `blanked` does, where known lengths of samples alone hide; a mask (B, 1, 1, K) takes their place."""
-        (shortest, longest), lengths, same = call.extremes, call.known["valid_lens"], keys is values
+        (shortest, longest), lengths, same = call.plan.extremes, call.plan.known["valid_lens"], keys is values
         K = max(1, min(longest, keys.shape[1]))
         keys = keys[:, :K]
         values = keys if same else values[:, :K]
@@ -197,12 +199,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().pool(q, k, v, call)
         call = self.beside_sinks(turned(call))
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
-        ordered = call.plan.ordered
+        ordered = call.plan.engine.ordered
         visible = None if ordered else attn_mask(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
         scale = self.attention.scale
         pooled = pool_by_kernel(q, k, v, visible, is_causal=ordered, scale=scale)
@@ -210,7 +212,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
-        k, v = k[:, :, call.step.used], v[:, :, call.step.used]  # (B, G, used, any)
+        k, v = k[:, :, call.plan.step.used], v[:, :, call.plan.step.used]  # (B, G, used, any)
         return pool_by_kernel(q, k, v, scale=self.attention.scale)  # (B, G, H/G, dv)
 
     def in_place(self, queries, keys, values, call):
@@ -226,15 +228,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().remember(k, v, call)
-        return remembered(OPERATIONS, k, v, call) if call.step else remembered_one(k, v, call)
+        return remembered(OPERATIONS, k, v, call) if call.plan.step else remembered_one(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; in place, no sample has lost what it needs, as far as that is known."""
-        if call.lesson:
+        if call.plan.lesson:
             return super().recall(output, weights, call, cache)
-        if call.step is None:
+        if call.plan.step is None:
             output, cache = super().recall(output, weights, call, cache)
         call.cache.use_up(written=True)
         return output, cache
@@ -264,7 +266,7 @@ def remembered_one(k, v, call):
         cache = cache.after(cache.keys, cache.values, *state)
     k, v, token = cache.keys, cache.values, call.positions[:, :, None]  # (B, G, S, any), (B, 1, 1)
     call = call._replace(key_positions=cache.positions, offset=0)
-    if call.pairs() or call.window or call.chunk:  # what nobody sees may be no number
+    if call.pairs() or call.plan.window or call.plan.chunk:  # what nobody sees may be no number
         seen = visible_keys(token, k[:, 0], call).any((1, 2))[:, None, :, None]  # (B, 1, S, 1)
         k, v = torch.where(seen, k, 0), torch.where(seen, v, 0)  # (B, G, S, any)
     return k.flatten(0, 1), v.flatten(0, 1), by_mask(OPERATIONS, token, k[:, 0], call), cache
@@ -280,7 +282,7 @@ def slot_of_one(cache, call):
     here = torch.arange(S, device=new.device) == there[:, None]  # (B, S)
     pushed = torch.where(here & real[:, None], positions, -1).amax(1)  # (B,)
     newest, first = positions.amax(1), torch.where(real, new, LOST)  # (B,)
-    left = left_of(call, LOST)
+    left = left_of(call.plan, LOST)
     found = torch.maximum(lost, pushed)  # (B,)
     wrong = (found >= 0) & (found >= torch.maximum(newest, new) - left) | (lost >= 0) & (lost >= first - left)
     wrong = wrong | (first <= newest)  # (B,)

@@ -128,7 +128,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         scores where widths differ or the bias needs a gradient.
         """
         training = self.training if call.training is None else call.training
-        differs = call.sinks is not None or self.softcap is not None or (training and self.dropout)
+        differs = call.plan.sinks is not None or self.softcap is not None or (training and self.dropout)
         keeps = width != value_width or (call.score_bias is not None and call.score_bias.requires_grad)
         return type(self) is DotProductAttention and not differs and not keeps
 

@@ -17,7 +17,7 @@ from mha.parallel.rows import balances, consecutive, zigzag
 
 from .. import arrays
 from .. import layer as lesson
-from ..engine.layer import Plan
+from ..engine.layer import Decisions
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import AttentionPooling
 from ..heads import repeat_groups, rotate, temper
@@ -60,7 +60,7 @@ class OfRows:
             call = self.masked(queries, call)
         named = call.arrays().items()
         alike = {name: shared(X, self.mesh) for name, X in named if name not in self.rows.own}
-        call = call._replace(lesson=True, plan=Plan(), **alike)
+        call = call._replace(**alike).planned(lesson=True, engine=Decisions())
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def masked(self, queries, call):
@@ -72,7 +72,7 @@ class OfRows:
         done = by_mask(OPERATIONS, queries, whole_keys, own)
         self.rows = self.rows._replace(own=self.rows.own | {"mask"})
         mask = done.mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
-        return done._replace(mask=mask, offset=call.offset, known=call.known)
+        return done._replace(mask=mask, offset=call.offset).planned(known=call.plan.known)
 
     def blanked(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""
@@ -111,7 +111,7 @@ class OfRows:
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv), by the fast path of the pooling where it has one."""
         fast = isinstance(self.attention, AttentionPooling) and 0 not in (*q.shape[:2], k.shape[1])
-        return super().pool(q, k, v, call._replace(lesson=not fast))
+        return super().pool(q, k, v, call.planned(lesson=not fast))
 
 
 class Ulysses(OfRows):
@@ -142,7 +142,7 @@ class Ulysses(OfRows):
     def of_all_queries(self, call):
         """The call of all queries and of the heads here."""
         own, rows, first = self.rows.own, self.rows.queries, sum(self.of_queries[: self.rows.rank])
-        changed = _known_of_others(call, own)
+        changed, plan = {}, _known_of_others(call, own)
         for name, X in call.arrays().items():
             axes = axes_of(name, X)
             if name in own and axes == "BHQK" and X.shape[1] > 1:
@@ -150,15 +150,15 @@ class Ulysses(OfRows):
             elif name in own:
                 changed[name] = gathered(_as_sent(name, X), axes.index("Q"), rows, self.mesh)
                 if ROWS[name].holds == "integers":
-                    changed["known"][name] = arrays.known(changed[name])
-        return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed)
+                    plan["known"][name] = arrays.known(changed[name])
+        return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed).planned(**plan)
 
     def beside_sinks(self, call):
         """The call with the sinks of the heads here."""
         call, first = super().beside_sinks(call), sum(self.of_queries[: self.rows.rank])
-        if call.sinks is None:
+        if call.plan.sinks is None:
             return call
-        return call._replace(sinks=call.sinks[:, first : first + self.config.num_heads])  # (1, H, 1, 1)
+        return call.planned(sinks=call.plan.sinks[:, first : first + self.config.num_heads])  # (1, H, 1, 1)
 
 
 class Ring(OfRows):
@@ -166,7 +166,7 @@ class Ring(OfRows):
 
     def masked(self, queries, call):
         """The call without chunks, which are counted in the whole: as segments where it has none."""
-        if not call.chunk or call.by_positions():
+        if not call.plan.chunk or call.by_positions():
             return call
         if call.segments is not None:
             return super().masked(queries, call)
@@ -190,12 +190,12 @@ class Ring(OfRows):
 
     def of_rows(self, call, before, after):
         """The call of the queries that are here after they were exchanged."""
-        changed = _known_of_others(call, self.rows.own)
+        changed = {}
         for name, X in call.arrays().items():
             if name in self.rows.own:
                 axis = axes_of(name, X).index("Q")
                 (changed[name],) = rearranged((_as_sent(name, X),), axis, ((before, after),), self.mesh)
-        return call._replace(**changed)
+        return call._replace(**changed).planned(**_known_of_others(call, self.rows.own))
 
 
 class Gather(OfRows):
@@ -216,9 +216,9 @@ HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}
 
 
 def _known_of_others(call, own):
-    """What is known of a call but for arrays of these names, whose rows move between ranks, as fields of a call."""
-    known = {name: X for name, X in (call.known or {}).items() if name not in own}
-    return {"known": known, "extremes": None if "valid_lens" in own else call.extremes}
+    """What is known of a call but for arrays of these names, whose rows move between ranks, as fields of its plan."""
+    known = {name: X for name, X in (call.plan.known or {}).items() if name not in own}
+    return {"known": known, "extremes": None if "valid_lens" in own else call.plan.extremes}
 
 
 def _as_sent(name, X):

@@ -20,7 +20,7 @@ from mha.engine.reach import by_group
 from .. import layer as lesson
 from .. import pooling as poolings
 from ..cache import recall
-from ..engine.layer import Plan
+from ..engine.layer import Decisions
 from ..engine.operations import OPERATIONS
 from ..engine.pooling import recomputed
 from ..heads import repeat_heads
@@ -52,7 +52,7 @@ class OfSlots:
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
             )
         bias = shared(call.score_bias, self.mesh)  # of which each rank uses other columns
-        call = call._replace(lesson=True, plan=Plan(), score_bias=bias)
+        call = call._replace(score_bias=bias).planned(lesson=True, engine=Decisions())
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def remember(self, k, v, call):
@@ -90,14 +90,14 @@ class OfSlots:
             raise ValueError(f"cache is split by slots for a pooling {name} of its own, expected one of the layer")
         if 0 in q.shape:
             return v[1].new_zeros((BH, Q, v[1].shape[2])), None
-        sinks = repeat_heads(call.sinks, BH // H, H)  # (B*H, 1, 1)
+        sinks = repeat_heads(call.plan.sinks, BH // H, H)  # (B*H, 1, 1)
         features = d if [*self.attention.parameters()] else 1
         attention = with_parameters(self.attention, lambda name, X: shared(X, self.mesh))
         q, size = shared(q, self.mesh), cutting.queries(Q, BH * features * (k[0].shape[1] + k[1].shape[1]))
         found = []
         for first in range(0, Q, size):
             rows = slice(first, min(first + size, Q))
-            own = call._replace(sinks=None).part(queries=rows)
+            own = call.planned(sinks=None).part(queries=rows)
             found.append(recomputed(_of_keys, attention, q[:, rows], k, v, H, own))
         each = (torch.cat(parts, 1) for parts in zip(*found, strict=True))  # (B*H, Q, any)
         return self.merged(*each, sinks).to(v[1].dtype), None  # (B*H, Q, dv)

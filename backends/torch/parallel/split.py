@@ -76,7 +76,7 @@ class Split:
 
         rows: the `Rows` of a split sequence.
         """
-        if call.traced:
+        if call.plan.traced:
             raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
         part, mesh = self.part(rows), self.heads
         if call.cache is not None and self.sequence is not None:

@@ -161,7 +161,7 @@ def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
     """
     asked = near.asked
     call, sizes = asked.call._replace(**base.arguments), asked.sizes
-    moves = call.causal or call.window or call.chunk or asked.config.rotary
+    moves = call.causal or call.plan.window or call.plan.chunk or asked.config.rotary
     if not moves or call.positions is not None or (most is not None and (most < 1 or np.any(call.offset))):
         return None
     last = sizes.K - sizes.Q

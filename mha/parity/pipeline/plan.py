@@ -281,13 +281,13 @@ def of_hiding(call: Call) -> dict[str, Any]:
     by_token = call.placed() | call.packed()
     placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
     given = {
-        "lengths": lengths, "mask": mask, "bias": bias, "order": call.causal or None, "window": call.window,
-        "chunk": call.chunk,
+        "lengths": lengths, "mask": mask, "bias": bias, "order": call.causal or None, "window": call.plan.window,
+        "chunk": call.plan.chunk,
     } | placed  # fmt: skip
     hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
     offset, positions = np.asarray(call.offset).reshape(-1, 1), placed["positions"]
     offset = offset if positions is None else positions - np.arange(positions.shape[1])  # (B or 1, 1 or Q)
-    found = {"lengths": lengths, "mask": mask, "window": call.window, "chunk": call.chunk, "hiding": hiding}
+    found = {"lengths": lengths, "mask": mask, "window": call.plan.window, "chunk": call.plan.chunk, "hiding": hiding}
     return found | dict.fromkeys(OFFSETS, offset) | placed
 
 

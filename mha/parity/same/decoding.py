@@ -87,7 +87,7 @@ class Decoding(Problem):
         kind, cache = numpy_dtype(layer.config.dtype), self.cached.cache
         own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
         floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}
-        call = self.cached._replace(cache=own, training=False, traced=True, **floats)
+        call = self.cached._replace(cache=own, training=False, **floats).planned(traced=True)
         inputs = (X.astype(kind) for X in (self.queries, self.keys, self.values))
         with dispatch.load("numpy").context(layer.config.dtype), keeping() as steps:
             *_, left = layer.layer.attend(*inputs, call)
@@ -95,7 +95,7 @@ class Decoding(Problem):
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
         steps |= {**own_heads, PLACED: left.positions}
         # A call may push out what it sees, which is then in no slot; a frozen cache has no tokens, and stays.
-        gone = (*PAIRS,) * self.cached.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * cache.frozen
+        gone = (*PAIRS,) * self.cached.plan.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * cache.frozen
         return {name: X for name, X in steps.items() if name not in gone}
 
 
@@ -110,7 +110,7 @@ def decoding(asked: Problem) -> Problem:
     kept = np.zeros((*call.cache.positions.shape, 1))[:, None]  # (B, 1, S, 1)
     call = call._replace(cache=cache.after(kept, kept, *cache.arrays()[2:]))
     *_, call, left = chapter.remember(narrow, narrow, call)
-    slots = Slots(cache.keys, cache.values, call.columns, left.positions >= 0)
+    slots = Slots(cache.keys, cache.values, call.plan.columns, left.positions >= 0)
     fields: dict[str, Any] = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Problem)}
     fields |= dict(zip(("queries", "keys", "values"), inputs, strict=True)) | {"call": call._replace(cache=None)}
     return Decoding(**fields, cached=asked.call, slots=slots)

@@ -4,6 +4,7 @@ from typing import Any
 
 import libcst as cst
 
+from mha.call import Plan
 from mha.written.trees import nodes
 from mha.written.trees.nodes import code
 from mha.written.trees.program import LAYER, Program
@@ -31,9 +32,26 @@ SAID = {
 
 def layered(program: Program) -> None:
     """Take out of the lesson what only a library needs, and let its layer be one class with an entry and its steps."""
+    _without_plan(program)
     _without_library(program)
     _with_plain_names(program)
     _with_bases(program)
+
+
+def _without_plan(program: Program) -> None:
+    """`call.window` for `call.plan.window`, and `call._replace(window=a)` for `call.planned(window=a)`."""
+    fields = {f"call.plan.{name}": nodes.expression(f"call.{name}") for name in Plan._fields}
+    fields["call.plan"] = cst.Name("call")
+
+    def change(call: cst.Call) -> cst.Call:
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "planned":
+            return call
+        of = call.func.value
+        if isinstance(of, cst.Call):  # call._replace(...).planned(...)
+            return of.with_changes(args=[*of.args, *call.args])
+        return call.with_changes(func=call.func.with_changes(attr=cst.Name("_replace")))
+
+    program.each(lambda tree: nodes.replaced(nodes.calls_mapped(tree, change), fields))
 
 
 def _without_library(program: Program) -> None:

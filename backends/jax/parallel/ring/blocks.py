@@ -30,7 +30,7 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
     of the keys, likewise by runs, and others, which are handed on from call to call. Returns the new state, and
     carried. A block that sees none of these keys, by order, window, lengths per sample and segments, is left out.
     """
-    whole = Call(score_bias=bias, causal=circle.causal, window=circle.window, chunk=circle.chunk, **fixed)
+    whole = Call(score_bias=bias, causal=circle.causal, **fixed).planned(window=circle.window, chunk=circle.chunk)
     runs, here, shape = circle.runs, jax.lax.axis_index(circle.axis), rows[0].shape
     Q, K = shape[1] // runs, kv[0].shape[1] // runs  # of a run
     size = cutting.queries(Q, SMALL * shape[0] * (shape[2] if circle.features else 1) * K)
@@ -176,7 +176,7 @@ def _sees(call, queries, keys):
     if call.segments is not None:
         found += _meet(call.segments, call.key_segments, 0, 0)
     if call.by_positions():
-        left, right = call.window or (None, None)
+        left, right = call.plan.window or (None, None)
         found += _meet(call.positions, call.key_positions, left, 0 if call.causal else right)
     return functools.reduce(jnp.logical_and, found) if found else None
 

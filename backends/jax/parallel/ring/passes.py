@@ -58,7 +58,7 @@ def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
     key = attention.make_rng("dropout") if rate else None
     module, variables = attention.unbind()
     facts = {"features": bool(jax.tree.leaves(variables)), "rate": rate, "runs": 2 if in_zigzag else 1}
-    facts |= {"causal": call.causal, "window": call.window, "chunk": call.chunk}
+    facts |= {"causal": call.causal, "window": call.plan.window, "chunk": call.plan.chunk}
     circle = Circle(module, num_heads, axis=axis, size=jax.lax.axis_size(axis), **facts)
     if in_zigzag:
         q, k, v = (zigzag.there(X, axis, 1) for X in (q, k, v))  # (B*H, T, d)
@@ -66,7 +66,7 @@ def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
         call = call._replace(**{name: zigzag.there(X, axis, at) for name, (X, at) in rows.items() if X.shape[at] > 1})
     # What devices share counts as their own from here on, so that its gradients add up.
     like = q, k, v, call.score_bias
-    sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
+    sinks = repeat_heads(call.plan.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
     q, k, v, bias, sinks, variables = as_own((*like, sinks, variables), like)
     fixed = call._replace(score_bias=None, head_gates=None).arrays()
     fixed["offset"] = jnp.asarray(call.offset).reshape(-1, 1)  # (B or 1, 1)

@@ -16,12 +16,12 @@ def as_numbers(queries, keys, call):
     """
     if not call.by_tokens():
         return call
-    if call.chunk and call.segments is None and not call.by_positions():
+    if call.plan.chunk and call.segments is None and not call.by_positions():
         call = by_segments(OPERATIONS, queries, keys, call)
     own, others = call.packed().values()
     if own is not None:
         call = call._replace(segments=places(queries, own), key_segments=places(keys, others))
-    if call.by_positions() or call.chunk:
+    if call.by_positions() or call.plan.chunk:
         placed = places(queries, call.positions, call.offset), places(keys, call.key_positions)
         call = call._replace(positions=placed[0], key_positions=placed[1])
     return call

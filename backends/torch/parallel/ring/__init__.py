@@ -23,10 +23,12 @@ def pool(attention, num_heads, mesh, places, q, k, v, call):
     as `mha.parallel.rows` has them; call: of the queries here and all keys, but for its offset, that of the whole.
     """
     score_bias = None if call.score_bias is None else four_axes(call.score_bias)
-    sinks = repeat_heads(call.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
+    sinks = repeat_heads(call.plan.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
     weights = dict(attention.named_parameters())
     kind = Fused if Fused.takes(attention, q, v, call) else Scored
-    circle = kind(attention, mesh, places, num_heads, call._replace(score_bias=None, sinks=None), tuple(weights))
+    circle = kind(
+        attention, mesh, places, num_heads, call._replace(score_bias=None).planned(sinks=None), tuple(weights)
+    )
     return _Ring.apply(circle, q, k, v, score_bias, sinks, *weights.values())
 
 

@@ -83,8 +83,8 @@ class Circle:
 
 def moved(call, first):
     """The call, with an offset, from another first query on."""
-    known = {name: X + first if name == "offset" else X for name, X in (call.known or {}).items()}
-    return call._replace(offset=call.offset + first, known=known)
+    known = {name: X + first if name == "offset" else X for name, X in (call.plan.known or {}).items()}
+    return call._replace(offset=call.offset + first).planned(known=known)
 
 
 def later(rows, first):

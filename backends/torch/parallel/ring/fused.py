@@ -30,7 +30,7 @@ class Fused(Circle):
         """Whether the kernel computes the call of these heads."""
         if None in (FORWARD, BACKWARD) or q.device.type != "cpu" or not isinstance(attention, DotProductAttention):
             return False
-        return attention.has_kernel(q.shape[2], v.shape[2], call._replace(sinks=None))
+        return attention.has_kernel(q.shape[2], v.shape[2], call.planned(sinks=None))
 
     def forward(self, q, own_k, own_v, score_bias, sinks, weights):
         """The pooled values (B*H, Q, dv), and the logarithms of the sums of exponentials beside them (B*H, Q)."""
@@ -121,12 +121,16 @@ def parts(q, k, v):
 def blocks(call, num_queries, num_keys, heads):
     """Blocks of queries, their keys, and the calls of these: few where the kernel needs no array of all pairs."""
     left, right = reach(call)
-    if left is not None or type(call.offset) is not int or needs_pairs(call._replace(causal=False, window=None)):
+    if (
+        left is not None
+        or type(call.offset) is not int
+        or needs_pairs(call._replace(causal=False).planned(window=None))
+    ):
         yield from in_pieces(call, slice(0, num_queries), slice(0, num_keys), heads)
         return
     seen = num_keys if right is None else call.offset + right  # keys that all queries see, if there are so many
     all_see, blind = min(max(seen, 0), num_keys), min(max(-seen, 0), num_queries)
-    plain = call._replace(causal=False, window=None)
+    plain = call._replace(causal=False).planned(window=None)
     if all_see:
         columns = slice(0, all_see)
         yield slice(0, num_queries), columns, plain.part(keys=columns)._replace(offset=0)
