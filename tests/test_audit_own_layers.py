@@ -202,7 +202,7 @@ def classes(backend):
 
 @pytest.mark.backends(*OWN)
 def test_a_class_is_judged_as_its_base_only_if_the_call_of_that_runs(backend, tmp_path):
-    method, X = dispatch.FRAMEWORKS[backend].method, of_framework(backend, audited.inputs())
+    method, X = dispatch.facts("METHOD")[backend], of_framework(backend, audited.inputs())
     for kind, made in classes(backend).items():
         double = {method: doubling(backend)}
         for body, expected in (({}, "same"), (double, "not known")):
@@ -245,7 +245,7 @@ def test_a_call_that_is_set_on_a_layer_is_not_judged_as_that_of_its_class(backen
         layer = made(kind)
         if backend == "tensorflow":
             layer.build((B, T, D), (B, T, D))
-        setattr(layer, dispatch.FRAMEWORKS[backend].method, functools.partial(doubling(backend), layer))
+        setattr(layer, dispatch.facts("METHOD")[backend], functools.partial(doubling(backend), layer))
         return layer
 
     model = around(backend, make, lambda layer, X: layer(*[X] * arrays(backend)))
