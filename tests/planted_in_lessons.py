@@ -26,6 +26,7 @@ TURNING = {
     "rotate",
     "table",
     "magnified",
+    "tempered",
     "tempered_places",
     "factors",
 }
@@ -247,6 +248,7 @@ class Planting:
         """Heads of queries and keys, which are given by q and k, normed and rotated."""
         plan, config, lesson = self.plan, layer.config, self.lesson
         numbers = {"q": config.num_heads, "k": config.num_key_value_heads}
+        given = {"q": (call.positions, call.offset), "k": (call.key_positions, 0)}
         after = any(own.after for own in plan.norms.values())
         for change in ("rotate", "norm") if after else ("norm", "rotate"):
             for role, X in heads.items():
@@ -256,8 +258,7 @@ class Planting:
                     else:
                         X = getattr(layer, f"{role}_norm")(X)  # (B*H, T, d)
                 elif change == "rotate" and config.rotary:
-                    given = (call.positions, call.offset) if role == "q" else (call.key_positions, 0)
-                    places = lesson.places(X, *given)  # (B or 1, T)
+                    places = lesson.places(X, *given[role])  # (B or 1, T)
                     if plan.rotary_offsets is not None:
                         right = self.numpy(places)
                         places = self.own(plan.rotary_offsets(plan, role, right).astype(right.dtype))
@@ -270,15 +271,14 @@ class Planting:
                 else:
                     continue
                 heads = heads | {role: keep(f"{change}_{role}", X)}
-        q = heads["q"]
-        if config.temperature:
-            places = lesson.places(q, call.positions, call.offset)  # (B or 1, T)
+        for role in plan.tempered if config.temperature else ():
+            places = lesson.places(heads[role], *given[role])  # (B or 1, T)
             if plan.tempered_places is not None:
                 right = self.numpy(places)
                 places = self.own(plan.tempered_places(plan, right).astype(right.dtype))
             if "factors" in self.names:
-                q = self.of_heads(q, config.num_heads, functools.partial(parts.tempered, plan))
+                X = self.of_heads(heads[role], numbers[role], functools.partial(parts.tempered, plan, role))
             else:
-                q = lesson.temper(q, places, config.temperature, config.num_heads)
-            q = keep("tempered_q", q)
-        return q, heads["k"]
+                X = lesson.temper(heads[role], places, config.temperature, numbers[role])
+            heads = heads | {role: X}
+        return keep("tempered_q", heads["q"]) if config.temperature else heads["q"], heads["k"]
