@@ -15,6 +15,8 @@ from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights.canonical import initial
 
+Arrays = dict[str, np.ndarray]
+
 
 class MultiHeadAttention:
     """Multi-head attention that computes the same numbers on every backend.
@@ -46,8 +48,8 @@ class MultiHeadAttention:
         dtype: "float32", "float64", "float16" or "bfloat16", where the framework has it.
         seed: draws the initial weights, the same on every backend; also dropout on NumPy and JAX. None = another seed
             for each layer, the same in every run: see `mha.manual_seed`.
-        readable: whether the lesson itself runs, the chapters of the backend's folder, step by step and slower, so that
-            breakpoints, prints and edits in it take effect; None = as MHA_READABLE says, 1 or 0, else False.
+        readable: whether the lesson itself runs, step by step and slower, so that breakpoints, prints and edits in it
+            take effect; None = as MHA_READABLE says, 1 or 0, else False.
         backend: the name of one of `mha.backends()`, such as "torch"; None = MHA_BACKEND, else "numpy".
 
     Attributes:
@@ -107,7 +109,7 @@ class MultiHeadAttention:
         self,
         config: Config,
         backend: BackendName | None,
-        arrays: dict[str, np.ndarray] | None,
+        arrays: Arrays | None,
         seed: int | None,
         readable: bool | None,
     ) -> None:
@@ -232,14 +234,13 @@ class MultiHeadAttention:
         """
         if training is None:  # as the frameworks' own layers take it
             checks.flag("training", training)
-        switches = {"training": training, "return_weights": return_weights}
-        own_call = call_of("MultiHeadAttention.__call__", valid_lens, call, cache=cache, **switches)
+        more = {"cache": cache, "training": training, "return_weights": return_weights}
+        own_call = call_of("MultiHeadAttention.__call__", valid_lens, call, **more)
         module = dispatch.load(self.backend)
         calls = dispatch.lesson(self.backend) if self.readable else module
         if cache is not None:
             return caching.decode(self, calls, queries, keys, values, own_call)
-        own = dispatch.backend_of_all(queries, keys, values) == self.backend
-        if own:  # its layer checks
+        if dispatch.backend_of_all(queries, keys, values) == self.backend:  # its layer checks
             with module.context(self.config.dtype):
                 return calls.attend(self.layer, queries, keys, values, own_call)
         arrays, _ = given.own_inputs(self, queries, keys, values)
@@ -437,16 +438,12 @@ class MultiHeadAttention:
         options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
-        hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
+        hint = f"  # no layer of {framework}: a model of your own takes its .layer" * (framework != "numpy")
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
 
 def restore(
-    config: Config,
-    arrays: dict[str, np.ndarray],
-    backend: BackendName | None,
-    seed: int | None = None,
-    readable: bool | None = None,
+    config: Config, arrays: Arrays, backend: BackendName | None, seed: int | None = None, readable: bool | None = None
 ) -> MultiHeadAttention:
     """A layer of this configuration with these canonical weights; backend, seed and readable as of the class."""
     attention = MultiHeadAttention.__new__(MultiHeadAttention)

@@ -5,11 +5,11 @@ import sys
 
 import numpy as np
 import pytest
-from pages import ROOT
 
 import mha
+from mha import dispatch
 
-FOLDERS = tuple(os.path.realpath(ROOT / folder) + os.sep for folder in ("mha", "backends"))
+FOLDERS = tuple(os.path.realpath(folder) + os.sep for folder in (os.path.dirname(mha.__file__), dispatch.FOLDER))
 
 
 def functions_of(call):

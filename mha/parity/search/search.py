@@ -117,6 +117,9 @@ class Search:
             if further[0] <= reached:
                 break
             reached, frontier = further
+        if reached < len(self.small) and len(self.usual) < len(self.forms):  # one rare mistake, before several
+            alone = self.furthest([()], [(form,) for form in self.forms])
+            reached, frontier = alone if alone[0] > reached else (reached, frontier)
         self.reached = reached
         return sorted((state for state in frontier if state), key=lambda state: round(max(self.distances(state)), 2))
 
