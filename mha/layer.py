@@ -15,7 +15,7 @@ from mha.norms import Norm
 from mha.positions import Rotary, Temperature
 from mha.weights.canonical import initial
 
-Arrays = dict[str, np.ndarray]
+Named = dict[str, np.ndarray]  # arrays
 
 
 class MultiHeadAttention:
@@ -106,12 +106,7 @@ class MultiHeadAttention:
         self._build(config, backend, None, seed, readable)
 
     def _build(
-        self,
-        config: Config,
-        backend: BackendName | None,
-        arrays: Arrays | None,
-        seed: int | None,
-        readable: bool | None,
+        self, config: Config, backend: BackendName | None, arrays: Named | None, seed: int | None, readable: bool | None
     ) -> None:
         """Make the layer; arrays: its weights, None = drawn from the seed; the others as of the class."""
         self.config = config
@@ -438,12 +433,12 @@ class MultiHeadAttention:
         options = ", ".join(f"{name}={value!r}" for name, value in named.items())
         options += f", seed={self.seed}" + (", readable=True" if self.readable else "")
         framework = dispatch.FRAMEWORKS[self.backend].needs[-1]
-        hint = f"  # no layer of {framework}: a model of your own takes its .layer" * (framework != "numpy")
+        hint = "" if framework == "numpy" else f"  # no layer of {framework}: a model of your own takes its .layer"
         return f"MultiHeadAttention({options}, backend={self.backend!r}){hint}"
 
 
 def restore(
-    config: Config, arrays: Arrays, backend: BackendName | None, seed: int | None = None, readable: bool | None = None
+    config: Config, arrays: Named, backend: BackendName | None, seed: int | None = None, readable: bool | None = None
 ) -> MultiHeadAttention:
     """A layer of this configuration with these canonical weights; backend, seed and readable as of the class."""
     attention = MultiHeadAttention.__new__(MultiHeadAttention)
