@@ -120,6 +120,16 @@ def of_rotary(change):
     return lambda right, X, places, rotary, num_heads: right(X, places, change(rotary), num_heads)
 
 
+def of_sinks(change):
+    """Of `beside_sinks`: other sinks (1, H, 1, 1), where there are any."""
+
+    def wrong(right, self, call):
+        call = right(self, call)
+        return call if call.sinks is None else call._replace(sinks=change(call.sinks))
+
+    return wrong
+
+
 def of_turn(norm, *order):
     """Of `turn`: norm(layer, q, k) in the place of the norms, before the rotation, or after it."""
 
@@ -140,11 +150,11 @@ def of_turn(norm, *order):
 def filled(fill, empty=True):
     """Of `visible_softmax`: hidden scores get a number; empty: whether rows without keys are zeros even so."""
 
-    def wrong(right, scores, visible):
+    def wrong(right, scores, visible, *sinks):
         scores = lesson(scores).widen(scores)
         if visible is None:
-            return right(scores, None)
-        weights = right(where(visible, scores, own([[[fill]]], scores)), None)
+            return right(scores, None, *sinks)
+        weights = right(where(visible, scores, own([[[fill]]], scores)), None, *sinks)
         return where(visible, weights, 0 * weights) if empty else weights
 
     return wrong
@@ -177,7 +187,7 @@ def gated_by_others(right, pooled, gates, num_heads):
     return right(pooled, sum(gates[..., h : h + 1] * own(turned[h], gates) for h in range(num_heads)), num_heads)
 
 
-def over_queries(right, scores, visible):
+def over_queries(right, scores, visible, *sinks):
     *front, Q, K = sizes(scores)
     flat = reshaped(scores, math.prod(front), Q, K)
     if visible is not None:
@@ -210,26 +220,26 @@ def turned_squares(right, layer, weights):
     return right(layer, {name: X.T if X.ndim == 2 and X.shape[0] == X.shape[1] else X for name, X in weights.items()})
 
 
-def dropped_twice(right, self, queries, keys, values, visible=None, score_bias=None, training=None):
-    pooled, weights = right(self, queries, keys, values, visible, score_bias, training)
+def dropped_twice(right, self, queries, keys, values, visible=None, score_bias=None, training=None, *sinks):
+    pooled, weights = right(self, queries, keys, values, visible, score_bias, training, *sinks)
     return pooled, self.drop(weights, training)
 
 
-def capped_last(right, self, queries, keys, values, visible=None, score_bias=None, training=None):
+def capped_last(right, self, queries, keys, values, visible=None, score_bias=None, training=None, *sinks):
     if self.softcap is None or score_bias is None:
-        return right(self, queries, keys, values, visible, score_bias, training)
+        return right(self, queries, keys, values, visible, score_bias, training, *sinks)
     raw = self.scores(queries, keys)
     cap, widen = lesson(queries).cap, lesson(queries).widen
     late = cap(raw + widen(score_bias), self.softcap, visible) - cap(raw, self.softcap, visible)
-    return right(self, queries, keys, values, visible, where(visible, late, 0 * late), training)
+    return right(self, queries, keys, values, visible, where(visible, late, 0 * late), training, *sinks)
 
 
-def scaled_bias(right, self, queries, keys, values, visible=None, score_bias=None, training=None):
-    return right(self, queries, keys, values, visible, None if score_bias is None else 0.5 * score_bias, training)
+def scaled_bias(right, self, queries, keys, values, visible=None, score_bias=None, *rest):
+    return right(self, queries, keys, values, visible, None if score_bias is None else 0.5 * score_bias, *rest)
 
 
-def empty_rows_uniform(right, scores, visible):
-    weights = right(scores, visible)
+def empty_rows_uniform(right, scores, visible, *sinks):
+    weights = right(scores, visible, *sinks)
     if visible is None:
         return weights
     empty = table(visible).any(visible, len(visible.shape) - 1) == HIDE
@@ -367,7 +377,7 @@ PACKED = {
         segments=lambda X: X if len(X.shape) == 1 else X[:1])),
 }  # fmt: skip
 
-# Where a backend has lines of its own for a mistake of these, as in the loops of a compiler: `bugs_of_backends.py`.
+# Where a backend has lines of its own for a mistake of these, as in the loops of a compiler: there, mutants are drawn.
 ELSEWHERE = {
     "jax": {
         "a part forgets where its queries begin", "lengths of the first queries in every block",
@@ -381,9 +391,28 @@ ELSEWHERE = {
     "mxnet": {"the bias of the first queries in every block"},
 }  # fmt: skip
 
+# Of what some models of today have beside these.
+FURTHER = {
+    "sinks are zeros": ("MultiHeadAttention.beside_sinks", of_sinks(lambda X: 0 * X)),
+    "sinks of the first head for all": ("MultiHeadAttention.beside_sinks", of_sinks(lambda X: 0 * X + X[:, :1])),
+    "the output gate is forgotten": ("MultiHeadAttention.gate_by", lambda right, self, pooled, gates: pooled),
+    "the output gate is of the first head": ("MultiHeadAttention.gate_by",
+        lambda right, self, pooled, gates: right(pooled, 0 * gates + gates[:1])),
+    "temperatures are not shifted": ("temper", lambda right, X, places, temperature, num_heads: right(
+        X, places, dataclasses.replace(temperature, shift=0), num_heads)),
+    "queries have no temperature": ("temper", lambda right, X, *rest: X),
+    "rotations are not magnified": ("rotate", of_rotary(lambda rotary: dataclasses.replace(rotary, magnitude=1.0))),
+    "the norm comes before the rotation in any case": ("MultiHeadAttention.turn",
+        of_turn(lambda self, q, k: (self.q_norm(q), self.k_norm(k)))),
+    "chunks are one longer": ("visible_keys", of_call(chunk=lambda n: n + 1)),
+    "chunks are forgotten": ("visible_keys", of_call(chunk=lambda n: None)),
+}  # fmt: skip
+FURTHER_TESTS = "alone norms sinks output_gate rotations positions parity"
+
 GROUPS = [
     (CALL, CALL_TESTS),
     (OPTIONS, OPTIONS_TESTS),
+    (FURTHER, FURTHER_TESTS),
     (PIECES, PIECES_TESTS),
     (PLACED, PLACED_TESTS),
     (PACKED, PACKED_TESTS),
