@@ -19,23 +19,11 @@ def sources(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
-def modules(named: Mapping[str, Path], typed: bool = True) -> dict[str, set[str]]:
-    """The modules of these names, each with those that it imports, wherever it does.
-
-    typed: also what is imported for type checkers alone.
-    """
+def modules(named: Mapping[str, Path]) -> dict[str, set[str]]:
+    """The modules of these names, each with those that it imports, wherever it does."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in named.items()}
     packages = {name: name if path.name == "__init__.py" else name.rpartition(".")[0] for name, path in named.items()}
-    return {name: set(_imports(packages[name], named, _nodes(tree, typed))) for name, tree in trees.items()}
-
-
-def _nodes(tree: ast.AST, typed: bool) -> Iterator[ast.AST]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if typed or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            yield node
-            waiting += ast.iter_child_nodes(node)
+    return {name: set(_imports(packages[name], named, ast.walk(tree))) for name, tree in trees.items()}
 
 
 def _imports(package: str, named: Mapping[str, Path], nodes: Iterator[ast.AST]) -> Iterator[str]:
@@ -49,13 +37,3 @@ def _imports(package: str, named: Mapping[str, Path], nodes: Iterator[ast.AST]) 
                 yield from [name for name in (f"{of}.{one.name}", of) if name in named][:1]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mha":
             yield from [name for name in [f"mha.{node.attr}"] if name in named]  # which mha imports when it is used
-
-
-def distances(start: str, graph: Mapping[str, set[str]]) -> dict[str, int]:
-    """By how many imports a module reaches each of those that it reaches; itself by 0."""
-    found, now = {start: 0}, [start]
-    while now:
-        later = dict.fromkeys(name for one in now for name in graph[one] if name not in found)
-        found |= dict.fromkeys(later, found[now[0]] + 1)
-        now = list(later)
-    return found

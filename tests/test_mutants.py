@@ -118,23 +118,6 @@ def test_a_draw_is_the_same_each_time_and_another_with_another_seed():
     assert mutants.drawn(files, 10, 0) == first[:10]
 
 
-@pytest.mark.long("numpy")
-def test_the_nearest_tests_import_what_changes():
-    files = ["mha/heads/pruning.py", "mha/engine/reach.py", "mha/__main__.py"]
-    near = mutants.importers(files, "^test_(heads|compare|calls|cli_heads)$")
-    assert near[files[0]]["tests/test_heads.py"] == 2
-    assert "tests/test_compare.py" not in near[files[0]]
-    assert "tests/test_calls.py" in near[files[1]]  # by way of a backend
-    assert {*near[files[2]]} > {*near[files[0]], "tests/test_compare.py"}  # which a command starts: all
-    assert "tests/test_names.py" not in near[files[2]]  # whose name does not match
-
-
-def test_a_pattern_that_no_test_has_is_refused(monkeypatch):
-    monkeypatch.setattr(imported, "modules", lambda named, typed: {name: set() for name in named})
-    with pytest.raises(typer.BadParameter, match="--tests is 'no such', which no name of"):
-        mutants.importers(["mha/tables.py"], "no such")
-
-
 def test_imports_are_followed_within_packages_and_functions(tmp_path):
     for name, source in {
         "mha/__init__.py": "from mha import one",
@@ -158,10 +141,6 @@ def test_imports_are_followed_within_packages_and_functions(tmp_path):
         "mha.backends.x.near": {"mha.one"},
         "test_all": {"mha", "mha.three"},
     }
-    assert imported.distances("mha.backends.x", graph) == {
-        "mha.backends.x": 0, "mha.backends.x.near": 1, "mha.one": 2, "mha.two": 3, "mha.three": 4,
-    }  # fmt: skip
-    assert imported.modules(named, typed=False)["mha.two"] == set()
 
 
 @pytest.fixture
@@ -169,42 +148,47 @@ def checkout(tmp_path):
     """A checkout of one module and its tests, with the tool; and the function that runs it."""
     files = {
         "mha/__init__.py": "",
-        "mha/small.py": "def double(x):\n    return x * 2\n",
+        "mha/small.py": "def double(x):\n    return x * 2\n\n\ndef half(x):\n    return x / 2\n",
+        "backends/numpy/near.py": "NEAR = 1\n",
         "tests/conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--backends')\n",
         "tests/test_small.py": "from mha import small\n\n\ndef test_double():\n    assert small.double(0) == 0\n",
         "tests/mutants_alike.py": 'ALIKE = {"mha/small.py": {"double: 2 -> 1": "no one doubles more than 0"}}',
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = ["--import-mode=importlib"]\npythonpath = ["tests"]\n',
     }
     for name, source in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(source)
-    for name in ("mutants", "mutations", "imported", "trials"):
+    for name in ("mutants", "mutations", "trials"):
         shutil.copy(mutants.ROOT / "tests" / f"{name}.py", tmp_path / "tests")
 
     def run(*options):
-        command = [sys.executable, "tests/mutants.py", "mha/small.py", *options]
+        command = [sys.executable, "tests/mutants.py", "mha/small.py", "--backends", "numpy", *options]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
 
     return run, tmp_path
 
 
 @pytest.mark.long("numpy")
-def test_what_no_test_notices_is_shown_and_an_error(checkout):
+def test_what_no_test_reaches_or_notices_is_shown_and_the_latter_is_an_error(checkout):
     run, folder = checkout
     result = run()
     assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 of 3 mutants noticed; 0 may go unnoticed")
-    assert [line.split("│")[1:-1] for line in result.stdout.splitlines() if "│" in line] == [
-        [" mha/small.py:2 ", " x * 2  ", " x / 2 "],
-        [" mha/small.py:2 ", " 2      ", " 3     "],
+    assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line] == [
+        ["mha", "3", "2", "4"],  # of `half`, 4 are not tried
+        ["mha", "small.py:2", "x * 2", "x / 2"],
+        ["mha", "small.py:2", "2", "3"],
     ]
+    assert [line.split()[-1] for line in result.stdout.splitlines() if "small.py " in line] == ["6"]  # the line
     test = "from mha import small\n\n\ndef test():\n    assert small.double(4) == "
     (folder / "tests/test_small.py").write_text(f"{test}8\n")
-    result = run("--number", "2")
-    assert (result.returncode, result.stdout) == (0, "2 of 2 mutants noticed; 0 may go unnoticed\n")
+    result = run()
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "3 of 3 mutants noticed; 0 may go unnoticed")
     (folder / "tests/test_small.py").write_text(f"{test}9\n")
     result = run()
     assert result.returncode == 2
-    assert "without a mutant, the tests fail: test_small.py::test" in result.stderr
+    assert "without a mutant, the tests fail, with numpy" in result.stderr
+    result = run("--tests", "no such")
+    assert "--tests is 'no such', which no file of tests matches" in result.stderr
 
 
 @pytest.mark.long("numpy")
@@ -221,20 +205,30 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
     planned = mutants.drawn(["mha/tables.py"], 40, 0)
     source = (mutants.ROOT / "mha/tables.py").read_text(encoding="utf-8")
     missed = [mutant.planted(source) for mutant in planned[:unnoticed]]
-    tried, with_torch = [], []
+    tried = {"numpy": 0, "torch": 0}
+
+    class Everything:
+        def __init__(self, copy, backends, pattern):
+            assert backends == [*tried]
+
+        def tests(self, mutant, backend):
+            return [backend]
+
+        def misses(self, mutant):
+            return False
+
+        def show(self, files):
+            assert files == ["mha/tables.py"]
 
     def trial_of(changed, copy, backend, tests):
-        (tried if backend == "numpy" else with_torch).append(tests)
-        fails = changed and changed["mha/tables.py"] not in missed
-        return trials.Trial(pytest.ExitCode.TESTS_FAILED, "test_b.py::test") if fails else trials.Trial()
+        assert tests == [backend]
+        tried[backend] += 1
+        return trials.Trial(pytest.ExitCode.OK if changed["mha/tables.py"] in missed else pytest.ExitCode.TESTS_FAILED)
 
     monkeypatch.setattr(mutants, "copied", lambda folder: mutants.ROOT)
     monkeypatch.setattr(mutants, "trial_of", trial_of)
-    near = {"tests/test_a.py": 1, "tests/test_b.py": 2}
-    monkeypatch.setattr(mutants, "importers", lambda files, pattern: dict.fromkeys(files, near))
+    monkeypatch.setattr(mutants, "Reach", Everything)
     with pytest.raises(typer.Exit) as end:
         mutants.main(["mha/tables.py"], number=40)
     assert end.value.exit_code == code
-    assert len(with_torch) == 1 + unnoticed  # the tests without a mutant, and what NumPy's did not notice
-    assert tried[:2] == [["tests/test_a.py", "tests/test_b.py"]] * 2
-    assert tried[-1] == ["tests/test_b.py", "tests/test_a.py"]  # which has noticed mutants of this file before
+    assert tried == {"numpy": 40, "torch": unnoticed}  # what NumPy's tests did not notice

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info")
-OURS = ("mha", "bugs_by_seam", "seams", "imported", "trials", "mutants", "mutations", "mutants_alike")
+OURS = ("mha", "bugs_by_seam", "seams", "trials", "mutants", "mutations", "mutants_alike")
 
 
 def copied(folder: Path) -> Path:
