@@ -1,6 +1,9 @@
 """Mutants that change nothing a user can see, by file and name, each with its reason: `mutants.py` leaves them out."""
 
 ALIKE: dict[str, dict[str, str]] = {
+    "backends/numpy/cache.py": {
+        "recall: cache.lost < LOST -> cache.lost <= LOST": "NumPy's numbers are known: what would be lost is refused",
+    },
     "mha/checks.py": {"extremes: valid_lens.size > FEW -> valid_lens.size >= FEW": "both ways give the same"},
     "mha/bench/run.py": {
         "Runner.sweep: 0 -> 1": "only what has its memory comes there, and far more than 8 MiB are free"

@@ -92,7 +92,7 @@ def _nodes(
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         function = f"{function}.{node.name}".removeprefix(".")
     for field, value in ast.iter_fields(node):
-        if field not in UNSEEN:
+        if field not in UNSEEN and not (isinstance(node, ast.keyword) and node.arg in GUARDS):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
                     yield from _nodes(child, whole, function)

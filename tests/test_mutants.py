@@ -83,6 +83,7 @@ def test_what_changes_nothing_is_no_mutant():
     "x = {y: 1 for y in z if y if w}", "for x in y:\n    continue", "x = y if a is b in c else 2 ** 3 // 4",
     "x = any(y == 1 for y in z)", "x = y[1:] @ z", "if x:\n    y = 'é' + z\nelif w():\n    y = z.min()",
     "x = open(y, encoding='é')", "def x(y=lambda z: z * 2):\n    return", "x = f'{y:>{z - 1}}' f'{w!r}'",
+    "x = zip(encoding, strict=True)",
 ])  # fmt: skip
 def test_each_mutant_is_one_change_that_python_reads(source):
     tree = ast.dump(ast.parse(source))

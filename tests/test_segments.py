@@ -8,6 +8,8 @@ from test_options import ALL, B, K, Q, agree, inputs, layer
 
 import mha
 from mha import parity
+from mha.call import Call
+from mha.engine.reach import known_used
 
 SEGMENTS = np.array([[2, 2, -1, 0, 0], [1, 0, 1, 0, 5]])
 KEYS = np.array([[2, 2, 2, -1, 0, 0, -3], [0, 1, 0, 1, -1, 1, 7]])
@@ -122,3 +124,15 @@ def test_segments_alone_hide_other_segments(backend, rng):
     weights = attention(*arrays, segments=SEGMENTS, key_segments=KEYS, return_weights=True)[1]
     seen = (SEGMENTS[:, None, :, None] == KEYS[:, None, None]) & (KEYS[:, None, None] >= 0)
     np.testing.assert_array_equal(weights != 0, np.broadcast_to(seen, weights.shape))
+
+
+@pytest.mark.parametrize("order", [{}, {"causal": True}, {"window": (1, 2)}, {"causal": True, "offset": 1}], ids=str)
+def test_what_packed_tokens_use_is_known_without_their_pairs_if_each_sees_itself(order):
+    own = np.where(KEYS == 7, -1, KEYS)
+    call = Call(segments=own, key_segments=own)._replace(**order)
+    found = known_used(call, K, K)
+    if "offset" in order:
+        assert found is None
+    else:
+        for used in found:
+            np.testing.assert_array_equal(used, own >= 0)

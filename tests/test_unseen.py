@@ -2,6 +2,7 @@
 
 import adapters
 import numpy as np
+import planted
 import pytest
 from ports import Port
 
@@ -10,7 +11,7 @@ from mha import parity
 from mha.parity.pipeline.parts import all_steps
 from mha.parity.pipeline.plan import plan_of, same
 from mha.parity.same.problem import problem
-from mha.parity.unseen import views
+from mha.parity.unseen import drawing, views
 from mha.parity.unseen.views import USUAL
 
 LLAMA = {
@@ -250,3 +251,10 @@ def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
     assert shown["rows without keys are NaN"] == "all of this at once, in float64"
     blocks = {one.shown_by for one in outcome.unseen if one.mistake == "the accumulator of blocks is not rescaled"}
     assert blocks == {"67 tokens", "269 tokens", "1031 keys and an offset of 1020"}
+
+
+@pytest.mark.parametrize("given", [planted.PADDED, planted.PACKED], ids=["positions", "segments"])
+def test_tokens_that_are_drawn_are_padding_too(given):
+    layer, inputs, arguments = planted.Call(planted.SQUARE, given).made()
+    drawn = drawing.arguments(problem(layer, *inputs, planted.DEFAULTS | arguments, None), 11, 13)
+    assert {name: X.min() for name, X in drawn.items()} == dict.fromkeys(given, -1)
