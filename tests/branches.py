@@ -14,29 +14,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("test_alone.py", "test_bounds.py", "test_blocks.py", "test_calls.py", "test_poolings.py")
+TESTS = (
+    "layer/test_alone.py",
+    "layer/test_bounds.py",
+    "layer/test_blocks.py",
+    "layer/test_calls.py",
+    "layer/test_poolings.py",
+)
 # Of a backend, tests that take what those do not.
 MORE: dict[str, tuple[str, ...]] = {
     "torch": (
-        "test_bad_inputs.py::test_arrays_that_are_not_dense_or_lie_elsewhere_are_refused",
-        "test_compiled.py::test_a_trace_of_torch_takes_other_lengths",
-        "test_compiled.py::test_mapped_over_samples",
-        "test_memory.py::test_a_bias_that_needs_a_gradient_keeps_no_scores",
+        "layer/test_bad_inputs.py::test_arrays_that_are_not_dense_or_lie_elsewhere_are_refused",
+        "layer/test_compiled.py::test_a_trace_of_torch_takes_other_lengths",
+        "layer/test_compiled.py::test_mapped_over_samples",
+        "layer/test_memory.py::test_a_bias_that_needs_a_gradient_keeps_no_scores",
     ),
     "tensorflow": (
-        "test_tensorflow_calls.py",
-        "test_vjp.py",
-        "test_compiled.py::test_compiled_padding_does_not_matter",
-        "test_compiled.py::test_mapped_over_samples",
-        "test_odd_inputs.py::test_lengths_above_all_keys_hide_nothing",
+        "layer/test_tensorflow_calls.py",
+        "layer/test_vjp.py",
+        "layer/test_compiled.py::test_compiled_padding_does_not_matter",
+        "layer/test_compiled.py::test_mapped_over_samples",
+        "layer/test_odd_inputs.py::test_lengths_above_all_keys_hide_nothing",
     ),
     "jax": (
-        "test_programs.py",
-        "test_own_model.py::test_the_layer_brings_its_weights_into_a_model",
-        "test_dropout_pieces.py::test_rate_scale_and_independence_in_pieces",
-        "test_memory.py::test_one_head_of_keys_takes_no_more_memory_than_all",
+        "layer/test_programs.py",
+        "layer/test_own_model.py::test_the_layer_brings_its_weights_into_a_model",
+        "layer/test_dropout_pieces.py::test_rate_scale_and_independence_in_pieces",
+        "layer/test_memory.py::test_one_head_of_keys_takes_no_more_memory_than_all",
     ),
-    "mxnet": ("test_dropout.py::test_the_same_seed_drops_the_same_weights",),
+    "mxnet": ("layer/test_dropout.py::test_the_same_seed_drops_the_same_weights",),
 }
 DEVICES = "samples on several devices, in test_devices_of_jax.py, whose calls another process makes"
 # Sides that no test can take here: by the backend, a part of the text, and why.

@@ -56,6 +56,9 @@ def chosen(paths: Sequence[str], since: str) -> list[str]:
     return sorted(file for file in files if file.startswith(("mha/", "backends/")))
 
 
+APART = ("real", "real_mlx", "browser", "distributed")  # of other environments
+
+
 class Reach:
     """Which lines the tests reach, and which tests reach each of them; by `coverage` of branches.
 
@@ -65,7 +68,9 @@ class Reach:
 
     def __init__(self, copy: Path, backends: Sequence[str], pattern: str) -> None:
         self.copy = copy
-        files = [path for path in sorted((copy / "tests").glob("test_*.py")) if re.search(pattern, path.stem)]
+        self.paths = {path.stem: str(path.relative_to(copy)) for path in (copy / "tests").rglob("test_*.py")}
+        files = [path for path in sorted((copy / "tests").rglob("test_*.py")) if re.search(pattern, path.stem)]
+        files = [path for path in files if path.parent.name not in APART]
         if not files:
             raise typer.BadParameter(f"--tests is {pattern!r}, which no file of tests matches; try compare")
         settings = copy / ".coveragerc"
@@ -101,7 +106,8 @@ class Reach:
         stop = min((line for line in statements if line > mutant.line), default=mutant.line + 1)
         found = {one for line in range(start, stop) for one in lines.get(line, ())}
         found = self._of(found, backend) or self._of({one for line in lines.values() for one in line}, backend)
-        return [f"tests/{'::'.join(one.split('.')[-2:]).replace('::', '.py::')}" for one in found]
+        named = (one.split(".")[-2:] for one in found)
+        return [f"{self.paths[file]}::{function}" for file, function in named]
 
     def _of(self, contexts: set[str], backend: str) -> list[str]:
         own = [one for one in contexts if one.startswith(f"{backend}|")]

@@ -20,9 +20,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
-from trials import copied, tried
+from trials import ROOT, copied, tried
 
 from mha import dispatch
+
+
+def path_of(test: str) -> str:
+    """The path of a file of tests, which is in one of the rooms."""
+    (path,) = (ROOT / "tests").glob(f"*/test_{test}.py")
+    return str(path.relative_to(ROOT))
 
 
 def bugs_of(backend: str) -> dict[str, list[str]]:
@@ -34,7 +40,7 @@ def bugs_of(backend: str) -> dict[str, list[str]]:
             if name not in elsewhere:
                 if not seams.places(backend, seam)[0]:
                     raise LookupError(f"the bug {name!r} takes the place of {seam!r}, which {backend} does not have")
-                found[name] = [f"tests/test_{test}.py" for test in tests.split()]
+                found[name] = [path_of(test) for test in tests.split()]
     return found
 
 

@@ -344,7 +344,7 @@ def test_a_file_that_is_cut_while_it_is_read(path, rng):
 # 3. The page
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "weights.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -59,7 +59,7 @@ def run(tree, *command):
 
 def passes(tree, backend, *tests):
     """Run tests of a copy of the checkout with one backend; none may fail."""
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--ignore", "tests/test_folders.py", "--backends", backend)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--ignore", "tests/house/test_folders.py", "--backends", backend)
     assert " passed" in run(tree, "pytest", *options, *(f"tests/{name}" for name in tests))
 
 
@@ -81,14 +81,14 @@ def test_a_new_folder_is_known_and_takes_the_arrays_of_numpy(twin):
 
 
 def test_the_suite_passes_on_a_new_folder(twin):
-    passes(twin, "twin", "test_layer.py", "test_arrays.py")
-    passes(twin, "numpy", "test_names.py")
+    passes(twin, "twin", "layer/test_layer.py", "layer/test_arrays.py")
+    passes(twin, "numpy", "house/test_names.py")
 
 
 @LONG
 def test_the_whole_suite_passes_on_a_new_folder(twin):
     passes(twin, "twin", "")
-    passes(twin, "numpy", "test_names.py", "test_page.py")
+    passes(twin, "numpy", "house/test_names.py", "learn/test_page.py")
 
 
 @pytest.mark.parametrize("command", [COMMANDS[1], pytest.param(COMMANDS[3], marks=LONG)])
@@ -98,4 +98,4 @@ def test_commands_do_without_a_folder(without, command):
 
 @LONG
 def test_the_suite_passes_without_a_folder(without):
-    passes(without, "numpy", "test_names.py", "test_parallel.py", "test_arrays.py")
+    passes(without, "numpy", "house/test_names.py", "house/test_parallel.py", "layer/test_arrays.py")

@@ -1,6 +1,6 @@
 """Properties of any call of a layer: hypothesis draws the calls, and shrinks one that fails to its simplest.
 
-`pytest tests/test_properties.py --hypothesis-profile=long` tries many more, at random; see conftest.py.
+`pytest tests/layer/test_properties.py --hypothesis-profile=long` tries many more, at random; see conftest.py.
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens, d and dv widths of a query or key head and of a
 value head.
 """

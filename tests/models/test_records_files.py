@@ -18,7 +18,7 @@ from mha.parity.records import storing
 from mha.weights.files import FileError
 
 pytestmark = pytest.mark.backends("torch")
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from semantics import promises, rows, verdicts
 
-PAGE = (Path(__file__).parents[1] / "docs" / "semantics.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text(encoding="utf-8")
 PROBES = [(table.title, probe) for table in rows.TABLES for probe in table.probes]
 
 

@@ -11,6 +11,6 @@ from mha import dispatch
 
 @pytest.mark.long(*dispatch.FRAMEWORKS)  # it runs hundreds of tests once more
 def test_each_side_is_taken(backend):
-    command = [sys.executable, str(Path(__file__).with_name("branches.py")), backend]
+    command = [sys.executable, str(Path(__file__).parents[1] / "branches.py"), backend]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
