@@ -13,6 +13,14 @@ from mha.grading.process import Answer
 from mha.parity.mistakes.bench import Bench
 from mha.parity.mistakes.mistake import forms_of
 
+# Blocks of other sizes are often the right ones in another order: other names for the same numbers.
+ALIKE = {
+    "rotary components are permuted in other blocks": (
+        "rotary components of W_k are in another order",
+        "rotary components of W_q and W_k are in another order",
+        "rotary components are paired the other way",
+    )
+}
 LEVELS = (1, 2, 4, 5, 6, 8)  # 3, 7 and 9 are judged in other ways, see `test_grade.py`
 
 
@@ -47,7 +55,8 @@ def named(level):
     for form in forms_of(mistakes.of_level(level)):
         if differing := wrong(level, form):
             made = [one.mistakes for one in judging.why(differing, level)]
-            found[form.mistake.name, form.how] = (form.mistake.name,) in made
+            names = form.mistake.name, *ALIKE.get(form.mistake.name, ())
+            found[form.mistake.name, form.how] = any((name,) in made for name in names)
     return found
 
 
