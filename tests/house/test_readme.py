@@ -78,6 +78,7 @@ def test_training_without_a_frameworks_loop(backend, monkeypatch, capsys):
     assert names["attention"].backend == backend
 
 
+@pytest.mark.long("jax")
 def test_todays_models(backend, monkeypatch, capsys):
     monkeypatch.setenv("MHA_BACKEND", backend)
     names = {}

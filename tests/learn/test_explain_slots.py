@@ -68,6 +68,7 @@ def test_the_steps_are_those_of_one_causal_call(backend):
         np.testing.assert_array_equal(steps[f"repeat_{one}"].value, kept.reshape(heads.shape).repeat(2, 0))
 
 
+@pytest.mark.long("jax")
 def test_letters_and_lines(backend):
     steps = explain.token(backend, batch=2, prompt=3, tokens=1, slots=5, **OPTIONS)
     sizes = {"B": 2, "Q": 1, "K": 1, "H": 4, "G": 2, "D": 24, "d": 6, "dv": 6, "S": 5}
