@@ -47,9 +47,6 @@ MORE: dict[str, tuple[str, ...]] = {
 DEVICES = "samples on several devices, in test_devices_of_jax.py, whose calls another process makes"
 # Sides that no test can take here: by the backend, a part of the text, and why.
 ELSEWHERE: dict[str, dict[str, str]] = {
-    "torch": {
-        "_may_recompute: torch.compiler.is_compiling() is True": "a note would end test_compiled.py's graph",
-    },
     "jax": {
         "n == 1 is False": DEVICES,
         "pool_pieces: own[name] is": DEVICES,
