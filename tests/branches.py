@@ -57,7 +57,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "hasattr(kind, 'vma') is False": DEVICES,
         "hasattr(kind, 'vma') is True": "JAX before 0.10 has it; the tests run 0.10",
     },
-    "mxnet": {"backward: own is True": "MXNet 2.0 gives its new kind of array; the tests run 1.9"},
 }
 
 
