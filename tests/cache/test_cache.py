@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+import layers
 import numpy as np
 import pytest
 
@@ -434,3 +435,16 @@ def test_an_offset_beside_positions_is_refused_beside_a_frozen_cache(backend):
     frozen = attention.cache_of(X)
     with pytest.raises(ValueError, match=r"offset is 2 .* beside positions, expected one of the two"):
         attention(X, cache=frozen, positions=[0, 1, 2], offset=2)
+
+
+def test_padding_that_is_no_number_gives_the_bias_alone(backend, rng):
+    """Its queries are blanked, too: a gate of no number would be one."""
+    sizes = {"num_hiddens": 12, "num_heads": 3, "bias": True, "output_gate": "element"}
+    attention = layers.random_layer(rng, sizes, backend=backend)
+    X, outputs, places = rng.standard_normal((2, 4, 12)).astype("float32"), [], [[0, 1, 2, 3], [0, 1, -1, -1]]
+    for padding in (0, np.nan):
+        X[1, 2:] = padding
+        output, _ = attention(X, X, X, cache=attention.cache(2, 6), positions=places, causal=True)
+        outputs.append(output)
+    np.testing.assert_array_equal(*outputs)
+    np.testing.assert_allclose(outputs[0][1, 2:], np.tile(attention.weights["W_o.bias"], (2, 1)), rtol=1e-6)
