@@ -91,7 +91,7 @@ def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call
         by_value = seen._replace(**(given | (plan.known or {}))) if given or plan.known else seen
         plan = plan._replace(step=fit_values(call.cache, queries, by_value))
         given["cache"] = call.cache
-    return seen._replace(**given, plan=plan)
+    return seen._replace(**given, plan=plan) if given else seen
 
 
 def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:

@@ -140,7 +140,7 @@ ARGUMENTS = {name: row.default for name, row in ROWS.items()} | {
     "training": None,
     "return_weights": False,
 }
-GIVEN = slice(len(ARGUMENTS))
+GIVEN = slice(len(ARGUMENTS))  # of a call's fields, these
 
 
 class Plan(typing.NamedTuple):

@@ -9,7 +9,7 @@ import jax
 from jax import numpy as jnp
 
 from mha import checks
-from mha.call import ARGUMENTS, GIVEN, given_call
+from mha.call import ARGUMENTS, given_call
 from mha.d2l import common
 
 from .. import arrays, layer, pooling
@@ -69,7 +69,7 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
         by_default = {} if len(given) == len(ARGUMENTS) else {"return_weights": True}
         call = given_call(given, by_default | named)
         checks.flag("return_weights", call.return_weights)
-        output, weights = super().__call__(queries, keys, values, *call._replace(return_weights=True)[GIVEN])
+        output, weights = super().__call__(queries, keys, values, call._replace(return_weights=True))
         B, H, Q, K = weights.shape
         weights = weights.reshape(B * H, Q, K)  # (B*H, Q, K)
         return (output, weights) if call.return_weights else output  # (B, Q, D)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from mha.cache import fit_values
-from mha.call import GIVEN, Plans, check, kind_of, takes_call, whole_heads
+from mha.call import Plans, check, kind_of, takes_call, whole_heads
 from mha.engine import cutting
 from mha.engine.reach import all_used, by_segments, reach, span, turned, used
 
@@ -42,12 +42,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def __call__(self, queries, keys, values, call):
         """Call the layer, without what Keras does around `call` where that is compiled and needs nothing of it."""
         if call.training is None or not self.built:
-            return super().__call__(queries, keys, values, *call[GIVEN])
+            return super().__call__(queries, keys, values, call)
         refuse_masks(keys, values)
         checked = check(arrays, self, queries, keys, values, call)
         own = variables_of(self, queries, keys, values, checked)
         if own is None:
-            return super().__call__(queries, keys, values, *call[GIVEN])
+            return super().__call__(queries, keys, values, call)
         return compiled(self, own, queries, keys, values, checked)
 
     def kind(self, queries, keys, values, call):
